@@ -1,0 +1,1 @@
+"""Benchmarks: ratios to a named reference measured in the same run."""

@@ -1,0 +1,1 @@
+"""Unified caches: tensor records, fill, packs, tiers. Knows no SimpleTuner."""

@@ -1,0 +1,170 @@
+"""Effective settings: our blocks validated as a whole, every value knowing where it came from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part, PartModel, parts_of
+from simpletuner_gh200.errors import ConfigError, Problem
+
+M = TypeVar("M", bound=PartModel)
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is in force. ``origins`` maps ``block.key`` to default, environment or a named source."""
+
+    parts: Mapping[type[PartModel], PartModel]
+    origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    """Older spellings that were accepted, and what they now mean."""
+    given_blocks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The blocks as they were given, before defaults."""
+
+    def part(self, model: type[M]) -> M:
+        value = self.parts[model]
+        assert isinstance(value, model)
+        return value
+
+    def given(self, key: str) -> bool:
+        """Was ``block.key`` set by someone, rather than left at its default?"""
+        return self.origins.get(key, DEFAULT) != DEFAULT
+
+    @property
+    def any_given(self) -> bool:
+        return any(self.given_blocks.values())
+
+    def rows(self) -> list[tuple[str, Any, str]]:
+        """(key, value, origin) for people and for ``--json``."""
+        return [
+            (f"{part.block}.{key}", getattr(self.parts[part.model], key), self.origins[f"{part.block}.{key}"])
+            for block in TRAINING_BLOCKS
+            for part in parts_of(block)
+            for key in part.keys()
+        ]
+
+
+def nearest(word: str, accepted: list[str]) -> str | None:
+    close = difflib.get_close_matches(word, accepted, n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def resolve(
+    blocks: Mapping[str, Any], environment: Mapping[str, str], *, source: str = "config", notes: tuple[str, ...] = ()
+) -> Settings:
+    """Validate the training blocks together with the environment; raise one ConfigError with all problems."""
+    problems: list[Problem] = []
+    parts: dict[type[PartModel], PartModel] = {}
+    origins: dict[str, str] = {}
+    given: dict[str, Mapping[str, Any]] = {}
+    for block in TRAINING_BLOCKS:
+        raw = _as_mapping(block, blocks.get(block), problems)
+        given[block] = raw
+        _refuse_unknown(block, raw, problems)
+        for part in parts_of(block):
+            model, where = _resolve_part(part, raw, environment, source, problems)
+            origins.update(where)
+            if model is not None:
+                parts[part.model] = model
+    if problems:
+        raise ConfigError(problems, source=source)
+    return Settings(parts=parts, origins=origins, notes=notes, given_blocks=given)
+
+
+def resolve_dataset(raw: object, *, where: str) -> PartModel:
+    """Validate the ``in_memory`` block of one dataset entry; ``where`` names the entry in messages."""
+    problems: list[Problem] = []
+    values = _as_mapping(where, raw, problems)
+    _refuse_unknown("in_memory", values, problems, shown=where)
+    (part,) = parts_of("in_memory")
+    if not part.landed:
+        problems.append(_not_landed(where, part))
+    model = None
+    if not problems:
+        model = _validated(part, values, where, problems)
+    if model is None or problems:
+        raise ConfigError(problems)
+    return model
+
+
+def _as_mapping(block: str, raw: object, problems: list[Problem]) -> dict[str, Any]:
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except json.JSONDecodeError as broken:
+            problems.append(Problem(block, f"{raw!r} is not JSON: {broken}"))
+            return {}
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        problems.append(Problem(block, f"{raw!r} is not a block", 'write it as {"key": value, ...}'))
+        return {}
+    return dict(raw)
+
+
+def _refuse_unknown(block: str, raw: Mapping[str, Any], problems: list[Problem], *, shown: str | None = None) -> None:
+    accepted = [key for part in parts_of(block) for key in part.keys()]
+    for key in raw:
+        if key in accepted:
+            continue
+        close = nearest(key, accepted)
+        remedy = f"did you mean {close!r}?" if close else f"accepted: {', '.join(accepted)}"
+        problems.append(Problem(f"{shown or block}.{key}", f"unknown key (value {raw[key]!r})", remedy))
+
+
+def _resolve_part(
+    part: Part, raw: Mapping[str, Any], environment: Mapping[str, str], source: str, problems: list[Problem]
+) -> tuple[PartModel | None, dict[str, str]]:
+    values: dict[str, Any] = {}
+    origins = {f"{part.block}.{key}": DEFAULT for key in part.keys()}
+    for key, variable in part.environment.items():
+        if part.landed and environment.get(variable):
+            try:
+                values[key] = part.from_environment.get(key, str)(environment[variable])
+            except ValueError as bad:
+                problems.append(Problem(variable, str(bad)))
+            origins[f"{part.block}.{key}"] = f"environment ({variable})"
+    for key in part.keys():
+        if key in raw:
+            values[key] = raw[key]
+            origins[f"{part.block}.{key}"] = source
+    set_by_config = [key for key in part.keys() if key in raw]
+    if set_by_config and not part.landed:
+        problems.extend(_not_landed(f"{part.block}.{key}", part) for key in set_by_config)
+        values = {}
+    return _validated(part, values, part.block, problems), origins
+
+
+def _not_landed(where: str, part: Part) -> Problem:
+    return Problem(where, f"the feature '{part.feature}' is not available in this version", "remove the key")
+
+
+def _validated(part: Part, values: Mapping[str, Any], where: str, problems: list[Problem]) -> PartModel | None:
+    try:
+        model = part.model.model_validate(values)
+    except ValidationError as invalid:
+        for error in invalid.errors(include_url=False):
+            key = ".".join(str(step) for step in error["loc"][:1])
+            problems.append(Problem(f"{where}.{key}", f"{error['input']!r}: {_reason(error, part, key)}"))
+        return None
+    if part.check is not None:
+        problems.extend(Problem(f"{where}.{key}", message) for key, message in part.check(model))
+    return model
+
+
+def _reason(error: Any, part: Part, key: str) -> str:
+    """Pydantic's reason, with the accepted values spelt out and without its doubled union branches."""
+    schema = part.model.model_json_schema()["properties"].get(key, {})
+    choices = [value for branch in (schema, *schema.get("anyOf", ())) for value in branch.get("enum", ())]
+    if choices:
+        return f"accepted: {', '.join(repr(choice) for choice in choices)}"
+    message = str(error["msg"])
+    return message[0].lower() + message[1:]

@@ -1,0 +1,1 @@
+"""The demo: a tiny real training run through the extension."""

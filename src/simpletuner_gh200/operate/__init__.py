@@ -1,0 +1,1 @@
+"""Around the run: environment, launch settings, project files, baseline, monitor, report."""

@@ -1,0 +1,1 @@
+"""The batch ramp: its schedule and its accumulation windows. Knows no SimpleTuner."""

@@ -1,0 +1,109 @@
+"""A seam: one place of the contract, wrapped. It verifies first, then installs, and can be taken out again."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from simpletuner_gh200.errors import SeamMismatch
+from simpletuner_gh200.registry import contributions
+from simpletuner_gh200.seams.patch import AnyPatch
+from simpletuner_gh200.upstream.spec import SeamSpec, all_specs, signature_text
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.seams.runtime import Runtime
+
+logger = logging.getLogger("simpletuner_gh200")
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Exported as ``SEAM`` by one file in ``seams/points``; ``name`` is that of its ``SeamSpec``."""
+
+    name: str
+    patches: Callable[[ModuleType, Runtime], Sequence[AnyPatch]]
+    """Given the imported module, what to replace there."""
+
+    @property
+    def spec(self) -> SeamSpec:
+        return all_specs()[self.name]
+
+
+def all_seams() -> tuple[Seam, ...]:
+    return tuple(contributions("simpletuner_gh200.seams.points", "SEAM", Seam))
+
+
+class InstalledSeam:
+    """A seam in this process: its state, and the patches to take out again."""
+
+    def __init__(self, seam: Seam, spec: SeamSpec) -> None:
+        self.seam = seam
+        self.spec = spec
+        self.status = "waiting: module not imported"
+        self._patches: list[AnyPatch] = []
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def install(self, module: ModuleType, runtime: Runtime) -> None:
+        """Verify, then patch all or nothing. A mismatch is remembered, not raised: who needs the seam decides."""
+        try:
+            verify(self.spec, module)
+        except SeamMismatch as mismatch:
+            if self.spec.optional:
+                self.status = "off: not in this SimpleTuner"
+                return
+            self.status = f"off: {mismatch.message}"
+            logger.warning("gh200: %s", mismatch.message)
+            return
+        patches = list(self.seam.patches(module, runtime))
+        done: list[AnyPatch] = []
+        try:
+            for patch in patches:
+                patch.install()
+                done.append(patch)
+        except BaseException:
+            for patch in reversed(done):
+                patch.uninstall()
+            raise
+        self._patches = patches
+        self.status = "ok"
+
+    def uninstall(self) -> None:
+        for patch in reversed(self._patches):
+            patch.uninstall()
+        self._patches = []
+        self.status = "off: uninstalled"
+
+
+def verify(spec: SeamSpec, module: ModuleType) -> Any:
+    """The object at the seam, if it is there and takes the parameters we know; SeamMismatch otherwise."""
+    target: Any = module
+    for step in spec.qualname.split("."):
+        if not hasattr(target, step):
+            raise SeamMismatch(spec.name, found=f"no {spec.qualname} in {spec.module}", expected=_expected(spec))
+        target = getattr(target, step)
+    if spec.parameters is None:
+        return target
+    try:
+        found = parameter_names(target)
+    except (TypeError, ValueError) as unreadable:
+        raise SeamMismatch(spec.name, found=f"{spec.qualname} that is not callable", expected=_expected(spec)) from unreadable
+    if found != spec.parameters:
+        raise SeamMismatch(spec.name, found=f"{spec.qualname}{signature_text(found)}", expected=_expected(spec))
+    return target
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    signature = inspect.signature(function)
+    return tuple(stars.get(value.kind, "") + name for name, value in signature.parameters.items())
+
+
+def _expected(spec: SeamSpec) -> str:
+    return spec.qualname + (signature_text(spec.parameters) if spec.parameters is not None else "")

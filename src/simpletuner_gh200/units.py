@@ -1,0 +1,35 @@
+"""Byte and time quantities as people read them. GB in configuration keys means GiB throughout."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_STEPS = (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+
+
+def gib_to_bytes(gib: float) -> int:
+    """Whole bytes in so many GiB (configuration keys ending in ``_gb``)."""
+    return int(gib * GIB)
+
+
+def format_bytes(count: float) -> str:
+    """``1536`` -> ``1.5 KiB``: three significant places, binary units."""
+    for name, size in _STEPS:
+        if abs(count) >= size:
+            return f"{count / size:.3g} {name}" if count / size < 1000 else f"{count / size:.0f} {name}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """``0.042`` -> ``42 ms``, ``75`` -> ``1 min 15 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
