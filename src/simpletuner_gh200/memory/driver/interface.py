@@ -1,0 +1,149 @@
+"""What the rest of the package may ask of a memory driver: a small interface, implemented by ``cuda`` and ``null``.
+
+Addresses, streams and events are plain integers. Every call either succeeds or raises ``DriverError``; none keeps a
+mirror of what the driver knows, so a question about residency is always answered by the driver itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where bytes may live: ``host`` (any CPU node), ``node`` (one CPU NUMA node) or ``device``."""
+
+    kind: Literal["host", "node", "device"]
+    index: int = 0
+
+    def __str__(self) -> str:
+        return "host" if self.kind == "host" else f"{self.kind} {self.index}"
+
+
+HOST = Location("host")
+
+
+def device(index: int) -> Location:
+    return Location("device", index)
+
+
+class Advice(IntEnum):
+    """Numbers as in CUmem_advise."""
+
+    SET_READ_MOSTLY = 1
+    UNSET_READ_MOSTLY = 2
+    SET_PREFERRED_LOCATION = 3
+    UNSET_PREFERRED_LOCATION = 4
+    SET_ACCESSED_BY = 5
+    UNSET_ACCESSED_BY = 6
+
+
+MemoryMode = Literal["discrete", "numa", "cdmm", "single pool", "none"]
+"""How device memory relates to the operating system's: behind PCIe; a NUMA node of its own; coherent but kept by the
+driver (CDMM); the same physical memory; or no device at all."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Separate facts about one device, each probed by itself. ``name`` is for people only: nothing switches on it."""
+
+    ordinal: int
+    name: str
+    managed: bool
+    concurrent_managed: bool
+    pageable_access: bool
+    host_page_tables: bool
+    direct_managed_from_host: bool
+    host_register: bool
+    integrated: bool
+    device_total: int
+    page_size: int
+    host_node: int | None
+    """CPU NUMA node next to the device, where the driver says."""
+    mode: MemoryMode
+    driver_version: int = 0
+
+    @property
+    def advises_system_memory(self) -> bool:
+        """Can plain host memory be advised and prefetched as managed memory can?"""
+        return self.pageable_access and self.host_page_tables
+
+
+@dataclass(frozen=True)
+class RangeState:
+    """What the driver says of a range: None where pages disagree or nothing was set."""
+
+    preferred: Location | None
+    last_prefetch: Location | None
+    read_mostly: bool
+    accessed_by: tuple[Location, ...]
+
+
+PointerKind = Literal["managed", "device", "host", "unknown"]
+"""Managed; device memory of an ordinary allocator; host memory CUDA knows (registered); memory CUDA doesn't know."""
+
+Span = tuple[int, int]
+"""(address, size)"""
+
+Copy = tuple[int, int, int]
+"""(destination, source, size)"""
+
+
+class Driver(Protocol):
+    """Calls are safe from any thread; a forked child is refused with ``MemoryRoomError``."""
+
+    name: str
+
+    def device_count(self) -> int: ...
+
+    def capabilities(self, ordinal: int) -> Capabilities: ...
+
+    def memory_info(self, ordinal: int) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+
+    # -- memory
+    def alloc_managed(self, size: int, ordinal: int) -> int: ...
+
+    def alloc_device(self, size: int, ordinal: int) -> int: ...
+
+    def free(self, address: int, ordinal: int) -> None:
+        """Give back managed or device memory."""
+
+    def register_host(self, address: int, size: int, ordinal: int) -> None: ...
+
+    def unregister_host(self, address: int, ordinal: int) -> None: ...
+
+    def pointer_kind(self, address: int) -> PointerKind: ...
+
+    # -- placement
+    def advise(self, span: Span, advice: Advice, where: Location) -> None: ...
+
+    def prefetch(self, spans: Sequence[Span], where: Location, stream: int) -> None: ...
+
+    def range_state(self, span: Span) -> RangeState: ...
+
+    # -- order
+    def create_stream(self, ordinal: int) -> int: ...
+
+    def destroy_stream(self, stream: int, ordinal: int) -> None: ...
+
+    def synchronize_stream(self, stream: int, ordinal: int) -> None: ...
+
+    def create_event(self, ordinal: int) -> int: ...
+
+    def destroy_event(self, event: int, ordinal: int) -> None: ...
+
+    def record_event(self, event: int, stream: int, ordinal: int) -> None: ...
+
+    def event_done(self, event: int, ordinal: int) -> bool: ...
+
+    def synchronize_event(self, event: int, ordinal: int) -> None: ...
+
+    def wait_event(self, stream: int, event: int, ordinal: int) -> None:
+        """What is queued on ``stream`` from now on waits for ``event``; the caller doesn't."""
+
+    def copy(self, copies: Sequence[Copy], stream: int, ordinal: int) -> None:
+        """Queue copies between host and device memory on ``stream``."""
