@@ -23,6 +23,8 @@ class Fact:
     name: str
     reason: str
     holds: Callable[[ast.Module], str | None]
+    features: tuple[str, ...] | None = None
+    """Features that are off without it; None: those of the seam it belongs to."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""Reading upstream's source as syntax: where a name is defined, its parameters, what happens inside it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = ast.Module | ast.ClassDef | Function
+
+
+def find(module: ast.Module, qualname: str) -> ast.AST | None:
+    """The definition ``qualname`` has once the module ran: the last one, ``if``, ``try`` and ``with`` looked into."""
+    here: ast.AST = module
+    for step in qualname.split("."):
+        if not isinstance(here, ast.Module | ast.ClassDef):
+            return None
+        found = [node for name, node in _definitions(here.body) if name == step]
+        if not found:
+            return None
+        here = found[-1]
+    return here
+
+
+def function(module: ast.Module, qualname: str) -> Function | None:
+    found = find(module, qualname)
+    return found if isinstance(found, Function) else None
+
+
+def parameters(node: Function) -> tuple[str, ...]:
+    """Parameter names in the order ``inspect.signature`` gives them, starred where they are."""
+    spec = node.args
+    names = [argument.arg for argument in (*spec.posonlyargs, *spec.args)]
+    if spec.vararg is not None:
+        names.append("*" + spec.vararg.arg)
+    names.extend(argument.arg for argument in spec.kwonlyargs)
+    if spec.kwarg is not None:
+        names.append("**" + spec.kwarg.arg)
+    return tuple(names)
+
+
+def dotted(node: ast.AST) -> str | None:
+    """``self.data_backend.torch_load`` for such an expression; None for anything that is not a plain dotted name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return None if base is None else f"{base}.{node.attr}"
+    return None
+
+
+def calls(scope: ast.AST, name: str) -> list[ast.Call]:
+    return [node for node in ast.walk(scope) if isinstance(node, ast.Call) and dotted(node.func) == name]
+
+
+def mentions(scope: ast.AST, name: str) -> list[ast.AST]:
+    return [node for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute) and dotted(node) == name]
+
+
+def assignments(scope: ast.AST, name: str) -> list[ast.AST]:
+    """Statements in ``scope`` that bind the dotted ``name``."""
+    found: list[ast.AST] = []
+    for node in ast.walk(scope):
+        if any(dotted(target) == name for target in _targets(node)):
+            found.append(node)
+    return found
+
+
+def parents(scope: ast.AST) -> dict[ast.AST, ast.AST]:
+    return {child: node for node in ast.walk(scope) for child in ast.iter_child_nodes(node)}
+
+
+def string_keys(node: ast.AST | None) -> dict[str, ast.expr]:
+    """The constant string keys of a dict display, with their values."""
+    if not isinstance(node, ast.Dict):
+        return {}
+    pairs = zip(node.keys, node.values, strict=True)
+    return {key.value: value for key, value in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def value_of(node: ast.AST | None) -> ast.expr | None:
+    return node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+
+
+def _targets(node: ast.AST) -> Iterable[ast.AST]:
+    match node:
+        case ast.Assign(targets=targets):
+            return [part for target in targets for part in _unpacked(target)]
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+            return [target]
+        case _:
+            return []
+
+
+def _unpacked(target: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(target, ast.Tuple | ast.List):
+        for element in target.elts:
+            yield from _unpacked(element)
+    else:
+        yield target
+
+
+def _definitions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
+    for node in body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, node
+            case ast.Assign() | ast.AnnAssign():
+                yield from ((target.id, node) for target in _targets(node) if isinstance(target, ast.Name))
+            case ast.If() | ast.Try() | ast.With():
+                yield from _definitions(_nested(node))
+            case _:
+                continue
+
+
+def _nested(node: ast.If | ast.Try | ast.With) -> Iterator[ast.stmt]:
+    yield from node.body
+    if isinstance(node, ast.Try):
+        for handler in node.handlers:
+            yield from handler.body
+        yield from node.finalbody
+    if isinstance(node, ast.If | ast.Try):
+        yield from node.orelse
