@@ -1,0 +1,150 @@
+"""The ramp as a pure function of the optimizer step.
+
+A window is the micro-batches between two optimizer steps. Progress is what has been consumed when a window starts;
+its accumulation is the effective batch wanted at that progress, in micro-batches, rounded and at least 1. Since each
+window's length says where the next one starts, the whole schedule follows from its parameters alone: every rank
+computes it for itself and a resumed run finds the same windows again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import islice
+
+from simpletuner_gh200.errors import ConfigError, Problem
+from simpletuner_gh200.ramp.curves import CURVES, Curve, effective
+
+
+@dataclass(frozen=True)
+class Window:
+    """One optimizer step's worth of micro-batches."""
+
+    step: int
+    """Optimizer steps done before it."""
+    samples: int
+    """Samples consumed before it, over all ranks."""
+    accumulation: int
+    """Micro-batches per rank in it."""
+    effective: int
+    """Samples in it, over all ranks."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the schedule starts counting: the beginning of the run, or the step at which a resume changed it."""
+
+    step: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class GH200GradientRamp:
+    """Windows that lead from an ``initial`` to a ``target`` effective batch within ``ramp_steps`` micro-batches.
+
+    ``initial`` and ``target`` count samples over all ranks, ``ramp_steps`` micro-batches per rank. ``ramp_samples``
+    fixes the length in samples instead; it is set when a run is resumed on another number of ranks.
+    """
+
+    initial: int
+    target: int
+    ramp_steps: int
+    train_batch_size: int = 1
+    world_size: int = 1
+    curve: Curve = "quadratic"
+    increment: int | None = None
+    origin: Origin = Origin()
+    ramp_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem(name, f"{value!r} is not a whole number of at least 1")
+            for name, value in self._sizes()
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1
+        ]
+        if self.curve not in CURVES:
+            problems.append(Problem("curve", f"{self.curve!r}: accepted: {', '.join(CURVES)}"))
+        if self.curve == "stepwise" and self.increment is None:
+            problems.append(Problem("increment", "needed when curve is 'stepwise', and not set"))
+        if problems:
+            raise ConfigError(problems, source="the ramp")
+
+    def _sizes(self) -> Iterator[tuple[str, object]]:
+        for name in ("initial", "target", "ramp_steps", "train_batch_size", "world_size"):
+            yield name, getattr(self, name)
+        for name in ("increment", "ramp_samples"):
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
+
+    @property
+    def unit(self) -> int:
+        """Samples of one micro-batch over all ranks: what effective sizes are multiples of."""
+        return self.train_batch_size * self.world_size
+
+    @property
+    def length(self) -> int:
+        """Samples after which the target is reached."""
+        return self.ramp_samples if self.ramp_samples is not None else self.ramp_steps * self.unit
+
+    def wanted(self, samples: int) -> Fraction:
+        """The effective batch asked for after ``samples``, before it becomes whole micro-batches."""
+        share = Fraction(samples, self.length)
+        return effective(self.initial, self.target, share, self.curve, self.increment)
+
+    def accumulation_after(self, samples: int) -> int:
+        """Micro-batches per rank of a window that starts after ``samples``."""
+        return max(1, round(self.wanted(samples) / self.unit))
+
+    @property
+    def target_accumulation(self) -> int:
+        """Micro-batches per rank of every window once the ramp is over."""
+        return self.accumulation_after(self.length)
+
+    @cached_property
+    def changes(self) -> tuple[Window, ...]:
+        """The first window, and every later one whose accumulation differs from the one before it."""
+        window = self._window(self.origin.step, self.origin.samples)
+        found = [window]
+        while window.accumulation != self.target_accumulation:
+            ahead = self._windows_until_change(window)
+            window = self._window(window.step + ahead, window.samples + ahead * window.effective)
+            found.append(window)
+        return tuple(found)
+
+    def window(self, step: int) -> Window:
+        """The window after ``step`` optimizer steps."""
+        if step < self.origin.step:
+            raise ValueError(f"optimizer step {step} lies before this schedule, which starts at {self.origin.step}")
+        change = self.changes[bisect_right(self.changes, step, key=lambda found: found.step) - 1]
+        return replace(change, step=step, samples=change.samples + (step - change.step) * change.effective)
+
+    def accumulation(self, step: int) -> int:
+        """Micro-batches per rank of the window after ``step`` optimizer steps."""
+        return self.window(step).accumulation
+
+    def windows(self, count: int | None = None) -> Iterator[Window]:
+        """Every window from the origin on; the first ``count`` of them, or without end."""
+        return islice(self._all(), count)
+
+    def _all(self) -> Iterator[Window]:
+        for change, following in zip(self.changes, (*self.changes[1:], None), strict=True):
+            step, samples = change.step, change.samples
+            while following is None or step < following.step:
+                yield replace(change, step=step, samples=samples)
+                step, samples = step + 1, samples + change.effective
+
+    def _window(self, step: int, samples: int) -> Window:
+        accumulation = self.accumulation_after(samples)
+        return Window(step, samples, accumulation, accumulation * self.unit)
+
+    def _windows_until_change(self, window: Window) -> int:
+        """How many windows like this one follow each other; found by halving, since the curve is monotone."""
+        low, high = 0, -(-(self.length - window.samples) // window.effective)
+        while high - low > 1:
+            middle = (low + high) // 2
+            same = self.accumulation_after(window.samples + middle * window.effective) == window.accumulation
+            low, high = (middle, high) if same else (low, middle)
+        return high
