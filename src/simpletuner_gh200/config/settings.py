@@ -28,6 +28,8 @@ class Settings:
     """Older spellings that were accepted, and what they now mean."""
     given_blocks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The blocks as they were given, before defaults."""
+    in_memory_datasets: tuple[str, ...] = ()
+    """Ids of the dataset entries of type ``in_memory``."""
 
     def part(self, model: type[M]) -> M:
         value = self.parts[model]
@@ -58,7 +60,12 @@ def nearest(word: str, accepted: list[str]) -> str | None:
 
 
 def resolve(
-    blocks: Mapping[str, Any], environment: Mapping[str, str], *, source: str = "config", notes: tuple[str, ...] = ()
+    blocks: Mapping[str, Any],
+    environment: Mapping[str, str],
+    *,
+    source: str = "config",
+    notes: tuple[str, ...] = (),
+    in_memory_datasets: tuple[str, ...] = (),
 ) -> Settings:
     """Validate the training blocks together with the environment; raise one ConfigError with all problems."""
     problems: list[Problem] = []
@@ -76,7 +83,7 @@ def resolve(
                 parts[part.model] = model
     if problems:
         raise ConfigError(problems, source=source)
-    return Settings(parts=parts, origins=origins, notes=notes, given_blocks=given)
+    return Settings(parts, origins, notes, given, in_memory_datasets)
 
 
 def resolve_dataset(raw: object, *, where: str) -> PartModel:

@@ -50,8 +50,8 @@ class Feature:
         """The dataset list as it was read (seam 3); return what upstream is to see."""
         return entries
 
-    def create_backend(self, config: Any) -> Any | None:
-        """A local data backend is about to be made for ``config`` (seam 4); return one instead, or None."""
+    def create_backend(self, builder: Any, config: Any) -> Any | None:
+        """``builder`` is about to make a local data backend for ``config`` (seam 4); return one instead, or None."""
         return None
 
     def data_ready(self, trainer: Any) -> None:

@@ -27,10 +27,12 @@ class Seam:
     name: str
     patches: Callable[[ModuleType, Runtime], Sequence[AnyPatch]]
     """Given the imported module, what to replace there."""
+    own_spec: SeamSpec | None = None
+    """For a place outside SimpleTuner's contract (torch's own)."""
 
     @property
     def spec(self) -> SeamSpec:
-        return all_specs()[self.name]
+        return self.own_spec or all_specs()[self.name]
 
 
 def all_seams() -> tuple[Seam, ...]:
@@ -40,9 +42,9 @@ def all_seams() -> tuple[Seam, ...]:
 class InstalledSeam:
     """A seam in this process: its state, and the patches to take out again."""
 
-    def __init__(self, seam: Seam, spec: SeamSpec) -> None:
+    def __init__(self, seam: Seam) -> None:
         self.seam = seam
-        self.spec = spec
+        self.spec = seam.spec
         self.status = "waiting: module not imported"
         self._patches: list[AnyPatch] = []
 

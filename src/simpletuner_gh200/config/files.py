@@ -1,0 +1,149 @@
+"""Reading SimpleTuner's training configuration and dataset list, with errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.errors import ConfigError, Problem, UsageError
+
+FILE_NAMES = {"json": "config.json", "toml": "config.toml", "env": "config.env"}
+
+# config.env spells a few options its own way; these are the ones we look at before a run.
+_ENV_SPELLINGS = {
+    "DATALOADER_CONFIG": "data_backend_config",
+    "OUTPUT_DIR": "output_dir",
+    "MAX_NUM_STEPS": "max_train_steps",
+    "TRAIN_BATCH_SIZE": "train_batch_size",
+    "GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "CACHE_CONFIG": "cache_config",
+    "GH200_OPTIMIZATIONS": "gh200_optimizations",
+}
+
+
+def read_training_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The mapping in a JSON, TOML or ENV file; leading dashes of keys removed."""
+    file = Path(path)
+    text = _read_text(file)
+    if file.suffix == ".toml":
+        mapping = _parse_toml(file, text)
+    elif file.suffix == ".env":
+        mapping = _parse_env(file, text)
+    else:
+        mapping = parse_json(file, text)
+    if not isinstance(mapping, dict):
+        raise ConfigError([Problem(str(file), f"holds a {type(mapping).__name__}, not a set of keys")])
+    return {key.lstrip("-"): value for key, value in mapping.items()}
+
+
+def read_datasets(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The entries of a data backend file."""
+    file = Path(path)
+    entries = parse_json(file, _read_text(file))
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError([Problem(str(file), "is not a list of dataset entries", "write it as [{...}, {...}]")])
+    return entries
+
+
+def parse_json(file: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as broken:
+        lines = text.splitlines() or [""]
+        line = lines[min(broken.lineno, len(lines)) - 1].strip()[:80]
+        where = f"{file}, line {broken.lineno}, column {broken.colno}"
+        raise ConfigError([Problem(where, f"not JSON: {broken.msg}, at {line!r}")]) from None
+
+
+def _parse_toml(file: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as broken:
+        raise ConfigError([Problem(str(file), f"not TOML: {broken}")]) from None
+
+
+def _parse_env(file: Path, text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip().removeprefix("export ").strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        key, separator, value = stripped.partition("=")
+        if not separator:
+            raise ConfigError([Problem(f"{file}, line {number}", f"no '=' in {stripped[:60]!r}")])
+        try:
+            words = shlex.split(value, comments=False)
+        except ValueError as broken:
+            raise ConfigError([Problem(f"{file}, line {number}", f"{broken} in {stripped[:60]!r}")]) from None
+        name = key.strip().removesuffix("+")
+        values[_ENV_SPELLINGS.get(name, name.lower())] = " ".join(words)
+    return values
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {file}", remedy="check the path, or name it with --config PATH") from None
+    except IsADirectoryError:
+        raise UsageError(f"{file} is a folder", remedy="name the file inside it") from None
+    except UnicodeDecodeError as bad:
+        raise ConfigError([Problem(str(file), f"not UTF-8 text: {bad.reason} at byte {bad.start}")]) from None
+    except OSError as refused:
+        raise UsageError(f"cannot read {file}: {refused.strerror}", remedy="check its permissions") from None
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where the training configuration is: a file, or the command line alone."""
+
+    backend: str
+    path: Path | None
+
+
+def locate_training_config(environment: Mapping[str, str], *, explicit: str | None, env_name: str | None) -> Located:
+    """Find the configuration as SimpleTuner does: explicit path, named environment, then the usual places."""
+    if explicit is not None:
+        path = Path(explicit)
+        backend = path.suffix.removeprefix(".")
+        if backend not in FILE_NAMES:
+            accepted = ", ".join(f".{name}" for name in FILE_NAMES)
+            raise UsageError(f"--config {explicit}: unknown kind of file {path.suffix!r}", remedy=f"accepted: {accepted}")
+        if not path.is_file():
+            raise UsageError(f"--config {explicit}: no such file", remedy="check the path")
+        return Located(backend, path)
+    backend_set = _first(environment, "SIMPLETUNER_CONFIG_BACKEND", "CONFIG_BACKEND", "CONFIG_TYPE")
+    if backend_set == "cmd":
+        return Located("cmd", None)
+    name = env_name or _first(environment, "SIMPLETUNER_ENVIRONMENT", "SIMPLETUNER_ENV", "ENV")
+    tried = _candidates(environment, backend_set, name)
+    for path in tried:
+        if path.is_file():
+            return Located(path.suffix.removeprefix("."), path)
+    raise UsageError(
+        "no training configuration found; looked for " + ", ".join(str(path) for path in tried),
+        remedy="name it with --config PATH, or make one with `gh200 init`",
+    )
+
+
+def _candidates(environment: Mapping[str, str], backend: str | None, name: str | None) -> list[Path]:
+    kinds = [backend.lower()] if backend else list(FILE_NAMES)
+    folders = [Path("config") / name, Path(name)] if name and name != "default" else [Path(), Path("config")]
+    tried: list[Path] = []
+    override = environment.get("CONFIG_PATH")
+    if override:
+        base = Path(override)
+        tried += [base] if base.suffix else [base.with_suffix(f".{kind}") for kind in kinds]
+        tried += [base / FILE_NAMES[kind] for kind in kinds if kind in FILE_NAMES]
+    tried += [folder / FILE_NAMES[kind] for folder in folders for kind in kinds if kind in FILE_NAMES]
+    return tried
+
+
+def _first(environment: Mapping[str, str], *names: str) -> str | None:
+    return next((environment[name] for name in names if environment.get(name)), None)

@@ -1,0 +1,66 @@
+"""Older spellings of our settings: accepted, turned into today's, and reported as what they now mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpletuner_gh200.config.parts.ramp import RampSettings
+
+LEGACY_FLAG = "gh200_older_spellings"
+"""The flag by which older spellings travel through SimpleTuner's argument parser."""
+
+_RAMP_KEYS = tuple(RampSettings.model_fields)
+
+OLDER_KEYS = ("data_backend", "use_gh200_trainer", *_RAMP_KEYS)
+"""Top-level keys of a training configuration that we take although they are not blocks of ours."""
+
+_OLDER_IN_MEMORY = {"in_memory_limit_gb": "memory_limit_gb", "in_memory_compression_lib": "compression"}
+
+
+@dataclass
+class Modern:
+    """A configuration in today's spelling."""
+
+    blocks: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    in_memory_for_all: dict[str, Any] | None = None
+    """An ``in_memory`` block for every image dataset of the data backend file."""
+
+
+def modernise(config: Mapping[str, Any]) -> Modern:
+    """Pick our blocks out of a training configuration, older spellings included."""
+    plain = {key.lstrip("-"): value for key, value in config.items()}
+    modern = Modern({key: plain[key] for key in ("cache_config", "gh200_optimizations") if key in plain})
+    _ramp_at_top_level(plain, modern)
+    _data_backend(plain.get("data_backend"), modern)
+    if "use_gh200_trainer" in plain:
+        modern.notes.append("use_gh200_trainer has no effect: the extension needs no trainer of its own")
+    return modern
+
+
+def _ramp_at_top_level(plain: Mapping[str, Any], modern: Modern) -> None:
+    found = {key: plain[key] for key in _RAMP_KEYS if key in plain}
+    if not found:
+        return
+    if "initial_effective_batch_size" in found:
+        found.setdefault("enable_batch_size_rampup", True)
+    block = modern.blocks.get("gh200_optimizations") or {}
+    if isinstance(block, Mapping):
+        modern.blocks["gh200_optimizations"] = {**found, **block}
+    names = ", ".join(sorted(key for key in found if key in plain))
+    modern.notes.append(f"{names} at top level: read as gh200_optimizations.*")
+
+
+def _data_backend(value: Any, modern: Modern) -> None:
+    if not isinstance(value, Mapping) or value.get("type") != "in_memory":
+        return
+    block: dict[str, Any] = {}
+    for key, setting in dict(value.get("config") or {}).items():
+        if key == "in_memory_chunk_size":
+            modern.notes.append("data_backend.config.in_memory_chunk_size has no effect: files are staged in one pass")
+            continue
+        block[_OLDER_IN_MEMORY.get(key, key)] = setting
+    modern.in_memory_for_all = block
+    modern.notes.append('data_backend of type "in_memory": read as "type": "in_memory" on every image dataset')

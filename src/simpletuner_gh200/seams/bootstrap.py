@@ -1,0 +1,51 @@
+"""Activation: register post-import hooks, so that each seam is wrapped the moment SimpleTuner imports its module.
+
+Nothing heavy is imported here. A process activates once; ``deactivate`` takes every patch out again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from types import ModuleType
+
+import wrapt
+
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.seams.seam import InstalledSeam
+
+logger = logging.getLogger("simpletuner_gh200")
+
+_active: Runtime | None = None
+
+
+def activate(launch: Launch | None = None) -> Runtime:
+    """Activate the extension in this process; calling it again returns the same runtime."""
+    global _active
+    if _active is None:
+        _active = Runtime(launch or Launch())
+        for seam in _active.seams.values():
+            hook = functools.partial(_on_import, _active, seam)
+            wrapt.register_post_import_hook(hook, seam.spec.module)
+    return _active
+
+
+def active() -> Runtime | None:
+    """The runtime of this process, if the extension is active in it."""
+    return _active
+
+
+def deactivate() -> None:
+    """Take out every patch, newest first. Hooks that have not fired yet do nothing when they do."""
+    global _active
+    runtime, _active = _active, None
+    if runtime is None:
+        return
+    runtime.close()
+    for seam in reversed(list(runtime.seams.values())):
+        seam.uninstall()
+
+
+def _on_import(runtime: Runtime, seam: InstalledSeam, module: ModuleType) -> None:
+    if runtime is _active and not seam.ok:
+        seam.install(module, runtime)

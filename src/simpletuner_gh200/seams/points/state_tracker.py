@@ -1,0 +1,37 @@
+"""Seam: the accessors that the earlier guides name on ``StateTracker``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from simpletuner_gh200.seams.patch import AnyPatch, add_attribute
+from simpletuner_gh200.seams.runtime import Runtime
+from simpletuner_gh200.seams.seam import Seam
+
+
+def _patches(module: ModuleType, runtime: Runtime) -> Sequence[AnyPatch]:
+    override: dict[str, Any] = {}
+
+    def get_raw_config(cls: Any) -> Any:
+        """The configuration as it was read, before SimpleTuner's own parsing."""
+        return override.get("raw", runtime.raw_config)
+
+    def set_raw_config(cls: Any, value: Any) -> None:
+        override["raw"] = value
+
+    def get_gh200_runtime_config(cls: Any) -> Any:
+        """Our effective settings, as ``{"block.key": value}``."""
+        if "runtime" in override:
+            return override["runtime"]
+        return {key: value for key, value, _ in runtime.settings.rows()} if runtime.settings else {}
+
+    def set_gh200_runtime_config(cls: Any, value: Any) -> None:
+        override["runtime"] = value
+
+    accessors = (get_raw_config, set_raw_config, get_gh200_runtime_config, set_gh200_runtime_config)
+    return [add_attribute(module.StateTracker, method.__name__, classmethod(method)) for method in accessors]
+
+
+SEAM = Seam("state_tracker.class", _patches)
