@@ -9,8 +9,11 @@ GH200Error                     anything we raise on purpose; carries a remedy an
 ├── OwnershipError             a patched attribute is not ours to restore (exit 1)
 ├── MemoryRoomError            the memory room (exit 1)
 │   ├── DriverError            a CUDA driver call failed: call, code, remedy
-│   └── BudgetExceeded         over a byte budget: needed, allowed
+│   ├── BudgetExceeded         over a byte budget: needed, allowed
+│   └── SharingError           the ranks of a node could not meet or share
 ├── StoreError                 the in-memory dataset (exit 1)
+│   ├── DatasetTooLarge        over the ceiling: needed, allowed, what would fit
+│   └── DatasetCorrupt         more broken files than allowed
 └── CacheError                 the unified caches (exit 1)
 """
 
@@ -118,8 +121,25 @@ class BudgetExceeded(MemoryRoomError):
         self.allowed = allowed
 
 
+class SharingError(MemoryRoomError):
+    """The ranks of one node could not find each other, or one of them ended before it shared what others need."""
+
+
 class StoreError(GH200Error):
     """The in-memory dataset could not be staged or served."""
+
+
+class DatasetTooLarge(StoreError):
+    """Staging would hold more than it may; nothing stays allocated."""
+
+    def __init__(self, message: str, *, needed: int, allowed: int, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.needed = needed
+        self.allowed = allowed
+
+
+class DatasetCorrupt(StoreError):
+    """More files of a dataset are broken than ``max_corruption_rate`` allows."""
 
 
 class CacheError(GH200Error):

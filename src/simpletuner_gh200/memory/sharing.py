@@ -1,0 +1,252 @@
+"""How the ranks of one node find each other and hand out file descriptors.
+
+Every rank makes the same ``NodeGroup`` from its environment and joins it. Joining is the only step in which the
+leader (local rank 0) waits for the others. After that the leader only ever sends: ``share`` and ``fail`` return at
+once, and the others ``receive`` by name, in any order, whenever they get there. So it can't deadlock with the
+barriers of a training framework. A leader that dies is noticed at once, a leader that hangs after ``patience``.
+
+Changes that any rank makes are told through shared memory: share a memfd and write into its mapping.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import json
+import logging
+import os
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from simpletuner_gh200.errors import SharingError
+from simpletuner_gh200.memory.meeting_place import Host, call, place_for
+
+logger = logging.getLogger("simpletuner_gh200")
+
+JOIN_SECONDS = 600.0
+"""Ranks import for a minute or more before they meet, on a busy machine several."""
+
+PATIENCE_SECONDS = 600.0
+"""A leader that gives no sign of life for so long is taken for hung."""
+
+BEAT_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+_LARGEST_MESSAGE = 64 * 1024
+
+_LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+_IDENTITY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
+
+
+@dataclass(frozen=True)
+class NodePosition:
+    """Who this process is among the ranks of its node, and which run they belong to."""
+
+    local_rank: int
+    local_size: int
+    identity: str
+
+    @classmethod
+    def from_environment(cls, purpose: str, environment: Mapping[str, str] | None = None) -> NodePosition:
+        """As torchrun, accelerate and MPI launchers describe it; a process of its own where none did.
+
+        ``purpose`` keeps the groups of different features apart.
+        """
+        given = os.environ if environment is None else environment
+        size = _first_number(given, _LOCAL_SIZE, 1)
+        rank = _first_number(given, _LOCAL_RANK, 0) if size > 1 else 0
+        text = json.dumps([purpose, size, *(given.get(name, "") for name in _IDENTITY)])
+        return cls(rank, size, hashlib.sha256(text.encode()).hexdigest()[:24])
+
+
+class NodeGroup:
+    """The ranks of one node. Collective to make and to join; afterwards see the module's description."""
+
+    def __init__(self, position: NodePosition, *, folder: Path | None = None) -> None:
+        self.position = position
+        self._folder = folder
+        self._peers: list[socket.socket] = []
+        self._leader: socket.socket | None = None
+        self._waiting: dict[str, tuple[dict[str, object], list[int]]] = {}
+        self._last_beat = 0.0
+        self._owner = os.getpid()
+        _groups.add(self)
+
+    @classmethod
+    def from_environment(cls, purpose: str, environment: Mapping[str, str] | None = None) -> NodeGroup:
+        return cls(NodePosition.from_environment(purpose, environment))
+
+    @property
+    def local_rank(self) -> int:
+        return self.position.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        return self.position.local_size
+
+    @property
+    def is_leader(self) -> bool:
+        return self.position.local_rank == 0
+
+    def join(self, timeout: float = JOIN_SECONDS) -> None:
+        """Meet the other ranks; returns when all are there. With one rank it does nothing."""
+        if self.local_world_size == 1 or self._peers or self._leader is not None:
+            return
+        place = place_for(self.position.identity, self._folder)
+        deadline = time.monotonic() + timeout
+        if self.is_leader:
+            self._gather(place, deadline)
+        else:
+            self._leader = self._reach_leader(place, deadline)
+
+    def share(self, name: str, *fds: int, note: Mapping[str, object] | None = None) -> None:
+        """Leader: hand descriptors, and a small JSON-able note, to every other rank under ``name``."""
+        self._send_all({"name": name, "note": dict(note or {})}, fds)
+
+    def fail(self, name: str, message: str) -> None:
+        """Leader: whoever receives ``name`` is to stop with ``message``."""
+        self._send_all({"name": name, "failure": message}, ())
+
+    def beat(self) -> None:
+        """Leader, during long work: a sign of life for those who wait. Cheap; call it often."""
+        now = time.monotonic()
+        if now - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = now
+            self._send_all({"beat": True}, (), flags=socket.MSG_DONTWAIT)
+
+    def receive(self, name: str, patience: float = PATIENCE_SECONDS) -> tuple[dict[str, object], list[int]]:
+        """Others: the note and the descriptors shared under ``name``; the caller owns the descriptors."""
+        if self._leader is None:
+            raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
+        while name not in self._waiting:
+            header, fds = self._next_message(name, patience)
+            if "name" in header:
+                self._waiting[str(header["name"])] = (header, fds)
+        header, fds = self._waiting.pop(name)
+        if "failure" in header:
+            raise SharingError(f"local rank 0 could not provide {name!r}: {header['failure']}")
+        note = header.get("note")
+        return (note if isinstance(note, dict) else {}), fds
+
+    def close(self) -> None:
+        """Hang up. Descriptors and mappings that were handed out live on."""
+        for connection in (*self._peers, *([self._leader] if self._leader else [])):
+            connection.close()
+        for _header, fds in self._waiting.values():
+            for fd in fds:
+                os.close(fd)
+        self._peers, self._leader, self._waiting = [], None, {}
+
+    def _gather(self, place: Path, deadline: float) -> None:
+        host = Host(place)
+        came: dict[int, socket.socket] = {}
+        try:
+            while len(came) < self.local_world_size - 1:
+                host.listener.settimeout(max(deadline - time.monotonic(), 0.001))
+                try:
+                    connection, _address = host.listener.accept()
+                except TimeoutError as late:
+                    absent = [rank for rank in range(1, self.local_world_size) if rank not in came]
+                    raise SharingError(
+                        f"local ranks {absent} of {self.local_world_size} did not come to the meeting of this node",
+                        remedy="look for their errors further up; all ranks need the same configuration",
+                    ) from late
+                self._admit(connection, came)
+        except BaseException:
+            for connection in came.values():
+                connection.close()
+            raise
+        finally:
+            host.close()
+        self._peers = [came[rank] for rank in sorted(came)]
+
+    def _admit(self, connection: socket.socket, came: dict[int, socket.socket]) -> None:
+        user = _peer_user(connection)
+        connection.settimeout(5)
+        try:
+            rank = int(connection.recv(64)) if user == os.getuid() else -1
+        except (TimeoutError, ValueError):
+            rank = -1
+        if not 0 < rank < self.local_world_size or rank in came:
+            logger.warning("gh200: turned away a connection of user %s as local rank %s", user, rank)
+            connection.close()
+            return
+        connection.settimeout(None)
+        came[rank] = connection
+
+    def _reach_leader(self, place: Path, deadline: float) -> socket.socket:
+        while True:
+            connection = call(place)
+            if connection is not None:
+                if _peer_user(connection) == os.getuid():
+                    connection.send(str(self.local_rank).encode())
+                    return connection
+                connection.close()
+            if time.monotonic() >= deadline:
+                raise SharingError(
+                    f"local rank {self.local_rank} did not find local rank 0 of its node",
+                    remedy="look for the error of rank 0 further up; all ranks need the same configuration",
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _send_all(self, header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0) -> None:
+        message = json.dumps(header).encode()
+        if len(message) > _LARGEST_MESSAGE:
+            raise SharingError(f"a note of {len(message)} bytes is too long to share; put it into a memfd")
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        for connection in self._peers:
+            try:
+                connection.sendmsg([message], rights, flags)
+            except BlockingIOError:
+                continue  # only beats go unblocked, and whoever has unread ones needs no more
+            except (BrokenPipeError, ConnectionResetError):
+                # A rank that is gone ends the run by itself; the launcher reports it with the better message.
+                logger.debug("gh200: a rank of this node has hung up")
+
+    def _next_message(self, name: str, patience: float) -> tuple[dict[str, object], list[int]]:
+        assert self._leader is not None
+        self._leader.settimeout(patience)
+        try:
+            message, fds, _flags, _address = socket.recv_fds(self._leader, _LARGEST_MESSAGE, 64)
+        except TimeoutError as silent:
+            raise SharingError(
+                f"local rank 0 gave no sign of life for {patience:.0f} s while we wait for {name!r}"
+            ) from silent
+        except ConnectionResetError:
+            message, fds = b"", []
+        if not message:
+            raise SharingError(
+                f"local rank 0 ended before it shared {name!r}", remedy="look for its error further up in the log"
+            )
+        return json.loads(message), list(fds)
+
+
+def _peer_user(connection: socket.socket) -> int:
+    layout = struct.Struct("3i")
+    _pid, user, _group = layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
+    return int(user)
+
+
+def _first_number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
+    for name in names:
+        text = environment.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return default
+
+
+_groups: weakref.WeakSet[NodeGroup] = weakref.WeakSet()
+
+
+def _hang_up_in_child() -> None:
+    """A forked worker must not keep connections open: its parent's death would go unnoticed by the others."""
+    for group in list(_groups):
+        group.close()
+
+
+os.register_at_fork(after_in_child=_hang_up_in_child)

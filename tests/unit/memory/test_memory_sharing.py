@@ -1,0 +1,190 @@
+"""Ranks of one node meet, share descriptors, notice a dead leader, and leave nothing behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.errors import SharingError
+from simpletuner_gh200.memory import meeting_place
+from simpletuner_gh200.memory.sealed import (
+    CONTENT_SEALS,
+    create_memfd,
+    is_sealed,
+    map_readonly,
+    map_shared,
+    reopen,
+    seal,
+)
+from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
+
+FORK = multiprocessing.get_context("fork")
+
+
+def group(rank: int, size: int, folder: Path) -> NodeGroup:
+    environment = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": "29511"}
+    return NodeGroup(NodePosition.from_environment("test", environment), folder=folder)
+
+
+def start(work: Callable[..., None], *arguments: object) -> multiprocessing.Process:
+    process = FORK.Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+def ended_well(*processes: multiprocessing.Process) -> bool:
+    for process in processes:
+        process.join(20)
+    return all(process.exitcode == 0 for process in processes)
+
+
+def read_shared(rank: int, folder: Path) -> None:
+    mine = group(rank, 3, folder)
+    mine.join(10)
+    _note, (second,) = mine.receive("second", 10)
+    note, (fd, table_fd) = mine.receive("first", 10)
+    assert note == {"entries": 7}
+    assert is_sealed(fd)
+    content, table = map_readonly(fd), map_shared(table_fd)
+    assert content is not None
+    assert table is not None
+    assert bytes(content) == b"dataset"
+    assert os.pread(second, 10, 0) == b"other"
+    table[rank] = rank
+
+
+def test_descriptors_reach_every_rank_by_name_in_any_order(tmp_path: Path) -> None:
+    ranks = [start(read_shared, rank, tmp_path) for rank in (1, 2)]
+    leader = group(0, 3, tmp_path)
+    leader.join(10)
+    assert list(tmp_path.iterdir()) == [], "the meeting place is gone as soon as everybody is there"
+    data, other, table = create_memfd("data"), create_memfd("other"), create_memfd("table", 4096)
+    os.write(data, b"dataset")
+    os.write(other, b"other")
+    seal(data)
+    leader.beat()
+    leader.share("first", data, table, note={"entries": 7})
+    leader.share("second", other)
+    assert ended_well(*ranks)
+    seen = map_shared(table)
+    assert seen is not None
+    assert bytes(seen[:3]) == b"\x00\x01\x02", "what a rank writes into a shared table is seen by the others"
+    leader.close()
+
+
+def test_one_rank_needs_no_meeting(tmp_path: Path) -> None:
+    alone = NodeGroup(NodePosition.from_environment("test", {}), folder=tmp_path)
+    alone.join(0)
+    alone.share("anything")
+    assert alone.is_leader
+    assert list(tmp_path.iterdir()) == []
+
+
+def expect_error(rank: int, folder: Path, words: str) -> None:
+    mine = group(rank, 2, folder)
+    mine.join(10)
+    with pytest.raises(SharingError, match=words):
+        mine.receive("dataset", 10)
+
+
+def test_a_failure_of_the_leader_reaches_the_others(tmp_path: Path) -> None:
+    rank = start(expect_error, 1, tmp_path, "over the ceiling")
+    leader = group(0, 2, tmp_path)
+    leader.join(10)
+    leader.fail("dataset", "over the ceiling")
+    assert ended_well(rank)
+    leader.close()
+
+
+def die_after_joining(folder: Path, until: int, end: int) -> None:
+    leader = group(0, 2, folder)
+    leader.join(10)
+    if os.fork() == 0:  # a forked worker that outlives the leader must not keep the connection alive
+        os.close(end)
+        os.read(until, 1)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_leader_is_noticed_at_once_even_if_its_workers_live(tmp_path: Path) -> None:
+    until, end = os.pipe()
+    leader = start(die_after_joining, tmp_path, until, end)
+    rank = start(expect_error, 1, tmp_path, "ended before it shared 'dataset'")
+    assert ended_well(rank)
+    os.close(end)
+    leader.join(5)
+
+
+def wait_for_ever(folder: Path) -> None:
+    group(0, 2, folder).join(60)
+
+
+def test_what_a_leader_killed_while_meeting_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
+    leader = start(wait_for_ever, tmp_path)
+    while not list(tmp_path.glob("*/meet")):
+        time.sleep(0.01)
+    (place,) = tmp_path.iterdir()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert meeting_place.sweep(tmp_path) == 0, "the place of a living run is left alone"
+    assert leader.pid is not None
+    os.kill(leader.pid, signal.SIGKILL)
+    leader.join(5)
+    assert meeting_place.sweep(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SharingError, match=r"local ranks \[1, 2\] did not come"):
+        group(0, 3, tmp_path).join(0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_leader_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(SharingError, match="did not find local rank 0"):
+        group(1, 2, tmp_path).join(0.1)
+
+
+def test_a_place_open_to_others_is_refused(tmp_path: Path) -> None:
+    mine = group(1, 2, tmp_path)
+    meeting_place.place_for(mine.position.identity, tmp_path).mkdir(mode=0o755)
+    with pytest.raises(SharingError, match="mode 755"):
+        mine.join(0.1)
+
+
+def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simpletuner_gh200.memory.sharing._peer_user", lambda _connection: os.getuid() + 1)
+    leader = group(0, 2, tmp_path)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.send(b"1")
+    came: dict[int, socket.socket] = {}
+    leader._admit(ours, came)
+    assert came == {}
+    with pytest.raises(ConnectionResetError):
+        theirs.recv(10)
+
+
+def test_purposes_and_restarts_do_not_meet() -> None:
+    environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    first = NodePosition.from_environment("store", environment)
+    assert first.local_rank == 1
+    assert NodePosition.from_environment("store", environment) == first
+    assert NodePosition.from_environment("cache", environment) != first
+    assert NodePosition.from_environment("store", environment | {"TORCHELASTIC_RESTART_COUNT": "1"}) != first
+
+
+def test_sealed_memory_refuses_writes() -> None:
+    fd = create_memfd("sealed")
+    os.write(fd, b"abc")
+    seal(fd)
+    assert is_sealed(fd, CONTENT_SEALS)
+    with pytest.raises(PermissionError):
+        os.write(reopen(fd), b"x")
+    os.close(fd)
