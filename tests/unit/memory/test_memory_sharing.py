@@ -142,7 +142,7 @@ def test_what_a_leader_killed_while_meeting_left_is_swept_at_the_next_start(tmp_
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SharingError, match=r"local ranks \[1, 2\] did not come"):
+    with pytest.raises(SharingError, match=r"local ranks \[1, 2\] of 3 did not come"):
         group(0, 3, tmp_path).join(0.1)
     assert list(tmp_path.iterdir()) == []
 
