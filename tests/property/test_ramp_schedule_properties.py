@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from simpletuner_gh200.ramp.learning_rate import rate_factor
 from simpletuner_gh200.ramp.resume import RampState, resume
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
@@ -76,11 +79,7 @@ def test_the_ramp_is_monotone_and_ends_at_its_target(ramp: GH200GradientRamp) ->
 @given(ramps())
 def test_changes_are_exactly_where_the_count_changes(ramp: GH200GradientRamp) -> None:
     windows = list(ramp.windows(ramp.ramp_steps + 2))
-    different = [
-        window
-        for before, window in zip(windows, windows[1:], strict=False)
-        if before.accumulation != window.accumulation
-    ]
+    different = [window for before, window in pairwise(windows) if before.accumulation != window.accumulation]
     assert list(ramp.changes) == [windows[0], *different]
 
 

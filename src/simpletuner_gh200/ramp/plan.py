@@ -11,7 +11,7 @@ from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 def plan(
     settings: RampSettings, *, train_batch_size: int, world_size: int, gradient_accumulation_steps: int
 ) -> GH200GradientRamp:
-    """The schedule that the settings ask for on so many ranks. The settings were checked, so that nothing is missing."""
+    """The schedule that the settings, already checked, ask for on so many ranks."""
     assert settings.initial_effective_batch_size is not None
     assert settings.batch_rampup_steps is not None
     target = settings.target_effective_batch_size

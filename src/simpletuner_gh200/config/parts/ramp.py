@@ -47,4 +47,4 @@ def _check(model: PartModel) -> list[tuple[str, str]]:
     return problems
 
 
-PART = Part(block="gh200_optimizations", feature="ramp", model=RampSettings, landed=False, check=_check)
+PART = Part(block="gh200_optimizations", feature="ramp", model=RampSettings, landed=True, check=_check)

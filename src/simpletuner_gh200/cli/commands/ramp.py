@@ -1,0 +1,97 @@
+"""``gh200 ramp``: the batch ramp of a configuration, before a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.config.files import read_training_config
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.ramp.chart import as_svg, in_characters
+from simpletuner_gh200.ramp.png import as_png
+from simpletuner_gh200.ramp.reading import report_on
+from simpletuner_gh200.ramp.report import Report
+
+SHOWN_AT_EACH_END = 12
+"""Rows of a long table that are printed before and after the gap."""
+
+
+def ramp(
+    config: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
+    world: Annotated[
+        int | None, typer.Option("--world", min=1, help="Ranks. Default: num_processes of the configuration, or 1.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also draw it into this .svg or .png file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how the effective batch grows over a run: every change, the samples it takes, a drawing.
+
+    The configuration needs only the ramp's keys, train_batch_size and max_train_steps.
+
+    Examples:
+
+      gh200 ramp config/config.json
+
+      gh200 ramp config/config.json --world 4 -o ramp.svg
+
+      gh200 ramp config/config.json --json
+    """
+    if output is not None and output.suffix.lower() not in {".svg", ".png"}:
+        raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .svg or .png")
+    report, notes = report_on(read_training_config(config), world=world, source=str(config))
+    if output is not None:
+        _draw(report, output)
+    if as_json:
+        print(json.dumps({**report.to_json(), "notes": notes}))
+        return
+    _print(report, notes, Console())
+    if output is not None:
+        print(f"drawn into {output}")
+
+
+def _draw(report: Report, path: Path) -> None:
+    content = as_svg(report).encode() if path.suffix.lower() == ".svg" else as_png(report)
+    try:
+        path.write_bytes(content)
+    except OSError as refused:
+        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
+
+
+def _print(report: Report, notes: list[str], console: Console) -> None:
+    for note in (*notes, *report.notices):
+        console.print(f"note: {note}", markup=False, highlight=False)
+    console.print(_table(report))
+    for line in in_characters(report, width=max(20, min(72, console.width - 12))):
+        console.print(line, markup=False, highlight=False, style="green")
+    reached = report.target_reached
+    end = f"the target from optimizer step {reached} on" if reached is not None else "the target is not reached"
+    console.print(
+        f"{report.steps} optimizer steps, {report.total_samples} samples, "
+        f"{report.total_samples // report.ramp.unit} micro-batches per rank; {end}",
+        highlight=False,
+    )
+
+
+def _table(report: Report) -> Table:
+    table = Table(title=f"batch ramp, {report.ramp.curve}, {report.ramp.world_size} rank(s)", title_justify="left")
+    for heading in ("optimizer step", "micro-batch", "samples before", "accumulation", "effective batch"):
+        table.add_column(heading, justify="right")
+    rows = [[str(value) for value in report.change_row(window).values()] for window in report.changes]
+    if len(rows) > 2 * SHOWN_AT_EACH_END + 1:
+        left_out = len(rows) - 2 * SHOWN_AT_EACH_END
+        gap = [f"({left_out} more)", "", "", "", ""]
+        rows = [*rows[:SHOWN_AT_EACH_END], gap, *rows[-SHOWN_AT_EACH_END:]]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+COMMAND = Command(name="ramp", run=ramp, panel="Plan")

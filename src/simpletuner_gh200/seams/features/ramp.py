@@ -1,0 +1,182 @@
+"""The batch ramp in a running SimpleTuner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, ClassVar
+
+from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.ramp.learning_rate import rate_factor
+from simpletuner_gh200.ramp.plan import notices, plan
+from simpletuner_gh200.ramp.resume import RampState, resume
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
+from simpletuner_gh200.seams.checkpoint_state import CheckpointState
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features._ramp_bar import show_on_bar
+from simpletuner_gh200.seams.features._ramp_deferral import Deferral
+from simpletuner_gh200.seams.features._ramp_rate import RateRule
+from simpletuner_gh200.seams.features._ramp_refusals import refuse_impossible
+from simpletuner_gh200.seams.features._ramp_windows import Windows
+
+logger = logging.getLogger("simpletuner_gh200")
+
+EFFECTIVE_KEY = "gh200/effective_batch_size"
+ACCUMULATION_KEY = "gh200/gradient_accumulation_steps"
+
+
+class RampFeature(Feature):
+    name: ClassVar[str] = "ramp"
+    seams: ClassVar[tuple[str, ...]] = ("trainer.parse_arguments", "trainer.train", "trainer.init_hooks")
+
+    def __init__(self) -> None:
+        self._ramp: GH200GradientRamp
+        self._settings: RampSettings
+        self._windows: Windows
+        self._deferral: Deferral
+        self._rate: RateRule | None = None
+        self._saved: RampState | None = None
+        self._epochs_derived = False
+        self._done: list[Window] = []
+
+    def request(self, settings: Settings) -> Request:
+        self._settings = settings.part(RampSettings)
+        return "asked" if self._settings.enable_batch_size_rampup else "off"
+
+    def demo_config(self) -> dict[str, Any]:
+        block = {
+            "enable_batch_size_rampup": True,
+            "initial_effective_batch_size": 2,
+            "target_effective_batch_size": 8,
+            "batch_rampup_steps": 32,
+        }
+        return {"gh200_optimizations": block}
+
+    def start(self, trainer: Any) -> None:
+        config, accelerator = trainer.config, trainer.accelerator
+        refuse_impossible(config, accelerator)
+        self._ramp = plan(
+            self._settings,
+            train_batch_size=int(config.train_batch_size),
+            world_size=_data_parallel_size(accelerator),
+            gradient_accumulation_steps=int(config.gradient_accumulation_steps),
+        )
+        self._announce()
+        self._epochs_derived = not getattr(config, "num_train_epochs", None)
+        # Buckets and epochs are measured by the target; the windows begin with the loop.
+        config.gradient_accumulation_steps = self._ramp.target_accumulation
+
+    def hooks_ready(self, trainer: Any) -> None:
+        def save() -> Mapping[str, Any]:
+            return RampState.after(self._ramp, int(trainer.state["global_step"])).to_json()
+
+        def load(section: Mapping[str, Any] | None) -> None:
+            self._saved = RampState.from_json(section) if section is not None else None
+            if self._saved is not None and self._saved.accumulation:
+                # Samplers compare the accelerator with the one that saved them.
+                trainer.accelerator.gradient_accumulation_steps = self._saved.accumulation
+
+        CheckpointState.of(trainer.accelerator).add("ramp", save, load)
+
+    def before_train(self, trainer: Any) -> None:
+        step = int(trainer.state["global_step"])
+        resumed = resume(self._ramp, self._saved, step)
+        self._ramp = resumed.ramp
+        for notice in resumed.notices:
+            logger.warning("gh200: ramp: %s", notice)
+        if self._epochs_derived:
+            _allow_epochs(trainer.config, self._ramp)
+        self._hook_loop(trainer)
+
+    def _hook_loop(self, trainer: Any) -> None:
+        def next_window() -> Window:
+            return self._ramp.window(int(trainer.state["global_step"]))
+
+        windows = Windows(trainer.accelerator, trainer.config, self._ramp.target_accumulation, next_window)
+        self._deferral = Deferral(trainer, lambda: windows.mid_window)
+        windows.on_open += [self._done.append, self._deferral.window_opened]
+        windows.on_open.append(show_on_bar(trainer))
+        windows.install()
+        self._deferral.install()
+        self._windows = windows
+        if self._settings.ramp_lr_rule != "none":
+            self._rate = RateRule(self._factor)
+            self._rate.install(trainer.optimizer, getattr(trainer, "sidecar_optimizer", None))
+
+    def log_values(self, values: dict[str, Any], step: int | None) -> None:
+        if not self._done:
+            return
+        values.update(self._metrics())
+        if self._rate is not None and isinstance(values.get("learning_rate"), int | float):
+            values["learning_rate"] *= self._factor()
+
+    def status_event(self, trainer: Any, event: dict[str, Any]) -> None:
+        metrics = (event.get("progress") or {}).get("metrics")
+        if self._done and isinstance(metrics, dict):
+            metrics.update(self._metrics())
+
+    def after_train(self, trainer: Any) -> None:
+        if not hasattr(self, "_windows"):
+            return
+        self._windows.uninstall()
+        self._deferral.uninstall()
+        if self._rate is not None:
+            self._rate.uninstall()
+
+    def summary(self) -> dict[str, Any]:
+        if not hasattr(self, "_ramp"):
+            return {}
+        changes = [
+            {"step": window.step, "accumulation": window.accumulation, "effective": window.effective}
+            for before, window in zip((None, *self._done), self._done, strict=False)
+            if before is None or before.accumulation != window.accumulation
+        ]
+        return {
+            "initial": self._ramp.initial,
+            "target": self._ramp.target,
+            "windows": [window.accumulation for window in self._done],
+            "changes": changes,
+            "samples": sum(window.effective for window in self._done),
+        }
+
+    def _factor(self) -> float:
+        return rate_factor(self._ramp, self._done[-1].step, self._settings.ramp_lr_rule) if self._done else 1.0
+
+    def _metrics(self) -> dict[str, int]:
+        window = self._done[-1]
+        return {EFFECTIVE_KEY: window.effective, ACCUMULATION_KEY: window.accumulation}
+
+    def _announce(self) -> None:
+        ramp = self._ramp
+        logger.info(
+            "GH200 gradient accumulation ramp enabled (initial=%d, target=%d, ramp_steps=%d)",
+            ramp.initial,
+            ramp.target,
+            ramp.ramp_steps,
+        )
+        for notice in notices(ramp):
+            logger.warning("gh200: ramp: %s", notice)
+
+
+def _data_parallel_size(accelerator: Any) -> int:
+    """Ranks that see different samples; context-parallel ones share theirs."""
+    from simpletuner.helpers.metadata.backends import base
+
+    aware = getattr(base, "get_cp_aware_dp_info", None)
+    return int(aware(accelerator)[0]) if aware is not None else int(accelerator.num_processes)
+
+
+def _allow_epochs(config: Any, ramp: GH200GradientRamp) -> None:
+    """Upstream derived the epochs from the target; a ramp that starts above it consumes more."""
+    batches = int(getattr(config, "total_num_batches", 0) or 0)
+    if not batches:
+        return
+    needed = ceil(ramp.window(int(config.max_train_steps)).samples / ramp.unit / batches)
+    if needed > config.num_train_epochs:
+        logger.info("gh200: ramp: num_train_epochs %s -> %d, to reach max_train_steps", config.num_train_epochs, needed)
+        config.num_train_epochs = needed
+
+
+FEATURE = RampFeature
