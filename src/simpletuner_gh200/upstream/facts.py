@@ -99,7 +99,7 @@ def lacks(owner: str, names: Collection[str]) -> Predicate:
 
     def check(scope: ast.AST) -> str | None:
         taken = sorted(
-            node.name for node in ast.walk(scope) if isinstance(node, syntax.Function) and node.name in names
+            node.name for node in syntax.nodes(scope) if isinstance(node, syntax.Function) and node.name in names
         )
         return f"{owner} has its own {', '.join(taken)}" if taken else None
 
@@ -143,7 +143,7 @@ def with_block(qualname: str, context: str, *, times: int = 1) -> Predicate:
     def check(scope: ast.AST) -> str | None:
         entered = [
             item
-            for node in ast.walk(scope)
+            for node in syntax.nodes(scope)
             if isinstance(node, ast.With | ast.AsyncWith)
             for item in node.items
             if isinstance(item.context_expr, ast.Call) and syntax.dotted(item.context_expr.func) == context
@@ -161,7 +161,7 @@ def contains(qualname: str, expression: str) -> Predicate:
     wanted = ast.dump(_parsed(expression))
 
     def check(scope: ast.AST) -> str | None:
-        for node in ast.walk(scope):
+        for node in syntax.nodes(scope):
             if ast.dump(node) == wanted:
                 return None
         return f"{qualname} without `{expression}`"

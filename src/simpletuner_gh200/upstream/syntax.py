@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.Module | ast.ClassDef | Function
@@ -49,25 +50,34 @@ def dotted(node: ast.AST) -> str | None:
     return None
 
 
+@lru_cache(maxsize=16)
+def nodes(scope: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes below ``scope``. Remembered, because a dozen facts ask about the same long class."""
+    return tuple(ast.walk(scope))
+
+
 def calls(scope: ast.AST, name: str) -> list[ast.Call]:
-    return [node for node in ast.walk(scope) if isinstance(node, ast.Call) and dotted(node.func) == name]
+    return [node for node in nodes(scope) if isinstance(node, ast.Call) and dotted(node.func) == name]
 
 
 def mentions(scope: ast.AST, name: str) -> list[ast.AST]:
-    return [node for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute) and dotted(node) == name]
+    # The last part first: it settles nearly every node of a long class without building its dotted name.
+    last = name.rpartition(".")[2]
+    ends_alike = (node for node in nodes(scope) if last in (getattr(node, "attr", None), getattr(node, "id", None)))
+    return [node for node in ends_alike if dotted(node) == name]
 
 
 def assignments(scope: ast.AST, name: str) -> list[ast.AST]:
     """Statements in ``scope`` that bind the dotted ``name``."""
     found: list[ast.AST] = []
-    for node in ast.walk(scope):
+    for node in nodes(scope):
         if any(dotted(target) == name for target in _targets(node)):
             found.append(node)
     return found
 
 
 def parents(scope: ast.AST) -> dict[ast.AST, ast.AST]:
-    return {child: node for node in ast.walk(scope) for child in ast.iter_child_nodes(node)}
+    return {child: node for node in nodes(scope) for child in ast.iter_child_nodes(node)}
 
 
 def string_keys(node: ast.AST | None) -> dict[str, ast.expr]:

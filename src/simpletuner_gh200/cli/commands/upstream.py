@@ -1,0 +1,105 @@
+"""``gh200 upstream``: does this SimpleTuner have what we rely on, and what changed between two of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream.check import check_remembered
+from simpletuner_gh200.upstream.features import FEATURES
+from simpletuner_gh200.upstream.select import select
+from simpletuner_gh200.upstream.sweep import sweep
+from simpletuner_gh200.upstream.verdict import Verdict
+
+app = typer.Typer(
+    help="Check SimpleTuner against what the extension relies on.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+CHECK_EXAMPLES = """
+Examples:
+
+  gh200 upstream check                               the installed SimpleTuner
+
+  gh200 upstream check --version 4.10.1              a release from the package index
+
+  gh200 upstream check --path ~/SimpleTuner          a folder or a wheel
+
+  gh200 upstream check --git ~/SimpleTuner --ref origin/main
+
+  gh200 upstream check --all --json                  every release from 3.1 on
+"""
+
+
+@app.command(epilog=CHECK_EXAMPLES)
+def check(
+    version: Annotated[str | None, typer.Option(help="A release; its wheel comes from the package index.")] = None,
+    path: Annotated[Path | None, typer.Option(help="A checkout, a site-packages folder or a wheel.")] = None,
+    git: Annotated[Path | None, typer.Option(help="A git repository of SimpleTuner.")] = None,
+    ref: Annotated[str | None, typer.Option(help="With --git: a branch, tag or commit (default HEAD).")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every release on the index from 3.1 on.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+) -> None:
+    """Compare SimpleTuner's source with the contract. Nothing of it is imported or run."""
+    if every:
+        if any((version, path, git, ref)):
+            raise UsageError("--all checks every release", remedy="leave out --version, --path, --git and --ref")
+        verdicts = list(sweep())
+        _print_sweep(verdicts, as_json)
+    else:
+        selected = select(version=version, path=path, repository=git, ref=ref)
+        verdicts = [check_remembered(selected.source, version=selected.version)]
+        _print_one(verdicts[0], as_json)
+    if not all(verdict.ok for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _print_one(verdict: Verdict, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(verdict.to_json()))
+        return
+    console = Console()
+    console.print(_seam_table(verdict))
+    console.print(_feature_table(verdict))
+    broken = len(verdict.broken)
+    typer.echo(f"SimpleTuner {verdict.version}: " + ("every seam holds" if verdict.ok else f"{broken} broken"))
+
+
+def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
+    if as_json:
+        document = {"ok": all(verdict.ok for verdict in verdicts), "releases": [v.to_json() for v in verdicts]}
+        typer.echo(json.dumps(document))
+        return
+    table = Table("SimpleTuner", *FEATURES, title="features per release")
+    for verdict in verdicts:
+        table.add_row(verdict.version, *(verdict.features[name].partition(":")[0] for name in FEATURES))
+    Console().print(table)
+    for verdict in verdicts:
+        for row in verdict.broken:
+            typer.echo(f"{verdict.version}: {row.name}: {row.found} -> off: {row.feature}")
+    good = sum(verdict.ok for verdict in verdicts)
+    typer.echo(f"{good} of {len(verdicts)} releases hold every seam")
+
+
+def _seam_table(verdict: Verdict) -> Table:
+    table = Table("seam", "status", "features", "found", title=f"SimpleTuner {verdict.version}: seams")
+    for row in verdict.seams:
+        table.add_row(row.name, row.status, row.feature, "" if row.status == "ok" else row.found)
+    return table
+
+
+def _feature_table(verdict: Verdict) -> Table:
+    table = Table("feature", "what", "verdict", title="what that means")
+    for name, info in FEATURES.items():
+        table.add_row(name, info.title, verdict.features[name])
+    return table
+
+
+COMMAND = Command(name="upstream", run=app, panel="Upstream")

@@ -1,0 +1,53 @@
+"""Reading a git repository with the git client. Refs are data: they never reach git where it reads options."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream.source import candidate_paths
+
+
+def git(repository: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    """One git command in ``repository``; what it writes to stderr becomes the error."""
+    command = ["git", "-C", str(repository), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError as missing:
+        raise UsageError("git is not installed", remedy="install git") from missing
+    if check and done.returncode != 0:
+        detail = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise UsageError(f"git {arguments[0]} in {repository}: {detail}")
+    return done
+
+
+def resolve(repository: Path, ref: str) -> str:
+    """The commit a ref names. ``--end-of-options`` keeps a ref that starts with a dash from being an option."""
+    done = git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", check=False)
+    commit = done.stdout.decode().strip()
+    if done.returncode != 0 or not commit:
+        raise UsageError(f"no commit {ref!r} in {repository}", remedy="fetch it first, or name a branch, tag or commit")
+    return commit
+
+
+@dataclass(frozen=True)
+class GitSource:
+    """The tree of one commit."""
+
+    repository: Path
+    commit: str
+    label: str
+
+    def read(self, module: str) -> bytes | None:
+        for path in candidate_paths(module):
+            done = git(self.repository, "cat-file", "blob", f"{self.commit}:{path}", check=False)
+            if done.returncode == 0:
+                return done.stdout
+        return None
+
+
+def git_source(repository: Path, ref: str) -> GitSource:
+    commit = resolve(repository, ref)
+    return GitSource(repository, commit, f"{ref} ({commit[:12]})")
