@@ -1,0 +1,148 @@
+"""Projects and jobs for integration tests: prepare once, snapshot, restore before each run, train, look at the results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.demo.project import Project, dataset_list, training_config, write_project
+
+FORGE = Path(__file__).with_name("forge.py")
+
+
+@dataclass
+class JobResult:
+    """What one job left behind. ``records`` and ``summaries`` are by rank."""
+
+    exit_codes: list[int]
+    results: Path
+    output: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return all(code == 0 for code in self.exit_codes)
+
+    @property
+    def losses(self) -> list[list[str]]:
+        """Per rank, the loss of every micro-batch as an exact hexadecimal float."""
+        return [record["losses"] for record in self.records]
+
+    def log(self, rank: int = 0) -> str:
+        return (self.results / f"log-{rank}.txt").read_text(errors="replace")
+
+    def lora(self) -> dict[str, Any]:
+        """The final LoRA tensors."""
+        from safetensors.torch import load_file
+
+        return load_file(str(self.output / "pytorch_lora_weights.safetensors"))
+
+    def explain(self) -> str:
+        """For assertion messages: exit codes and the end of each rank's log."""
+        tails = [f"--- rank {rank}\n{self.log(rank)[-4000:]}" for rank in range(len(self.exit_codes))]
+        return f"exit codes {self.exit_codes}\n" + "\n".join(tails)
+
+
+class Forge:
+    """The running server (see forge.py)."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, str(FORGE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
+        assert self._server.stdout is not None
+        assert json.loads(self._server.stdout.readline()) == {"ready": True}
+
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(job) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(timeout=30)
+
+
+class Workbench:
+    """One tiny project at a fixed path, with filled caches that can be put back as they were."""
+
+    def __init__(self, forge: Forge, folder: Path, *, steps: int = 8) -> None:
+        self.forge = forge
+        self.project = Project(folder / "project", steps=steps)
+        self._snapshot = folder / "snapshot"
+        self._runs = folder / "runs"
+        self._runs.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        """Fill caches and bucket index with one stock run, then remember the state of everything."""
+        write_project(self.project, blocks={}, dataset={})
+        self.configure(max_train_steps=1)
+        first = self.train(stock=True)
+        assert first.ok, first.explain()
+        shutil.rmtree(self.project.output, ignore_errors=True)
+        shutil.copytree(self.project.folder, self._snapshot, symlinks=True)
+
+    def restore(self) -> None:
+        """Back to the snapshot: same paths, same caches, same index, no output."""
+        shutil.rmtree(self.project.folder)
+        shutil.copytree(self._snapshot, self.project.folder, symlinks=True)
+
+    def configure(
+        self,
+        *,
+        blocks: dict[str, Any] | None = None,
+        dataset: dict[str, Any] | None = None,
+        datasets: list[dict[str, Any]] | None = None,
+        **overrides: Any,
+    ) -> None:
+        """Write config.json and datasets.json: our blocks, changes to the image entry, other training keys."""
+        config = {**training_config(self.project), **(blocks or {}), **overrides}
+        self.project.config.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+        self.project.datasets.write_text(json.dumps(datasets or dataset_list(self.project, dataset or {})))
+
+    def train(
+        self,
+        *,
+        stock: bool = False,
+        argv: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        world: int = 1,
+        probe: Path | None = None,
+        timeout: float = 300,
+    ) -> JobResult:
+        """Train with what ``configure`` wrote. ``probe`` names a file whose ``install(record)`` runs in each rank."""
+        results = Path(tempfile.mkdtemp(dir=self._runs))
+        job = {
+            "stock": stock,
+            "argv": argv if argv is not None else ["--config", str(self.project.config)],
+            "config": str(self.project.config),
+            "env": env or {},
+            "world": world,
+            "folder": str(self.project.folder),
+            "results": str(results),
+            "probe": str(probe) if probe else None,
+            "timeout": timeout,
+        }
+        answer = self.forge.run(job)
+        return JobResult(
+            exit_codes=answer["exit_codes"],
+            results=results,
+            output=self.project.output,
+            records=[_read(results / f"record-{rank}.json") for rank in range(world)],
+            summaries=[_read(results / f"rank-{rank}.json") for rank in range(world)],
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A rank that was killed leaves no record; an empty one stands for it."""
+    return json.loads(path.read_text()) if path.is_file() else {"losses": []}
