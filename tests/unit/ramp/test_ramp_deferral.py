@@ -1,0 +1,97 @@
+"""What upstream would do in mid-window waits for the window's end, and happens once."""
+
+from __future__ import annotations
+
+from simpletuner_gh200.seams.features._ramp_deferral import Deferral
+
+
+class Validation:
+    wanted = False
+
+    def should_perform_intermediary_validation(self, step: int, prompts: object, kind: str, **more: object) -> bool:
+        return self.wanted
+
+
+class Trainer:
+    """The four methods as SimpleTuner has them."""
+
+    def __init__(self) -> None:
+        self.validation = Validation()
+        self.manual_validation = self.manual_checkpoint = False
+
+    def _consume_manual_validation_request(self) -> bool:
+        requested, self.manual_validation = self.manual_validation, False
+        return requested
+
+    def _consume_manual_checkpoint_request(self) -> bool:
+        requested, self.manual_checkpoint = self.manual_checkpoint, False
+        return requested
+
+    def _should_checkpoint_epoch(self, epoch: int) -> bool:
+        return epoch % 2 == 0
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.trainer = Trainer()
+        self.open = False
+        self.deferral = Deferral(self.trainer, lambda: self.open)
+        self.deferral.install()
+
+    def validates(self, **more: object) -> bool:
+        return self.trainer.validation.should_perform_intermediary_validation(3, ["a"], "intermediary", **more)
+
+
+def test_a_manual_validation_is_kept_until_the_window_closes() -> None:
+    loop = Loop()
+    loop.trainer.manual_validation, loop.open = True, True
+    assert [loop.trainer._consume_manual_validation_request() for _ in range(3)] == [False] * 3
+    loop.open = False
+    assert loop.trainer._consume_manual_validation_request()
+    assert not loop.trainer._consume_manual_validation_request()
+
+
+def test_an_epoch_checkpoint_in_mid_window_is_made_at_its_end() -> None:
+    loop = Loop()
+    loop.open = True
+    assert not loop.trainer._should_checkpoint_epoch(2)
+    loop.open = False
+    assert loop.trainer._consume_manual_checkpoint_request()
+    assert not loop.trainer._consume_manual_checkpoint_request()
+
+
+def test_an_epoch_that_ends_with_its_window_is_left_alone() -> None:
+    loop = Loop()
+    assert loop.trainer._should_checkpoint_epoch(2)
+    assert not loop.trainer._should_checkpoint_epoch(3)
+    assert not loop.trainer._consume_manual_checkpoint_request()
+
+
+def test_a_manual_and_a_deferred_checkpoint_are_one() -> None:
+    loop = Loop()
+    loop.open = True
+    loop.trainer._should_checkpoint_epoch(2)
+    loop.open, loop.trainer.manual_checkpoint = False, True
+    assert loop.trainer._consume_manual_checkpoint_request()
+    assert not loop.trainer._consume_manual_checkpoint_request()
+
+
+def test_a_validation_due_in_mid_window_runs_at_its_end_only() -> None:
+    loop = Loop()
+    loop.open, loop.trainer.validation.wanted = True, True
+    assert not loop.validates(epoch_end=True)
+    loop.trainer.validation.wanted = False
+    assert not loop.validates()
+    loop.open = False
+    # Upstream asks twice: whether it would validate, and then in the validation itself.
+    assert [loop.validates(), loop.validates()] == [True, True]
+    loop.deferral.window_opened(object())
+    assert not loop.validates()
+
+
+def test_everything_is_put_back() -> None:
+    loop = Loop()
+    loop.deferral.uninstall()
+    loop.open, loop.trainer.manual_validation = True, True
+    assert loop.trainer._consume_manual_validation_request()
+    assert set(vars(loop.trainer)) == {"validation", "manual_validation", "manual_checkpoint"}
