@@ -1,0 +1,113 @@
+"""Break each relied-on fact in a real SimpleTuner's source, in turn: the check says which seam, and which features."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+import pytest
+from upstream_mutations import HARMLESS, MUTATIONS, Harmless, Mutation
+
+from simpletuner_gh200.upstream import syntax
+from simpletuner_gh200.upstream.check import check_spec
+from simpletuner_gh200.upstream.source import installed_package
+from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
+
+pytestmark = pytest.mark.skipif(installed_package("simpletuner") is None, reason="no SimpleTuner to mutate")
+
+SPECS = all_specs()
+CALLABLE = [spec for spec in SPECS.values() if spec.parameters is not None]
+
+
+LONG_CLASSES = ("Trainer", "FactoryRegistry", "VAECache", "Accelerator")
+FACT_METHODS = {"encode_images", "retrieve_from_cache", "accumulate", "gradient_accumulation_steps", "__init__"}
+
+
+@cache
+def canonical(module: str) -> str:
+    """The module's real source, parsed and written out again; of a very long class only what the contract speaks of."""
+    package = installed_package(module.partition(".")[0])
+    text = package.read(module) if package is not None else None
+    assert text is not None, f"no {module}"
+    tree = ast.parse(text)
+    for name in LONG_CLASSES:
+        owner = syntax.find(tree, name)
+        if isinstance(owner, ast.ClassDef):
+            shorten(tree, owner)
+    return ast.unparse(tree)
+
+
+def shorten(tree: ast.Module, owner: ast.ClassDef) -> None:
+    """Keep the methods the contract names and, for each, the first one that calls it."""
+    named = {spec.qualname.partition(".")[2] for spec in SPECS.values() if spec.qualname.startswith(f"{owner.name}.")}
+    callers = {next((id(node) for node in owner.body if syntax.mentions(node, f"self.{name}")), None) for name in named}
+    owner.body = [
+        node for node in owner.body if id(node) in callers or getattr(node, "name", None) in named | FACT_METHODS
+    ]
+    heads = {spec.qualname.partition(".")[0] for spec in SPECS.values()}
+    tree.body = [
+        node for node in tree.body if not isinstance(node, syntax.Function | ast.ClassDef) or node.name in heads
+    ]
+
+
+def losses(module: str, text: str) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+    """Per broken seam of the module, what was found and which features it costs."""
+    tree = ast.parse(text)
+    found = {spec.name: check_spec(spec, tree) for spec in SPECS.values() if spec.module == module}
+    return {name: troubles for name, troubles in found.items() if troubles}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: f"{mutation.seam}: {mutation.fact}")
+def test_broken_fact_is_caught_and_attributed(mutation: Mutation) -> None:
+    spec = SPECS[mutation.seam]
+    fact = next(fact for fact in spec.facts if fact.name == mutation.fact)
+    broken = losses(spec.module, mutation.apply(canonical(spec.module)))
+
+    reports = [(found, features) for found, features in broken[spec.name] if f"relied on: {fact.name}" in found]
+    assert [features for _found, features in reports] == [fact.features or spec.features]
+    lost = {feature for troubles in broken.values() for _found, features in troubles for feature in features}
+    assert lost == {*(fact.features or spec.features), *mutation.also}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_vanished_place_is_caught(spec: SeamSpec) -> None:
+    last = spec.qualname.rpartition(".")[2]
+    tree = ast.parse(canonical(spec.module))
+    for node in ast.walk(tree):
+        if getattr(node, "name", None) == last:
+            node.name = f"{last}_moved"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Name) and node.id == last:
+            node.id = f"{last}_moved"
+    assert check_spec(spec, tree) == [(f"no {spec.qualname} in {spec.module}", spec.features)]
+
+
+@pytest.mark.parametrize("spec", CALLABLE, ids=[spec.name for spec in CALLABLE])
+def test_changed_parameters_are_caught(spec: SeamSpec) -> None:
+    tree = ast.parse(canonical(spec.module))
+    target = syntax.function(tree, spec.qualname)
+    assert target is not None
+    target.args.args.append(ast.arg(arg="surprise"))
+    troubles = check_spec(spec, tree)
+    assert any("surprise" in found and features == spec.features for found, features in troubles)
+
+
+@pytest.mark.parametrize("edit", HARMLESS, ids=lambda edit: edit.what)
+def test_harmless_change_is_not_flagged(edit: Harmless) -> None:
+    text = edit.apply(canonical(edit.module))
+    assert losses(edit.module, text) == {}
+
+
+@pytest.mark.parametrize("module", sorted({spec.module for spec in SPECS.values()}))
+def test_moved_and_reformatted_code_is_not_flagged(module: str) -> None:
+    tree = ast.parse(canonical(module))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = [part for part in node.body if isinstance(part, syntax.Function) and not part.decorator_list]
+            others = [part for part in node.body if part not in methods]
+            node.body = others + sorted(methods, key=lambda part: part.name, reverse=True)
+    assert losses(module, "# moved\n\n\n" + ast.unparse(tree)) == {}
+
+
+def test_every_fact_has_a_mutation() -> None:
+    facts = {(spec.name, fact.name) for spec in SPECS.values() for fact in spec.facts}
+    assert facts == {(mutation.seam, mutation.fact) for mutation in MUTATIONS}
