@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import logging
 import os
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.errors import MemoryRoomError
+
+logger = logging.getLogger("simpletuner_gh200")
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -53,17 +56,21 @@ class Region:
         """Run ``step`` before what is there to release now (a registration goes before its mapping)."""
         self._releases.append(step)
 
+    def after_release(self, step: Callable[[], None]) -> None:
+        """Run ``step`` when everything else is released (a budget gets its bytes back last)."""
+        self._releases.insert(0, step)
+
 
 def _unwind(releases: list[Callable[[], None]]) -> None:
-    """All steps run even if one fails: a registration that can't be undone is no reason to leak the mapping too."""
-    failure: BaseException | None = None
+    """All steps run even if one fails: a registration that can't be undone is no reason to leak the mapping too.
+
+    Runs wherever the last view happens to die, so a failure is logged: nobody is there to catch it.
+    """
     while releases:
         try:
             releases.pop()()
         except MemoryRoomError as failed:
-            failure = failure or failed
-    if failure is not None:
-        raise failure
+            logger.warning("gh200: memory could not be given back cleanly: %s", failed)
 
 
 def map_anonymous(size: int) -> Region:

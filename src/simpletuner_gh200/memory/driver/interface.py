@@ -63,6 +63,8 @@ class Capabilities:
     page_size: int
     host_node: int | None
     """CPU NUMA node next to the device, where the driver says."""
+    device_node: int | None
+    """NUMA node that the device's own memory is, where it is one: nothing of ours may spill into it."""
     mode: MemoryMode
     driver_version: int = 0
 

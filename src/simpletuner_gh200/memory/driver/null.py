@@ -71,6 +71,7 @@ class NullDriver:
             device_total=0,
             page_size=PAGE,
             host_node=None,
+            device_node=None,
             mode="none",
         )
 

@@ -1,0 +1,138 @@
+"""Making slabs: budget, kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
+
+>>> maker = SlabMaker(current(), Budget("node 0", limit), asked="auto", ranks=world_on_node)
+>>> slab = maker.make(size, label="latents", shared=True)
+>>> maker.records[-1]                                   # what was made, and why
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from simpletuner_gh200.errors import DriverError, FeatureUnavailable
+from simpletuner_gh200.memory import advice, numa
+from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.mapping import Region
+from simpletuner_gh200.memory.placement import Asked, Choice, choose_kind
+from simpletuner_gh200.memory.slab import Slab, SlabKind
+
+logger = logging.getLogger("simpletuner_gh200")
+
+
+@dataclass(frozen=True)
+class SlabRecord:
+    """One slab as it was made: for doctor, summary and the curious. Torch's own statistics don't show slabs."""
+
+    label: str
+    size: int
+    kind: SlabKind
+    reason: str
+    binding: str
+    advice: str
+
+
+class SlabMaker:
+    """Makes the slabs of one rank, all of one kind choice, inside one budget."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        budget: Budget,
+        *,
+        asked: Asked = "auto",
+        ordinal: int = 0,
+        ranks: int = 1,
+        measured: Mapping[SlabKind, float] | None = None,
+    ) -> None:
+        """Raises FeatureUnavailable at once when the kind asked for can't be had."""
+        self.driver = driver
+        self.budget = budget
+        self.ordinal = ordinal
+        self.asked = asked
+        self.caps = driver.capabilities(ordinal)
+        self.choice = choose_kind(asked, self.caps, ranks=ranks, measured=measured)
+        self.records: list[SlabRecord] = []
+
+    def make(self, size: int, *, label: str, shared: bool = False) -> Slab:
+        """A slab of exactly ``size`` bytes, in the budget. ``shared`` puts it behind a memfd for other ranks."""
+        if shared and self.choice.kind == "managed":
+            raise FeatureUnavailable(
+                f"slab {label!r} is to be shared, and managed memory can't be", remedy="set cache_config.slab to 'auto'"
+            )
+        reservation = self.budget.reserve(size)
+        try:
+            slab = self._raw(size, label, shared)
+        except BaseException:
+            reservation.release()
+            raise
+        slab.region.after_release(reservation.release)
+        return self._finish(slab)
+
+    def attach(self, fd: int, size: int, *, label: str) -> Slab:
+        """Map another rank's slab and register this mapping; its bytes are in the budget of the rank that made it."""
+        return self._finish(Slab.attach(fd, size, label=label), bound="by the rank that made it")
+
+    def _raw(self, size: int, label: str, shared: bool) -> Slab:
+        if self.choice.kind != "managed":
+            return Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label)
+        address = self.driver.alloc_managed(size, self.ordinal)
+        region = Region(address, size, partial(_give_back, self.driver, address, self.ordinal, os.getpid()))
+        return Slab(region, kind="managed", label=label, reason=self.choice.reason)
+
+    def _finish(self, slab: Slab, *, bound: str | None = None) -> Slab:
+        try:
+            bound = bound or self._bind(slab)
+            choice = self._register(slab)
+        except BaseException:
+            slab.close()
+            raise
+        slab.kind, slab.reason = choice.kind, choice.reason
+        self.records.append(
+            SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, self._advise(slab).reason)
+        )
+        return slab
+
+    def _bind(self, slab: Slab) -> str:
+        if slab.kind == "managed":
+            return "managed memory: the driver places it"
+        binding = numa.bind(slab.address, slab.size, near=self.caps.host_node, device_node=self.caps.device_node)
+        return binding.reason
+
+    def _register(self, slab: Slab) -> Choice:
+        if self.choice.kind != "registered":
+            return self.choice
+        try:
+            self.driver.register_host(slab.address, slab.size, self.ordinal)
+        except DriverError as refused:
+            if self.asked != "auto":
+                raise
+            logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, refused)
+            return Choice("host", f"registering failed: {refused.message}")
+        slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
+        return self.choice
+
+    def _advise(self, slab: Slab) -> advice.Outcome:
+        if slab.kind == "registered":
+            return advice.Outcome(False, "pinned memory never moves: none needed")
+        # The mapping is whole pages, whatever the slab's size: the last one is ours too.
+        page = self.caps.page_size
+        span = (slab.address, -(-slab.size // page) * page) if slab.kind == "host" else (slab.address, slab.size)
+        outcome = advice.prefer(self.driver, self.caps, span, "cpu")
+        if not outcome and slab.kind == "managed":
+            logger.warning("gh200: advice for slab %r is not in force: %s", slab.label, outcome.reason)
+        return replace(outcome, size=slab.size) if outcome else outcome
+
+
+def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:
+    if os.getpid() == pid:  # in a forked child the registration is the parent's
+        driver.unregister_host(address, ordinal)
+
+
+def _give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
+    if os.getpid() == pid:
+        driver.free(address, ordinal)

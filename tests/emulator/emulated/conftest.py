@@ -1,0 +1,40 @@
+"""One emulated driver per process, put back to a healthy GH200 before each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from emulation import PERSONALITIES, Emulator
+
+from simpletuner_gh200.memory.driver.cuda import CudaDriver
+
+HBM = 64 << 20
+
+
+@pytest.fixture(scope="session")
+def _emulator() -> Emulator:
+    return Emulator()
+
+
+@pytest.fixture
+def emulator(_emulator: Emulator) -> Iterator[Emulator]:
+    _emulator.heal()
+    _emulator.become("gh200")
+    _emulator.set_hbm(HBM)
+    before = _emulator.held()
+    yield _emulator
+    _emulator.heal()
+    assert _emulator.held() == before, "the test left something of the driver's behind"
+
+
+@pytest.fixture(params=PERSONALITIES)
+def personality(request: pytest.FixtureRequest, emulator: Emulator) -> str:
+    name: str = request.param
+    emulator.become(name)
+    return name
+
+
+@pytest.fixture
+def driver(emulator: Emulator) -> CudaDriver:
+    return CudaDriver()

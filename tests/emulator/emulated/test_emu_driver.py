@@ -1,0 +1,212 @@
+"""The CUDA driver of ours over NVIDIA's bindings: capabilities, memory, advice, order, contexts, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+
+import pytest
+from emulation import Emulator
+
+from simpletuner_gh200.errors import DriverError, MemoryRoomError
+from simpletuner_gh200.memory.driver.cuda import CudaDriver
+from simpletuner_gh200.memory.driver.interface import HOST, Advice, Location, device
+
+MODES = {"gh200": "numa", "cdmm": "cdmm", "gb10": "single pool", "pcie": "discrete", "legacy": "discrete"}
+
+
+def test_each_capability_is_a_fact_of_its_own(personality: str, driver: CudaDriver) -> None:
+    caps = driver.capabilities(0)
+    assert caps.mode == MODES[personality]
+    assert caps.managed
+    assert caps.concurrent_managed == (personality != "legacy")
+    assert caps.pageable_access == (personality in {"gh200", "cdmm", "gb10"})
+    assert caps.host_page_tables == caps.pageable_access
+    assert caps.direct_managed_from_host == (personality in {"gh200", "cdmm"})
+    assert caps.integrated == (personality == "gb10")
+    assert caps.device_node == (1 if personality == "gh200" else None)
+    assert caps.host_node == 0
+    assert caps.device_total == 64 << 20
+    assert caps.page_size == os.sysconf("SC_PAGESIZE")
+
+
+def test_capabilities_are_asked_once(emulator: Emulator, driver: CudaDriver) -> None:
+    driver.capabilities(0)
+    asked = emulator.calls("cuDeviceGetAttribute")
+    assert driver.capabilities(0) is driver.capabilities(0)
+    assert emulator.calls("cuDeviceGetAttribute") == asked
+
+
+def test_managed_memory_is_usable_by_the_cpu_and_known_as_managed(emulator: Emulator, driver: CudaDriver) -> None:
+    address = driver.alloc_managed(10_000, 0)
+    ctypes.memset(address, 7, 10_000)
+    assert driver.pointer_kind(address) == "managed"
+    driver.free(address, 0)
+    with pytest.raises(DriverError, match=r"cuMemFree failed with CUDA_ERROR_INVALID_VALUE \(1\)"):
+        driver.free(address, 0)
+
+
+def test_kinds_of_pointers(driver: CudaDriver) -> None:
+    block = ctypes.create_string_buffer(8192)
+    plain = ctypes.addressof(block)
+    assert driver.pointer_kind(plain) == "unknown"
+    driver.register_host(plain, 8192, 0)
+    assert driver.pointer_kind(plain) == "host"
+    driver.unregister_host(plain, 0)
+    on_device = driver.alloc_device(4096, 0)
+    assert driver.pointer_kind(on_device) == "device"
+    driver.free(on_device, 0)
+
+
+@pytest.mark.parametrize("where", [HOST, device(0)], ids=str)
+def test_preferred_location_reads_back(driver: CudaDriver, where: Location) -> None:
+    address = driver.alloc_managed(1 << 20, 0)
+    assert driver.range_state((address, 1 << 20)).preferred is None
+    driver.advise((address, 1 << 20), Advice.SET_PREFERRED_LOCATION, where)
+    assert driver.range_state((address, 1 << 20)).preferred == where
+    driver.advise((address, 4096), Advice.UNSET_PREFERRED_LOCATION, where)
+    assert driver.range_state((address, 1 << 20)).preferred is None, "pages that disagree have no common answer"
+    driver.free(address, 0)
+
+
+def test_read_mostly_and_accessed_by_read_back(driver: CudaDriver) -> None:
+    address = driver.alloc_managed(1 << 20, 0)
+    span = (address, 1 << 20)
+    driver.advise(span, Advice.SET_READ_MOSTLY, HOST)
+    driver.advise(span, Advice.SET_ACCESSED_BY, device(0))
+    assert driver.range_state(span).read_mostly
+    assert driver.range_state(span).accessed_by == (device(0),)
+    driver.advise(span, Advice.UNSET_READ_MOSTLY, HOST)
+    driver.advise(span, Advice.UNSET_ACCESSED_BY, device(0))
+    assert not driver.range_state(span).read_mostly
+    assert driver.range_state(span).accessed_by == ()
+    driver.free(address, 0)
+
+
+def test_prefetch_moves_pages_and_evicts_those_that_rather_live_elsewhere(
+    emulator: Emulator, driver: CudaDriver
+) -> None:
+    emulator.set_hbm(1 << 20)
+    stream = driver.create_stream(0)
+    kept, other = driver.alloc_managed(512 << 10, 0), driver.alloc_managed(512 << 10, 0)
+    driver.advise((kept, 512 << 10), Advice.SET_PREFERRED_LOCATION, device(0))
+    driver.prefetch([(kept, 512 << 10), (other, 512 << 10)], device(0), stream)
+    driver.synchronize_stream(stream, 0)
+    assert emulator.residency(kept) == emulator.residency(other) == 0
+    third = driver.alloc_managed(512 << 10, 0)
+    driver.prefetch([(third, 512 << 10)], device(0), stream)
+    driver.synchronize_stream(stream, 0)
+    assert emulator.residency(third) == 0
+    assert emulator.residency(kept) == 0
+    assert emulator.residency(other) == -1
+    assert driver.range_state((third, 512 << 10)).last_prefetch == device(0)
+    for address in (kept, other, third):
+        driver.free(address, 0)
+    driver.destroy_stream(stream, 0)
+
+
+def test_batched_prefetch_is_one_call_where_the_bindings_have_it(emulator: Emulator, driver: CudaDriver) -> None:
+    from cuda.bindings import driver as nvidia
+
+    address = driver.alloc_managed(1 << 20, 0)
+    before = emulator.calls("cuMemPrefetchAsync")
+    driver.prefetch([(address, 4096), (address + 8192, 4096)], device(0), 0)
+    single = emulator.calls("cuMemPrefetchAsync") - before
+    assert single == (0 if hasattr(nvidia, "cuMemPrefetchBatchAsync") else 2)
+    assert emulator.residency(address) == emulator.residency(address + 8192) == 0
+    assert emulator.residency(address + 4096) == -1
+    driver.free(address, 0)
+
+
+def test_copies_arrive_only_when_somebody_waits(emulator: Emulator, driver: CudaDriver) -> None:
+    emulator.defer()
+    source = ctypes.create_string_buffer(b"latents!" * 512)
+    target = driver.alloc_device(4096, 0)
+    stream, event = driver.create_stream(0), driver.create_event(0)
+    driver.copy([(target, ctypes.addressof(source), 4096)], stream, 0)
+    driver.record_event(event, stream, 0)
+    assert ctypes.string_at(target, 8) == b"\0" * 8
+    assert not driver.event_done(event, 0)
+    driver.synchronize_event(event, 0)
+    assert driver.event_done(event, 0)
+    assert ctypes.string_at(target, 8) == b"latents!"
+    driver.destroy_event(event, 0)
+    driver.destroy_stream(stream, 0)
+    driver.free(target, 0)
+
+
+def test_a_stream_waits_for_an_event_of_another(emulator: Emulator, driver: CudaDriver) -> None:
+    emulator.defer()
+    source, back = ctypes.create_string_buffer(b"x" * 64), ctypes.create_string_buffer(64)
+    target = driver.alloc_device(64, 0)
+    first, second, event = driver.create_stream(0), driver.create_stream(0), driver.create_event(0)
+    driver.copy([(target, ctypes.addressof(source), 64)], first, 0)
+    driver.record_event(event, first, 0)
+    driver.wait_event(second, event, 0)
+    driver.copy([(ctypes.addressof(back), target, 64)], second, 0)
+    driver.synchronize_stream(second, 0)
+    assert back.raw == b"x" * 64
+    driver.destroy_event(event, 0)
+    driver.destroy_stream(first, 0)
+    driver.destroy_stream(second, 0)
+    driver.free(target, 0)
+
+
+def test_the_callers_context_is_left_as_it_was(emulator: Emulator, driver: CudaDriver) -> None:
+    depth = emulator.context_depth()
+    driver.free(driver.alloc_device(4096, 0), 0)
+    emulator.fail("cuMemAlloc", 1, 2)
+    with pytest.raises(DriverError, match="OUT_OF_MEMORY"):
+        driver.alloc_device(4096, 0)
+    assert emulator.context_depth() == depth
+
+
+def test_every_thread_gets_the_primary_context(driver: CudaDriver) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                driver.free(driver.alloc_managed(4096, 0), 0)
+        except BaseException as failed:  # noqa: BLE001 - handed to the main thread
+            failures.append(failed)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_forked_child_is_refused_before_it_touches_the_driver(driver: CudaDriver) -> None:
+    driver.device_count()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            driver.alloc_managed(4096, 0)
+        except MemoryRoomError as refused:
+            os._exit(0 if "forked" in str(refused) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_an_error_names_call_code_and_remedy(emulator: Emulator, driver: CudaDriver) -> None:
+    emulator.set_hbm(8192)
+    with pytest.raises(DriverError) as raised:
+        driver.alloc_device(1 << 20, 0)
+    assert (raised.value.call, raised.value.code, raised.value.name) == ("cuMemAlloc", 2, "CUDA_ERROR_OUT_OF_MEMORY")
+    assert "hbm_limit_gb" in str(raised.value)
+
+
+def test_advice_on_wrong_memory_is_invalid(emulator: Emulator, driver: CudaDriver) -> None:
+    address = driver.alloc_device(4096, 0)
+    with pytest.raises(DriverError, match="INVALID_VALUE"):
+        driver.advise((address, 4096), Advice.SET_PREFERRED_LOCATION, HOST)
+    driver.free(address, 0)
+    emulator.become("legacy")
+    managed = driver.alloc_managed(4096, 0)
+    with pytest.raises(DriverError, match="INVALID_DEVICE"):
+        driver.prefetch([(managed, 4096)], device(0), 0)
+    driver.free(managed, 0)

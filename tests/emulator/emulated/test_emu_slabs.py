@@ -1,0 +1,188 @@
+"""Slabs on a device: kinds by personality, advice that is read back, and nothing left behind whatever fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+from emulation import Emulator
+
+from simpletuner_gh200.errors import BudgetExceeded, DriverError, FeatureUnavailable
+from simpletuner_gh200.memory import advice
+from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.driver.cuda import CudaDriver
+from simpletuner_gh200.memory.driver.interface import device
+from simpletuner_gh200.memory.slab import Slab
+
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def budget() -> Budget:
+    return Budget("node 0", 8 << 20)
+
+
+def test_auto_registers_on_every_personality_and_says_why(
+    personality: str, driver: CudaDriver, budget: Budget, emulator: Emulator
+) -> None:
+    maker = SlabMaker(driver, budget)
+    slab = maker.make(1 << 20, label="latents", shared=True)
+    assert slab.kind == "registered"
+    assert maker.records[0].reason == maker.choice.reason != ""
+    assert emulator.counter("registered") == 1
+    assert driver.pointer_kind(slab.address) == "host"
+    view = slab.bytes_at(0, 10)
+    slab.close()
+    gc.collect()
+    assert emulator.counter("registered") == 1, "a live view keeps the registration"
+    del view, slab
+    gc.collect()
+    assert emulator.counter("registered") == 0
+    assert budget.used == 0
+
+
+def test_managed_is_obeyed_and_prefers_grace(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
+    maker = SlabMaker(driver, budget, asked="managed")
+    slab = maker.make(1 << 20, label="embeds")
+    slab.array[:] = 3
+    assert maker.records[0].advice == "prefers host"
+    emulator.touch(slab.address, slab.size, 0)
+    assert emulator.residency(slab.address) == -1, "the GPU reads it in place"
+    slab.close()
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "ranks", "why"),
+    [("legacy", "managed", 1, "at the same time"), ("gh200", "managed", 4, "4 ranks")],
+)
+def test_explicit_kind_is_refused_with_the_reason(
+    emulator: Emulator, driver: CudaDriver, budget: Budget, name: str, asked: str, ranks: int, why: str
+) -> None:
+    emulator.become(name)
+    with pytest.raises(FeatureUnavailable, match=why):
+        SlabMaker(driver, budget, asked=asked, ranks=ranks)  # type: ignore[arg-type]
+
+
+def test_over_budget_allocates_nothing(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
+    maker = SlabMaker(driver, budget)
+    slab = maker.make(6 << 20, label="latents")
+    with pytest.raises(BudgetExceeded):
+        maker.make(3 << 20, label="more")
+    assert emulator.counter("registered") == 1
+    assert budget.used == 6 << 20
+    slab.close()
+    gc.collect()
+
+
+def test_auto_survives_a_refused_registration(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
+    emulator.fail("cuMemHostRegister", 1, 304)
+    maker = SlabMaker(driver, budget)
+    slab = maker.make(1 << 20, label="latents")
+    assert slab.kind == "host"
+    assert "registering failed" in maker.records[0].reason
+    slab.close()
+    gc.collect()
+
+
+@pytest.mark.parametrize("asked", ["registered", "managed"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuCtxGetCurrent",
+        "cuCtxPushCurrent",
+        "cuMemHostRegister",
+        "cuMemAllocManaged",
+        "cuMemAdvise",
+        "cuMemRangeGetAttribute",
+        "cuPointerGetAttribute",
+    ],
+)
+@pytest.mark.parametrize("nth", [1, 2])
+def test_any_failing_call_leaves_a_consistent_state(
+    driver: CudaDriver, budget: Budget, emulator: Emulator, asked: str, call: str, nth: int
+) -> None:
+    maker = SlabMaker(driver, budget, asked=asked)  # type: ignore[arg-type]
+    emulator.fail(call, nth, 1)
+    made: Slab | None = None
+    failure: DriverError | None = None
+    try:
+        made = maker.make(1 << 20, label="latents")
+    except DriverError as failed:
+        failure = failed
+    emulator.heal()
+    if made is not None:
+        assert made.array[-1] == 0
+    else:
+        assert failure is not None
+        assert failure.call == call
+        assert maker.records == []
+    del made, failure
+    gc.collect()
+    assert budget.used == 0
+    assert emulator.held() == {"managed": 0, "device": 0, "registered": 0, "streams": 0, "events": 0}
+
+
+def test_advice_covers_whole_pages_inside_only(driver: CudaDriver, emulator: Emulator) -> None:
+    address = driver.alloc_managed(4 * PAGE, 0)
+    caps = driver.capabilities(0)
+    outcome = advice.prefer(driver, caps, (address + 10, 3 * PAGE), "gpu")
+    assert outcome
+    assert outcome.size == 2 * PAGE
+    assert driver.range_state((address, PAGE)).preferred is None
+    assert driver.range_state((address + PAGE, 2 * PAGE)).preferred == device(0)
+    assert "no whole page" in advice.prefer(driver, caps, (address + 10, PAGE), "gpu").reason
+    driver.free(address, 0)
+
+
+def test_a_read_back_that_disagrees_is_reported(driver: CudaDriver, emulator: Emulator) -> None:
+    address = driver.alloc_managed(PAGE, 0)
+    caps = driver.capabilities(0)
+    emulator.lie()
+    outcome = advice.prefer(driver, caps, (address, PAGE), "gpu")
+    assert not outcome
+    assert "accepted it but reports preferred location unset or mixed, not device 0" in outcome.reason
+    assert not advice.prefetch(driver, caps, (address, PAGE), device(0), 0)
+    driver.free(address, 0)
+
+
+def test_system_memory_follows_the_machine(personality: str, driver: CudaDriver) -> None:
+    slab = Slab.anonymous(8 * PAGE)
+    slab.array[:] = 1
+    outcome = advice.prefetch(driver, driver.capabilities(0), (slab.address, slab.size), device(0), 0)
+    expected = {
+        "gh200": "prefetched to device 0",
+        "gb10": "prefetched to device 0",
+        "cdmm": "(CDMM) the driver keeps that on the CPU",
+        "pcie": "doesn't use the host's page tables",
+        "legacy": "at the same time",
+    }
+    assert expected[personality] in outcome.reason
+    assert bool(outcome) == (personality in {"gh200", "gb10"})
+
+
+def test_cached_allocator_memory_is_explained(driver: CudaDriver) -> None:
+    address = driver.alloc_device(2 * PAGE, 0)
+    outcome = advice.prefer(driver, driver.capabilities(0), (address, 2 * PAGE), "cpu")
+    assert "caching allocator" in outcome.reason
+    driver.free(address, 0)
+
+
+def test_child_drops_slabs_without_touching_the_driver(driver: CudaDriver, budget: Budget) -> None:
+    maker = SlabMaker(driver, budget, asked="registered")
+    slab = maker.make(1 << 20, label="latents")
+    slab.array[:4] = 9
+    pid = os.fork()
+    if pid == 0:
+        right = int(slab.array[0]) == 9
+        slab.close()
+        del slab
+        gc.collect()
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert driver.pointer_kind(slab.address) == "host"
+    slab.close()
+    del slab
+    gc.collect()

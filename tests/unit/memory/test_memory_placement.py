@@ -1,0 +1,96 @@
+"""Placement decisions: every refusal has its reason, auto always finds something, HBM keeps its headroom."""
+
+from dataclasses import replace
+
+import pytest
+
+from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.driver.interface import Capabilities
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.probe import memory_mode
+from simpletuner_gh200.memory.numa import Node, bind, choose_nodes, read_nodes
+from simpletuner_gh200.memory.placement import choose_kind, hbm_allowance
+from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.units import GIB
+
+GRACE = Capabilities(
+    ordinal=0,
+    name="a device",
+    managed=True,
+    concurrent_managed=True,
+    pageable_access=True,
+    host_page_tables=True,
+    direct_managed_from_host=True,
+    host_register=True,
+    integrated=False,
+    device_total=96 * GIB,
+    page_size=65536,
+    host_node=0,
+    device_node=1,
+    mode="numa",
+)
+NOTHING = NullDriver().capabilities(0)
+
+
+@pytest.mark.parametrize("kind", ["registered", "managed"])
+def test_without_a_device_only_host_memory(kind: str) -> None:
+    assert choose_kind("auto", NOTHING).kind == "host"
+    assert choose_kind("host", NOTHING).kind == "host"
+    with pytest.raises(FeatureUnavailable, match="no CUDA device"):
+        choose_kind(kind, NOTHING)  # type: ignore[arg-type]
+
+
+def test_managed_never_for_several_ranks_and_never_by_itself() -> None:
+    assert choose_kind("managed", GRACE).kind == "managed"
+    with pytest.raises(FeatureUnavailable, match="2 ranks"):
+        choose_kind("managed", GRACE, ranks=2)
+    fast = {"managed": 9e12, "registered": 1.0, "host": 1.0}
+    assert choose_kind("auto", GRACE, measured=fast).kind == "registered"  # type: ignore[arg-type]
+
+
+def test_auto_follows_a_clear_measurement_where_plain_memory_is_reachable() -> None:
+    plain_wins = {"registered": 300e9, "host": 340e9}
+    assert choose_kind("auto", GRACE, measured=plain_wins).kind == "host"  # type: ignore[arg-type]
+    assert choose_kind("auto", GRACE, measured={"registered": 300e9, "host": 310e9}).kind == "registered"
+    far = replace(GRACE, pageable_access=False)
+    assert choose_kind("auto", far, measured=plain_wins).kind == "registered"  # type: ignore[arg-type]
+
+
+def test_hbm_allowance_keeps_headroom_and_obeys_the_limit() -> None:
+    assert hbm_allowance(GRACE, 50 * GIB)[0] == 50 * GIB - int(0.05 * 96 * GIB)
+    assert hbm_allowance(GRACE, 1 * GIB)[0] == 0
+    assert hbm_allowance(GRACE, 50 * GIB, limit=3 * GIB) == (3 * GIB, "hbm_limit_gb")
+    assert hbm_allowance(replace(GRACE, integrated=True), 50 * GIB)[0] == 0
+    assert hbm_allowance(NOTHING, 0) == (0, "no CUDA device")
+
+
+@pytest.mark.parametrize(
+    ("facts", "mode"),
+    [
+        ({"integrated": True, "shares_page_tables": True, "is_node": False}, "single pool"),
+        ({"integrated": False, "shares_page_tables": True, "is_node": True}, "numa"),
+        ({"integrated": False, "shares_page_tables": True, "is_node": False}, "cdmm"),
+        ({"integrated": False, "shares_page_tables": False, "is_node": False}, "discrete"),
+    ],
+)
+def test_memory_mode(facts: dict[str, bool], mode: str) -> None:
+    assert memory_mode(**facts) == mode
+
+
+NODES = (Node(0, True, 100), Node(1, False, 1000), Node(2, True, 500))
+
+
+def test_nodes_near_the_gpu_first_and_never_hbm() -> None:
+    assert choose_nodes(NODES, near=0, device_node=1, size=80) == (0,)
+    assert choose_nodes(NODES, near=0, device_node=1, size=200) == (0, 2), "too big for the near node"
+    assert choose_nodes(NODES, near=1, device_node=1, size=10) == (0, 2)
+    assert choose_nodes(NODES, near=None, device_node=2, size=10) == (0,)
+
+
+def test_binding_on_this_machine_binds_or_says_why() -> None:
+    slab = Slab.anonymous(1 << 20)
+    binding = bind(slab.address, slab.size, near=0)
+    assert binding.bound or "one memory node" in binding.reason
+    assert all(node.has_cpus for node in read_nodes() if node.index in binding.nodes)
+    slab.array[:] = 1
+    assert int(slab.array[-1]) == 1
