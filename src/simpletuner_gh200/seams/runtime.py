@@ -166,6 +166,7 @@ class Runtime:
         return {
             "status": self.outcome.status,
             "reason": self.outcome.reason,
+            "exit_code": 0 if self.outcome.status == "completed" else self.outcome.exit_code,
             "global_step": self.outcome.global_step,
             "max_train_steps": self.outcome.max_train_steps,
             "output_dir": self.outcome.output_dir,

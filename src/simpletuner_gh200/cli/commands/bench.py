@@ -1,0 +1,63 @@
+"""``gh200 bench``: measure, as ratios to named references in the same run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from simpletuner_gh200.bench.suite import Suite
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.registry import contributions
+
+
+def bench(
+    suite: Annotated[str | None, typer.Argument(help="Which suite; without one, they are listed.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows the shape, not the speed.")] = False,
+) -> None:
+    """Measure on this machine. Numbers are ratios to a reference measured in the same run; see docs.
+
+    Examples:
+
+      gh200 bench
+
+      gh200 bench store
+
+      gh200 bench hooks --json
+    """
+    suites = {found.name: found for found in contributions("simpletuner_gh200.bench.suites", "SUITE", Suite)}
+    if suite is None:
+        for name, found in suites.items():
+            print(f"{name:10} {found.help}")
+        return
+    if suite not in suites:
+        raise UsageError(f"no benchmark suite {suite!r}", remedy=f"accepted: {', '.join(suites)}")
+    numbers = suites[suite].measure(quick)
+    if as_json:
+        print(json.dumps(numbers))
+        return
+    table = Table(title=f"gh200 bench {suite}", title_justify="left")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for key, value in flatten(numbers):
+        table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+def flatten(numbers: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """``{"a": {"b": 1}}`` -> ``[("a/b", 1)]``."""
+    rows: list[tuple[str, Any]] = []
+    for key, value in numbers.items():
+        if isinstance(value, dict):
+            rows.extend(flatten(value, f"{prefix}{key}/"))
+        else:
+            rows.append((prefix + key, value))
+    return rows
+
+
+COMMAND = Command("bench", bench, panel="Measure")

@@ -1,0 +1,66 @@
+"""``gh200 config``: what a configuration means, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.telemetry.redact import redact
+
+app = typer.Typer(help="Look at a training configuration.", no_args_is_help=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def _group() -> None:
+    """Look at a training configuration."""
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Validate our blocks and the dataset list; print every effective setting and where it comes from.
+
+    Examples:
+
+      gh200 config check config/config.json
+
+      gh200 config check run.toml --json
+    """
+    from simpletuner_gh200.operate.preflight import check_configuration
+
+    checked = check_configuration(explicit=str(file), env_name=None, flags=())
+    rows = [(key, redact(value, name=key.rpartition(".")[2]), origin) for key, value, origin in checked.settings.rows()]
+    notes = list(checked.settings.notes)
+    datasets = list(checked.settings.in_memory_datasets)
+    if as_json:
+        settings = {key: {"value": value, "origin": origin} for key, value, origin in rows}
+        print(json.dumps({"ok": True, "settings": settings, "in_memory_datasets": datasets, "notes": notes}))
+        return
+    _print(rows, datasets, notes)
+
+
+def _print(rows: list[tuple[str, Any, str]], datasets: list[str], notes: list[str]) -> None:
+    console = Console()
+    table = Table(title="Effective settings", title_justify="left")
+    for heading in ("key", "value", "from"):
+        table.add_column(heading, overflow="fold")
+    for key, value, origin in rows:
+        style = None if origin == "default" else "bold"
+        table.add_row(key, json.dumps(value), origin, style=style)
+    console.print(table)
+    for name in datasets:
+        console.print(f"dataset held in memory: {name}", markup=False)
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+    console.print("[green]no problems[/green]")
+
+
+COMMAND = Command("config", app, panel="Before a run")

@@ -1,0 +1,80 @@
+"""The ``gh200`` command: subcommands assembled from ``cli/commands``, errors shown on one screen."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from simpletuner_gh200 import __version__
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.registry import contributions
+from simpletuner_gh200.telemetry.redact import redact_text
+
+DEBUG = "GH200_DEBUG"
+
+
+def build_app() -> typer.Typer:
+    """The application with every subcommand that has a file in ``cli/commands``."""
+    app = typer.Typer(
+        name="gh200",
+        cls=TyperGroup,
+        help="SimpleTuner on Grace-Hopper: in-memory datasets, unified-memory caches, an exact batch ramp.",
+        epilog="Start with: gh200 doctor | gh200 config check CONFIG | gh200 train --config CONFIG",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for command in contributions("simpletuner_gh200.cli.commands", "COMMAND", Command):
+        if isinstance(command.run, typer.Typer):
+            app.add_typer(command.run, name=command.name, rich_help_panel=command.panel)
+        else:
+            app.command(
+                command.name,
+                context_settings=command.context_settings,
+                add_help_option=command.add_help_option,
+                rich_help_panel=command.panel,
+            )(command.run)
+    return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"gh200 {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        build_app()(standalone_mode=True)
+    except GH200Error as failure:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        print(f"gh200: {redact_text(str(failure))}", file=sys.stderr)
+        sys.exit(failure.exit_code)
+    except BrokenPipeError:
+        # The reader of our output left (`gh200 ... | head`); that is not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

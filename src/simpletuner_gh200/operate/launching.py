@@ -1,0 +1,174 @@
+"""``gh200 train``: the command and environment that start every rank, and a truthful end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.flags import take
+from simpletuner_gh200.launch import SUMMARY_FOLDER
+from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
+
+_ACCELERATE_FLAGS = {
+    "accelerate_config": "ACCELERATE_CONFIG_PATH",
+    "accelerate_extra_args": "ACCELERATE_EXTRA_ARGS",
+    "num_processes": "TRAINING_NUM_PROCESSES",
+    "num_machines": "TRAINING_NUM_MACHINES",
+    "dynamo_backend": "TRAINING_DYNAMO_BACKEND",
+}
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Exactly what will run: the command, and the variables it adds to the environment."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    notices: tuple[str, ...] = ()
+
+    def shown(self) -> str:
+        """For ``--dry-run``: one variable a line, then the command; secrets hidden."""
+        lines = [f"{name}={shlex.quote(shown_value(name, value))}" for name, value in sorted(self.environment.items())]
+        return "\n".join([*lines, shlex.join(redact_command(self.command))])
+
+
+def shown_value(name: str, value: str) -> str:
+    return "<hidden>" if names_secret(name) else redact_text(value)
+
+
+@dataclass
+class Ended:
+    """How a run ended: the exit code to return, and each rank's summary."""
+
+    exit_code: int
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+
+
+def plan(
+    located: Located,
+    flags: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    explicit: bool,
+    env_name: str | None,
+    config: Mapping[str, Any],
+) -> Plan:
+    """Build the launch as SimpleTuner's own CLI would, with our entry point in place of its script."""
+    flags = list(flags)
+    added: dict[str, str] = {}
+    for name, variable in _ACCELERATE_FLAGS.items():
+        value, flags = take(flags, name)
+        if value is None and config.get(name) not in (None, "") and variable not in environment:
+            value = str(config[name])
+        if value is not None:
+            added[variable] = os.path.expanduser(value) if variable == "ACCELERATE_CONFIG_PATH" else value
+    if env_name:
+        added["ENV"] = env_name
+    settled = {**environment, **added}
+    if explicit:
+        flags = ["--config", str(located.path), *flags]
+    elif located.path is not None and not env_name:
+        added["CONFIG_BACKEND"] = located.backend
+        added["CONFIG_PATH"] = str(located.path.absolute().with_suffix(""))
+    launcher, notices, extra = _launcher(settled)
+    return Plan((*launcher, "-m", "simpletuner_gh200.launch", *flags), {**added, **extra}, notices)
+
+
+def _launcher(environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...], dict[str, str]]:
+    """accelerate, as SimpleTuner starts it; several ranks without a GPU need torchrun instead."""
+    ranks = int(environment.get("TRAINING_NUM_PROCESSES", "1"))
+    extra_arguments = shlex.split(environment.get("ACCELERATE_EXTRA_ARGS", ""))
+    if ranks > 1 and not accelerator_present():
+        notice = "no accelerator here: several ranks run on the CPU under torchrun, where accelerate would start one"
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "0"]
+        return [*command, *extra_arguments], (notice,), {"ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    config_file = _accelerate_config(environment)
+    if config_file is not None:
+        return [*command, f"--config_file={config_file}", *extra_arguments], (), {}
+    return (
+        [
+            *command,
+            f"--mixed_precision={environment.get('MIXED_PRECISION', 'bf16')}",
+            f"--num_processes={ranks}",
+            f"--num_machines={environment.get('TRAINING_NUM_MACHINES', '1')}",
+            f"--dynamo_backend={environment.get('TRAINING_DYNAMO_BACKEND', 'no')}",
+            *extra_arguments,
+        ],
+        (),
+        {},
+    )
+
+
+def accelerator_present(root: Path = Path("/")) -> bool:
+    """Is there a GPU device node? Asked without torch, whose import would double the start-up time."""
+    folder = root / "dev"
+    return sys.platform == "darwin" or any(
+        any(folder.glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd", "dxg", "nvhost-gpu", "dri/renderD*")
+    )
+
+
+def _accelerate_config(environment: Mapping[str, str]) -> Path | None:
+    named = environment.get("ACCELERATE_CONFIG_PATH")
+    home = Path(environment.get("HF_HOME") or Path(environment.get("HOME", "~"), ".cache", "huggingface"))
+    candidates = [Path(named).expanduser()] if named else []
+    candidates.append(home / "accelerate" / "default_config.yaml")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def run(planned: Plan) -> Ended:
+    """Start it, pass signals on to all of it, wait for it, and judge by what the ranks say, not by 0 alone."""
+    with tempfile.TemporaryDirectory(prefix="gh200-") as folder:  # 0700: mkdtemp
+        environment = {**os.environ, **planned.environment, SUMMARY_FOLDER: folder}
+        process = subprocess.Popen(planned.command, env=environment, start_new_session=True)
+        interrupted = _wait(process)
+        summaries = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
+    return Ended(_exit_code(process.returncode, interrupted, summaries), summaries)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    """Wait while handing every signal we get to the whole process group; returns the first that was meant to stop."""
+    received: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    stopping = [number for number in received if number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}]
+    return stopping[0] if stopping else None
+
+
+def _exit_code(returned: int, interrupted: int | None, summaries: Sequence[Mapping[str, Any]]) -> int:
+    if interrupted is not None:
+        return 128 + interrupted
+    if returned < 0:
+        return 128 - returned
+    if returned == 0 and summaries and all(summary["status"] == "completed" for summary in summaries):
+        return 0
+    # A rank's own code is truer than the launcher's, which knows only that something failed.
+    if any(summary.get("exit_code") == 2 for summary in summaries):
+        return 2
+    if returned == 0 and not summaries and os.environ.get("SIMPLETUNER_GH200") == "0":
+        return 0  # the kill switch is on: stock SimpleTuner, which leaves no summary
+    return returned or 1

@@ -1,0 +1,174 @@
+"""Before a run: everything that can be known to be wrong without starting it, all of it in one message."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from simpletuner_gh200.config.files import Located, locate_training_config, read_datasets, read_training_config
+from simpletuner_gh200.config.flags import as_mapping
+from simpletuner_gh200.config.legacy import modernise
+from simpletuner_gh200.config.settings import Settings, resolve, resolve_dataset
+from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem, UsageError
+from simpletuner_gh200.seams.configure import with_in_memory_for_all
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.upstream.check import check_installed
+
+OLDEST = Version("3.1.0")
+"""The first SimpleTuner whose seams we know."""
+
+_READS_A_FOLDER = {"image", "video", "audio", "conditioning", "eval", "caption"}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A configuration that passed."""
+
+    located: Located
+    config: Mapping[str, Any]
+    """The file with the command line's flags on top."""
+    settings: Settings
+
+
+def check_configuration(*, explicit: str | None, env_name: str | None, flags: Sequence[str]) -> Checked:
+    """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
+    located = locate_training_config(os.environ, explicit=explicit, env_name=env_name)
+    config = read_training_config(located.path) if located.path else {}
+    config = {**config, **as_mapping(flags)}
+    problems: list[Problem] = []
+    modern = modernise(config)
+    in_memory: tuple[str, ...] = ()
+    try:
+        in_memory = _check_datasets(config, modern.in_memory_for_all)
+    except ConfigError as bad:
+        problems.extend(bad.problems)
+    settings: Settings | None = None
+    try:
+        settings = resolve(
+            modern.blocks,
+            os.environ,
+            source=str(located.path or "command line"),
+            notes=tuple(modern.notes),
+            in_memory_datasets=in_memory,
+        )
+    except ConfigError as bad:
+        problems.extend(bad.problems)
+    problems.extend(_output_problems(config.get("output_dir")))
+    if problems or settings is None:
+        raise ConfigError(problems, source=str(located.path or "command line"))
+    return Checked(located, config, settings)
+
+
+def check_installation() -> str:
+    """SimpleTuner and what it needs are here; returns its version."""
+    try:
+        found = importlib.metadata.version("simpletuner")
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError(
+            "SimpleTuner is not installed in this environment", remedy="pip install simpletuner (see its own guide)"
+        ) from None
+    try:
+        supported = Version(found) >= OLDEST
+    except InvalidVersion:
+        supported = True  # a checkout's own version text; the seams decide
+    if not supported:
+        raise UsageError(
+            f"SimpleTuner {found} is older than {OLDEST}, the first release with the seams we need",
+            remedy="pip install --upgrade simpletuner",
+        )
+    for package in ("accelerate", "torch"):
+        if not _installed(package):
+            raise UsageError(f"{package} is not installed in this environment", remedy=f"pip install {package}")
+    return found
+
+
+def check_seams(settings: Settings) -> list[str]:
+    """Stop if a feature that was asked for can't work on this SimpleTuner; returns notices about the others."""
+    verdict = check_installed()
+    if not verdict.feature_on("core"):
+        raise FeatureUnavailable(
+            f"SimpleTuner {verdict.version}: {verdict.features['core']}",
+            remedy="use a release that `gh200 upstream check` passes",
+        )
+    notices = []
+    for feature in Runtime(Launch()).features:
+        status = verdict.features.get(feature.name, "on")
+        request = feature.request(settings)
+        if status == "on" or request == "off":
+            continue
+        if request == "asked":
+            raise FeatureUnavailable(
+                f"feature '{feature.name}' was asked for, but SimpleTuner {verdict.version}: {status}",
+                remedy="remove its keys, or use a release that `gh200 upstream check` passes",
+            )
+        notices.append(f"feature '{feature.name}' is {status}")
+    return notices
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _check_datasets(config: Mapping[str, Any], in_memory_for_all: dict[str, Any] | None) -> tuple[str, ...]:
+    """Every dataset entry: its folder exists, its ``in_memory`` block is sound. Returns the in-memory ids."""
+    entries = _dataset_entries(config)
+    problems: list[Problem] = []
+    found: list[str] = []
+    for entry in with_in_memory_for_all(entries, in_memory_for_all):
+        if entry.get("disabled") or entry.get("disable"):
+            continue
+        name = f"dataset {entry.get('id')!r}"
+        problems.extend(_folder_problems(name, entry))
+        if entry.get("type") == "in_memory":
+            found.append(str(entry.get("id")))
+            try:
+                resolve_dataset(entry.get("in_memory"), where=f"{name}.in_memory")
+            except ConfigError as bad:
+                problems.extend(bad.problems)
+    if problems:
+        raise ConfigError(problems)
+    return tuple(found)
+
+
+def _dataset_entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    inline = config.get("datasets")
+    if isinstance(inline, list):
+        return [entry for entry in inline if isinstance(entry, dict)]
+    path = config.get("data_backend_config")
+    if not path:
+        return []
+    if not Path(str(path)).is_file():
+        raise ConfigError([Problem("data_backend_config", f"{path!r}: no such file", "name the dataset list")])
+    return read_datasets(str(path))
+
+
+def _folder_problems(name: str, entry: Mapping[str, Any]) -> list[Problem]:
+    folder = entry.get("instance_data_dir")
+    if entry.get("type", "local") not in {"local", "in_memory"} or not folder or "{" in str(folder):
+        return []
+    if entry.get("dataset_type", "image") in _READS_A_FOLDER and not Path(str(folder)).is_dir():
+        return [Problem(f"{name}.instance_data_dir", f"{folder!r}: no such folder", "create it or correct the path")]
+    return []
+
+
+def _output_problems(output: object) -> list[Problem]:
+    """The nearest existing folder must let us write; nothing is created to find out."""
+    if not output:
+        return []
+    target = Path(str(output)).absolute()
+    existing = next(folder for folder in (target, *target.parents) if folder.exists())
+    if not existing.is_dir():
+        return [Problem("output_dir", f"{str(output)!r}: {existing} is not a folder", "name another folder")]
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return [Problem("output_dir", f"{str(output)!r}: no permission to write in {existing}", "name another folder")]
+    return []
