@@ -16,6 +16,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.features import FEATURES
 from simpletuner_gh200.upstream.select import select
+from simpletuner_gh200.upstream.support import known_releases, support_table, write_data, write_page
 from simpletuner_gh200.upstream.sweep import sweep
 from simpletuner_gh200.upstream.verdict import Verdict
 
@@ -59,6 +60,29 @@ def check(
         _print_one(verdicts[0], as_json)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)
+
+
+SUPPORT_EXAMPLES = """
+Examples:
+
+  gh200 upstream support                                     print the table
+
+  gh200 upstream support --sweep --write docs/support.md     maintainers: after a new release or a new seam
+"""
+
+
+@app.command(epilog=SUPPORT_EXAMPLES)
+def support(
+    sweep_first: Annotated[bool, typer.Option("--sweep", help="Renew the data from the package index first.")] = False,
+    write: Annotated[Path | None, typer.Option(help="Renew the table in this page instead of printing it.")] = None,
+) -> None:
+    """Show which features work on which SimpleTuner release."""
+    if sweep_first:
+        write_data(sweep())
+    if write is None:
+        typer.echo(support_table(known_releases()))
+    else:
+        typer.echo(f"{write}: {'renewed' if write_page(write) else 'up to date'}")
 
 
 def _print_one(verdict: Verdict, as_json: bool) -> None:

@@ -1,0 +1,156 @@
+"""From source texts to a verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpletuner_gh200.upstream import check as checking
+from simpletuner_gh200.upstream import facts, verdict_cache
+from simpletuner_gh200.upstream.features import FEATURES, consequences
+from simpletuner_gh200.upstream.source import JoinedSource, MappingSource
+from simpletuner_gh200.upstream.spec import Fact, SeamSpec, all_specs
+from simpletuner_gh200.upstream.verdict import Verdict
+
+TRAINER = SeamSpec(
+    name="trainer.train",
+    module="simpletuner.trainer",
+    qualname="Trainer.train",
+    parameters=("self",),
+    features=("telemetry",),
+    reason="the loop",
+    facts=(Fact("steps", "the ramp", facts.calls("Trainer.train", "self.step"), features=("ramp",)),),
+)
+SYNC = SeamSpec("accelerate.sync", "accelerate.core", "sync", ("self",), ("ramp",), "windows")
+EXTRA = SeamSpec("extra", "simpletuner.extra", "new", None, ("store",), "newer releases", optional=True)
+SPECS = {spec.name: spec for spec in (TRAINER, SYNC, EXTRA)}
+GOOD = "class Trainer:\n    def train(self):\n        self.step()\n"
+
+
+def source(trainer: str | None = GOOD, **more: str) -> JoinedSource:
+    texts = {} if trainer is None else {"simpletuner.trainer": trainer.encode()}
+    texts |= {f"simpletuner.{name}": text.encode() for name, text in more.items()}
+    texts["simpletuner"] = b"__version__ = '9.9'\n"
+    return JoinedSource("test", {"simpletuner": MappingSource(texts)})
+
+
+def rows(verdict: Verdict) -> dict[str, tuple[str, str]]:
+    return {row.name: (row.status, row.feature) for row in verdict.seams}
+
+
+def test_a_good_source_passes_and_says_what_it_could_not_read() -> None:
+    verdict = checking.check(source(), SPECS)
+    assert verdict.ok
+    assert verdict.version == "9.9"
+    assert rows(verdict) == {
+        "trainer.train": ("ok", "telemetry"),
+        "accelerate.sync": ("skipped", "ramp"),
+        "extra": ("absent", "store"),
+    }
+    assert set(verdict.features.values()) == {"on"}
+
+
+def test_a_broken_fact_costs_only_its_own_feature() -> None:
+    verdict = checking.check(source(GOOD.replace("self.step()", "step(self)")), SPECS)
+    assert not verdict.ok
+    assert [row.feature for row in verdict.broken] == ["ramp"]
+    assert verdict.features["ramp"].startswith("off: seam trainer.train: 0 calls of self.step")
+    assert verdict.features["telemetry"] == "on"
+
+
+def test_a_changed_signature_and_a_broken_fact_are_both_reported() -> None:
+    text = GOOD.replace("train(self)", "train(self, n)").replace("self.step()", "pass")
+    verdict = checking.check(source(text), SPECS)
+    assert verdict.broken[0].feature == "telemetry, ramp"
+    assert "Trainer.train(self, n)" in verdict.broken[0].found
+
+
+def test_a_missing_module_is_named() -> None:
+    verdict = checking.check(source(None), SPECS)
+    assert verdict.broken[0].found == "no module simpletuner.trainer"
+
+
+def test_a_module_of_a_newer_python_is_named() -> None:
+    verdict = checking.check(source("def train(:\n"), SPECS)
+    assert "not readable by this Python" in verdict.broken[0].found
+
+
+def test_an_optional_seam_that_is_there_must_be_right() -> None:
+    broken_extra = SeamSpec("extra", "simpletuner.extra", "new", ("a",), ("store",), "newer", optional=True)
+    verdict = checking.check(source(extra="def new(b): ...\n"), {"extra": broken_extra})
+    assert rows(verdict) == {"extra": ("broken", "store")}
+
+
+def test_what_builds_on_a_lost_feature_is_lost_too() -> None:
+    verdicts = consequences({"config": "seam x: gone"})
+    assert verdicts["config"] == "off: seam x: gone"
+    assert verdicts["ramp"] == "off: needs config, which is off"
+    assert verdicts["batch_path"] == "off: needs config, which is off"
+    assert verdicts["telemetry"] == "on"
+
+
+def test_core_takes_everything_with_it() -> None:
+    assert all(value.startswith("off") for value in consequences({"core": "gone"}).values())
+
+
+def test_a_verdict_survives_json() -> None:
+    verdict = checking.check(source(), SPECS)
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_the_contract_names_only_known_features() -> None:
+    for spec in all_specs().values():
+        named = {*spec.features, *(name for fact in spec.facts for name in fact.features or ())}
+        assert named <= set(FEATURES), spec.name
+        assert spec.reason
+
+
+def test_every_feature_hangs_on_some_seam() -> None:
+    named = {name for spec in all_specs().values() for name in spec.features}
+    assert named == set(FEATURES)
+
+
+class Counting:
+    """A source that counts how often it is read."""
+
+    label = "counting"
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    def read(self, module: str) -> bytes | None:
+        return self.text
+
+
+def joined(text: bytes) -> JoinedSource:
+    return JoinedSource("test", {"simpletuner": Counting(text)})
+
+
+def test_the_same_texts_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = checking.check_remembered(joined(b"x = 1\n"))
+
+    def never(*_args: object, **_kwargs: object) -> Verdict:
+        raise AssertionError("checked again")
+
+    monkeypatch.setattr(checking, "check", never)
+    assert checking.check_remembered(joined(b"x = 1\n")) == first
+    with pytest.raises(AssertionError, match="checked again"):
+        checking.check_remembered(joined(b"x = 2\n"))
+
+
+def test_a_torn_entry_is_made_again() -> None:
+    entry = verdict_cache.key(joined(b"x = 1\n"), all_specs(), None)
+    first = checking.check_remembered(joined(b"x = 1\n"))
+    path = verdict_cache.cache_root() / "verdicts" / f"{entry}.json"
+    path.write_text('{"version": "1"', encoding="utf-8")
+    assert checking.check_remembered(joined(b"x = 1\n")) == first
+    assert verdict_cache.load(entry) == first
+
+
+def test_the_cache_is_private_to_the_user() -> None:
+    checking.check_remembered(joined(b"x = 1\n"))
+    assert verdict_cache.cache_root().stat().st_mode & 0o077 == 0
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    (verdict_cache.cache_root() / "verdicts").write_text("in the way", encoding="utf-8")
+    assert checking.check_remembered(joined(b"x = 1\n")) == checking.check_remembered(joined(b"x = 1\n"))

@@ -1,0 +1,56 @@
+"""The support table: generated, current, and in agreement with the check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream import support
+from simpletuner_gh200.upstream.check import check_installed
+from simpletuner_gh200.upstream.source import installed_version
+from simpletuner_gh200.upstream.support import Release
+
+PAGE = Path(__file__).parents[3] / "docs" / "support.md"
+
+
+def test_the_page_is_current() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    renewed = support.replace_block(page, support.support_table(support.known_releases()))
+    assert renewed == page, "run: gh200 upstream support --write docs/support.md"
+
+
+def test_the_data_agrees_with_the_check_on_the_installed_release() -> None:
+    version = installed_version("simpletuner")
+    if version is None:
+        pytest.skip("no SimpleTuner installed")
+    known = {release.version: release for release in support.known_releases()}
+    assert known[version] == support.release_of(check_installed())
+
+
+def test_executed_releases_are_known() -> None:
+    assert set(support.EXECUTED) <= {release.version for release in support.known_releases()}
+
+
+def test_releases_that_differ_get_rows_and_reasons_of_their_own() -> None:
+    off = {"ramp": "off: seam trainer.train: 2 with-blocks"}
+    table = support.support_table([Release("5.0", {}), Release("5.1", {}), Release("5.2", off)])
+    assert "| 5.0 to 5.1 | 2 |" in table
+    assert "| 5.2 | 1 |" in table
+    assert "**off**" in table
+    assert "- 5.2: ramp is off: seam trainer.train: 2 with-blocks" in table
+
+
+def test_only_the_block_is_replaced() -> None:
+    page = f"before\n{support.BEGIN}\nold\n{support.END}\nafter\n"
+    assert support.replace_block(page, "new") == f"before\n{support.BEGIN}\nnew\n{support.END}\nafter\n"
+    with pytest.raises(UsageError, match="no block"):
+        support.replace_block("nothing", "new")
+
+
+def test_the_page_is_written_only_when_it_changes(tmp_path: Path) -> None:
+    page = tmp_path / "support.md"
+    page.write_text(f"{support.BEGIN}\n{support.END}\n", encoding="utf-8")
+    assert support.write_page(page)
+    assert not support.write_page(page)
