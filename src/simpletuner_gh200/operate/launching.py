@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.flags import take
 from simpletuner_gh200.launch import SUMMARY_FOLDER
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
+
+KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"
+"""A folder that is to get a copy of each rank's summary (the demo and the baseline ask for it)."""
 
 _ACCELERATE_FLAGS = {
     "accelerate_config": "ACCELERATE_CONFIG_PATH",
@@ -134,7 +138,11 @@ def run(planned: Plan) -> Ended:
         environment = {**os.environ, **planned.environment, SUMMARY_FOLDER: folder}
         process = subprocess.Popen(planned.command, env=environment, start_new_session=True)
         interrupted = _wait(process)
-        summaries = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
+        left = sorted(Path(folder).glob("rank-*.json"))
+        summaries = [json.loads(path.read_text(encoding="utf-8")) for path in left]
+        keep = os.environ.get(KEEP_SUMMARY)
+        for path in left if keep else ():
+            shutil.copy(path, str(keep))
     return Ended(_exit_code(process.returncode, interrupted, summaries), summaries)
 
 

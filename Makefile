@@ -1,0 +1,49 @@
+# Everything a person or CI runs. Each target does its own set-up; see CONTRIBUTING.md.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE :=
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test check lint unit selftest check-aarch64 docs wheel clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: ## set up, then train a tiny SDXL with real SimpleTuner and the extension on
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@$(BIN)/gh200 demo
+
+test: ## set up, then run every test against both SimpleTuner releases
+	@$(PYTHON) scripts/dev/test.py
+
+check: ## the quick loop: lint, types, layers, unit and property tests
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@$(MAKE) --no-print-directory lint unit
+
+lint:
+	@$(BIN)/ruff check src tests scripts gh200_diagnostic.py
+	@$(BIN)/ruff format --check --quiet src tests scripts gh200_diagnostic.py
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-timing 2>/dev/null | tail -n 20 || ($(BIN)/lint-imports; exit 1)
+
+unit:
+	@$(BIN)/python -m pytest tests/unit tests/property
+
+selftest: ## the memory checks on every emulated machine
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@$(BIN)/python -m tests.emulator.selftest
+
+check-aarch64: ## every dependency has an aarch64 wheel or is pure Python; our C code runs under qemu
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@$(BIN)/python scripts/dev/check_aarch64.py
+
+docs: ## regenerate the generated pages
+	@$(BIN)/python scripts/dev/generate_docs.py
+
+wheel: ## build the wheel into dist/
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@.uv/bin/uv build --wheel --quiet --out-dir dist
+
+clean: ## remove what make made
+	rm -rf .venv .venv-* .uv .cache dist build gh200-demo .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Build the development environments: `.venv/` for the best SimpleTuner this machine can run, and one for the other.
+
+    python3 scripts/dev/environments.py demo     only .venv
+    python3 scripts/dev/environments.py test     every pair of interpreter and SimpleTuner the machine can run
+
+Prints one line per environment on standard output: `<folder> <simpletuner version>`; the rest goes to standard error.
+An environment whose inputs have not changed is left alone, so that a second call takes no time. Needs only the standard
+library. Downloads through uv (installed by pip into `.uv/`), and through pip itself where uv finds no index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+UV_VERSION = "0.13.7"
+EXTRAS = "cuda,codecs"
+DEVELOPMENT = ROOT / "constraints" / "development.txt"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A SimpleTuner release with the interpreters it runs on, best first."""
+
+    simpletuner: str
+    requirement: str
+    pythons: tuple[str, ...]
+
+    @property
+    def constraints(self) -> Path:
+        return ROOT / "constraints" / f"simpletuner-{self.simpletuner}.txt"
+
+
+PAIRS = (
+    Pair("4.10.1", "simpletuner[cpu]==4.10.1", ("3.13", "3.12")),
+    Pair("3.1.6", "simpletuner==3.1.6", ("3.11",)),
+)
+
+
+def main(purpose: str) -> int:
+    if purpose not in {"demo", "test"}:
+        print(__doc__, file=sys.stderr)
+        return 2
+    usable = [(pair, python) for pair in PAIRS if (python := find_python(pair.pythons))]
+    if not usable:
+        say("no CPython 3.11, 3.12 or 3.13 was found; install one and run this again")
+        return 1
+    for pair in PAIRS:
+        if pair not in [found for found, _ in usable]:
+            say(f"SimpleTuner {pair.simpletuner}: NOT RUN, no CPython {' or '.join(pair.pythons)} on this machine")
+    for number, (pair, python) in enumerate(usable if purpose == "test" else usable[:1]):
+        folder = ROOT / (".venv" if number == 0 else f".venv-{pair.simpletuner}")
+        build(folder, pair, python)
+        print(f"{folder.name} {pair.simpletuner}", flush=True)
+    return 0
+
+
+def find_python(versions: tuple[str, ...]) -> str | None:
+    """The path of an interpreter that really runs; a pyenv shim may exist and yet refuse to."""
+    for version in versions:
+        candidates = [shutil.which(f"python{version}"), sys.executable, shutil.which("python3")]
+        pyenv = os.environ.get("PYENV_ROOT") or str(Path.home() / ".pyenv")
+        candidates += sorted(map(str, Path(pyenv, "versions").glob(f"{version}.*/bin/python{version}")), reverse=True)
+        for candidate in candidates:
+            if candidate and answers(candidate, version):
+                return candidate
+    return None
+
+
+def answers(python: str, version: str) -> bool:
+    """Is this a CPython of that version, outside any virtual environment, with the venv module?"""
+    code = "import sys, venv; print('%d.%d' % sys.version_info[:2], sys.implementation.name, sys.prefix == sys.base_prefix)"
+    try:
+        ran = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30)
+    except OSError:
+        return False
+    return ran.stdout.split() == [version, "cpython", "True"]
+
+
+def build(folder: Path, pair: Pair, python: str) -> None:
+    """Anew if interpreter or pinned versions changed, in place if only our own project files did, else not at all."""
+    stamp = folder / ".gh200-built-from"
+    base = fingerprint(python, pair.constraints)
+    wanted = f"{base}\n{fingerprint(python, DEVELOPMENT, ROOT / 'pyproject.toml', Path(__file__))}"
+    found = stamp.read_text() if stamp.is_file() else ""
+    if found == wanted:
+        return
+    if not found.startswith(base):
+        say(f"building {folder.name}: SimpleTuner {pair.simpletuner} on {python} (a minute or two, 8 GB)")
+        shutil.rmtree(folder, ignore_errors=True)
+        run([python, "-m", "venv", "--without-pip", str(folder)])
+    requirements = [pair.requirement, "-c", str(pair.constraints), "-r", str(DEVELOPMENT)]
+    install(folder, [*requirements, "-e", f"{ROOT}[{EXTRAS}]"])
+    stamp.write_text(wanted)
+
+
+def fingerprint(python: str, *files: Path) -> str:
+    digest = hashlib.sha256(python.encode())
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def install(folder: Path, requirements: list[str]) -> None:
+    python = str(folder / "bin" / "python")
+    # uv reads a pip user's find-links as an index and then believes that nothing else exists.
+    environment = {key: value for key, value in os.environ.items() if key not in {"PIP_FIND_LINKS", "UV_FIND_LINKS"}}
+    uv = uv_command()
+    if uv is not None:
+        command = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, *requirements]
+        if subprocess.run(command, env=environment).returncode == 0:
+            return
+        say("uv could not install it; trying pip, which reads your own pip configuration")
+    run([python, "-m", "ensurepip", "--upgrade"])
+    run([python, "-m", "pip", "install", "--quiet", *requirements])
+
+
+def uv_command() -> str | None:
+    own = ROOT / ".uv"
+    if not (own / "bin" / "uv").is_file():
+        subprocess.run([sys.executable, "-m", "venv", str(own)], check=True)
+        pip = [str(own / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if subprocess.run([*pip, f"uv=={UV_VERSION}"]).returncode:
+            return None
+    return str(own / "bin" / "uv")
+
+
+def run(command: list[str]) -> None:
+    subprocess.run(command, check=True, stdout=sys.stderr)
+
+
+def say(text: str) -> None:
+    print(f"environments: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) == 2 else ""))

@@ -1,0 +1,123 @@
+"""The demo: make the tiny project, train it through ``gh200 train``, and say truthfully what came of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.demo.project import Project, write_project
+from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.launch import SUMMARY_FOLDER
+from simpletuner_gh200.operate.launching import KEEP_SUMMARY
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+
+LOG = "training.log"
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What ran and what it left."""
+
+    project: Project
+    summary: Mapping[str, Any]
+    checkpoint: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        details = self.summary["details"]
+        return {
+            "simpletuner": importlib.metadata.version("simpletuner"),
+            "python": platform.python_version(),
+            "torch": importlib.metadata.version("torch"),
+            "global_step": self.summary["global_step"],
+            "checkpoint": str(self.checkpoint),
+            "seconds": self.seconds,
+            "seams": self.summary["seams"],
+            "features": self.summary["features"],
+            **details,
+        }
+
+
+def run_demo(folder: Path, *, steps: int, quiet: bool) -> DemoResult:
+    """Train ``steps`` steps in ``folder``; raises RunFailed with the reason when they were not reached."""
+    started = time.perf_counter()
+    project = Project(folder.absolute(), steps=steps)
+    shutil.rmtree(project.output, ignore_errors=True)  # a second run trains again; model, images and caches stay
+    write_project_in_subprocess(project, *demo_blocks())
+    prepared = time.perf_counter()
+    summary = _train(project, quiet=quiet)
+    seconds = {"prepare": round(prepared - started, 3), **summary.get("seconds", {})}
+    checkpoint = project.output / f"checkpoint-{steps}"
+    if summary["status"] != "completed" or summary["global_step"] < steps or not checkpoint.is_dir():
+        raise RunFailed(
+            f"the demo reached step {summary['global_step']} of {steps}: {summary['reason'] or summary['status']}",
+            remedy=f"see {project.folder / LOG}",
+        )
+    return DemoResult(project, summary, checkpoint, {**seconds, "total": round(time.perf_counter() - started, 3)})
+
+
+def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What each landed feature adds to the demo: blocks of the configuration, keys of the dataset entry."""
+    blocks: dict[str, Any] = {}
+    dataset: dict[str, Any] = {}
+    for feature in Runtime(Launch()).features:
+        for key, value in feature.demo_config().items():
+            if key == "dataset":
+                dataset.update(value)
+            else:
+                blocks.setdefault(key, {}).update(value)
+    return blocks, dataset
+
+
+def write_project_in_subprocess(project: Project, blocks: dict[str, Any], dataset: dict[str, Any]) -> None:
+    """Make the model in a process of its own, once: torch and diffusers stay out of this one."""
+    if (project.model / "model_index.json").is_file():
+        write_project(project, blocks=blocks, dataset=dataset)
+        return
+    code = (
+        "import json, sys; from pathlib import Path; from simpletuner_gh200.demo.project import Project, write_project;"
+        "job = json.load(sys.stdin);"
+        "write_project(Project(Path(job['folder']), steps=job['steps']), blocks=job['blocks'], dataset=job['dataset'])"
+    )
+    job = {"folder": str(project.folder), "steps": project.steps, "blocks": blocks, "dataset": dataset}
+    made = subprocess.run([sys.executable, "-c", code], input=json.dumps(job), text=True, capture_output=True)
+    if made.returncode:
+        raise RunFailed(f"the tiny model could not be made:\n{made.stderr[-2000:]}")
+
+
+def _train(project: Project, *, quiet: bool) -> dict[str, Any]:
+    """Through the same command a person types; its output goes to a file, or to the terminal as well."""
+    command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(project.config)]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, SimpleTuner takes a minute more to import
+    with tempfile.TemporaryDirectory(prefix="gh200-demo-") as folder:
+        environment[KEEP_SUMMARY] = folder
+        environment.pop(SUMMARY_FOLDER, None)
+        with (project.folder / LOG).open("w", encoding="utf-8") as log:
+            target = log if quiet else subprocess.PIPE
+            process = subprocess.Popen(
+                command, env=environment, cwd=project.folder, stdout=target, stderr=subprocess.STDOUT, text=True
+            )
+            if process.stdout is not None:
+                for line in process.stdout:
+                    log.write(line)
+                    print("  " + line, end="", file=sys.stderr)
+            process.wait()
+        left = sorted(Path(folder).glob("rank-*.json"))
+        if not left:
+            raise RunFailed(
+                f"training left no summary (exit code {process.returncode})", remedy=f"see {project.folder / LOG}"
+            )
+        summary: dict[str, Any] = json.loads(left[0].read_text(encoding="utf-8"))
+    return summary
