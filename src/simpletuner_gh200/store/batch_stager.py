@@ -1,0 +1,205 @@
+"""One staging thread's work: read a batch of files through a small hot buffer, check, hash, compress, write out.
+
+Fresh memory costs far more to touch than a file costs to read. So every byte passes through one buffer that stays in
+the core's cache, and is written once into the slab, where the kernel fills pages instead of zeroing them first.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+from simpletuner_gh200.store.choice import Choice
+from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec
+from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
+from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_cold, read_ahead, read_small
+from simpletuner_gh200.store.image_check import Verify, check_image, image_extensions
+from simpletuner_gh200.store.index import ABSENT, CHUNK_ENTRY, CHUNKED, Rows, halves
+from simpletuner_gh200.store.problems import Problem, Problems
+from simpletuner_gh200.store.slab_writer import Piece, SlabWriter
+
+BUFFER_BYTES = BATCH_BYTES + (64 << 10)
+"""A little more than a batch, so that files that grew since they were listed still fit."""
+
+READ_AHEAD_FILES = 64
+
+
+@dataclass
+class StagingPlan:
+    """What all threads share."""
+
+    rows: Rows
+    slab: SlabWriter
+    choice: Choice
+    verify: Verify
+    problems: Problems
+    give_back: bool = True
+    """Drop the page cache of what was staged: it would hold the dataset a second time."""
+
+
+@dataclass
+class _Pending:
+    """Files of a batch that are read but not yet written."""
+
+    numbers: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+
+class BatchStager:
+    """Lives in one thread; owns its buffer."""
+
+    def __init__(self, plan: StagingPlan) -> None:
+        self._plan = plan
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._images = image_extensions() if plan.verify != "none" else frozenset()
+        self.checked = 0
+        """Images looked at."""
+
+    def stage(self, batch: Batch) -> None:
+        pending, position, cold = _Pending(), 0, False
+        for at, path in enumerate(batch.paths()):
+            try:
+                fd = os.open(path, OPEN_FLAGS)
+            except OSError as unreadable:
+                self._plan.problems.add(Problem.from_error(path, unreadable))
+                continue
+            try:
+                if not cold and at % 16 == 0 and is_cold(fd, self._buffer[position:]):
+                    cold = True
+                    read_ahead([batch.folder + name for name in batch.names[at : at + READ_AHEAD_FILES]])
+                size = batch.sizes[at]
+                if size <= BATCH_BYTES:
+                    position += self._small(fd, path, batch.first + at, size, position, pending)
+                else:
+                    self._large(fd, path, batch.first + at)
+                if self._plan.give_back:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            except Unstable:
+                self._plan.problems.add(Problem(path, "unstable", "it kept changing while it was read"))
+            except OSError as unreadable:
+                self._plan.problems.add(Problem.from_error(path, unreadable))
+            finally:
+                os.close(fd)
+        self._write(pending)
+
+    def _small(self, fd: int, path: bytes, number: int, size: int, position: int, pending: _Pending) -> int:
+        """Read one file behind the others in the buffer; how much of the buffer it took."""
+        got = read_small(fd, self._buffer[position:], size)
+        if got < 0:
+            self._large(fd, path, number)
+            return 0
+        content = self._buffer[position : position + got]
+        codec = self._examine(path, content, True, fd)
+        piece = _smaller(codec, content)
+        compressed = piece is not content
+        self._record(path, number, got, xxhash.xxh3_64_intdigest(content), codec.number if compressed else 0)
+        pending.numbers.append(number)
+        pending.pieces.append(piece)
+        return 0 if compressed else got
+
+    def _write(self, pending: _Pending) -> None:
+        if not pending.pieces:
+            return
+        rows, at = self._plan.rows, self._plan.slab.append(pending.pieces)
+        for number, piece in zip(pending.numbers, pending.pieces, strict=True):
+            rows.offset[number], rows.stored[number] = at, len(piece)
+            at += len(piece)
+
+    def _large(self, fd: int, path: bytes, number: int) -> None:
+        for _attempt in range(ATTEMPTS):
+            before = os.fstat(fd)
+            try:
+                done = self._copy(fd, path, number, before.st_size)
+            except Unstable:
+                continue
+            after = os.fstat(fd)
+            if done and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+                return
+        self._plan.rows.form[number] = ABSENT
+        raise Unstable
+
+    def _copy(self, fd: int, path: bytes, number: int, size: int) -> bool:
+        """Stream ``size`` bytes into the slab, chunk by chunk."""
+        codec = self._examine_head(fd, path, size)
+        if codec.name == "raw":
+            offset, checksum = self._copy_raw(fd, size)
+            self._place(number, offset, size)
+            self._record(path, number, size, checksum, 0)
+            return True
+        chunks, checksum = self._copy_chunks(fd, size, codec)
+        table = chunks.tobytes()
+        self._place(number, self._plan.slab.append([table]), len(table))
+        self._record(path, number, size, checksum, codec.number | CHUNKED)
+        return True
+
+    def _copy_raw(self, fd: int, size: int) -> tuple[int, int]:
+        start, done, digest = self._plan.slab.claim(size), 0, xxhash.xxh3_64()
+        while done < size:
+            chunk = self._chunk(fd, done, size)
+            digest.update(chunk)
+            self._plan.slab.write(start + done, chunk)
+            done += len(chunk)
+        return start, digest.intdigest()
+
+    def _copy_chunks(self, fd: int, size: int, codec: Codec) -> tuple[np.ndarray, int]:
+        table, digest = np.zeros(-(-size // CHUNK_BYTES), CHUNK_ENTRY), xxhash.xxh3_64()
+        for at in range(len(table)):
+            chunk = self._chunk(fd, at * CHUNK_BYTES, size)
+            if len(chunk) != min(CHUNK_BYTES, size - at * CHUNK_BYTES):
+                raise Unstable
+            digest.update(chunk)
+            piece = _smaller(codec, chunk)
+            table[at] = (self._plan.slab.append([piece]), len(piece))
+        return table, digest.intdigest()
+
+    def _chunk(self, fd: int, done: int, size: int) -> memoryview:
+        """The next bytes of a file of ``size``, as much as a chunk; Unstable where it ends early."""
+        wanted, got = min(CHUNK_BYTES, size - done), 0
+        while got < wanted:
+            more = os.preadv(fd, [self._buffer[got:wanted]], done + got)
+            if more == 0:
+                raise Unstable
+            got += more
+        return self._buffer[:got]
+
+    def _examine_head(self, fd: int, path: bytes, size: int) -> Codec:
+        if extension_of(path) not in self._images:
+            return self._plan.choice.for_extension(extension_of(path))
+        return self._examine(path, self._chunk(fd, 0, size), size <= CHUNK_BYTES, fd)
+
+    def _examine(self, path: bytes, head: memoryview, whole: bool, fd: int) -> Codec:
+        """Check it if it is an image; the codec for it."""
+        extension = extension_of(path)
+        if extension in self._images:
+            self.checked += 1
+            self._check(path, head, whole, fd)
+        return self._plan.choice.for_extension(extension)
+
+    def _check(self, path: bytes, head: memoryview, whole: bool, fd: int) -> None:
+        if not head:
+            self._plan.problems.add(Problem(path, "empty image"))
+            return
+        fine, why = check_image(head, whole, fd, self._plan.verify)
+        if not fine:
+            opens = self._plan.verify == "header" or not check_image(head, whole, fd, "header")[0]
+            self._plan.problems.add(Problem(path, "image does not open" if opens else "image does not decode", why))
+
+    def _record(self, path: bytes, number: int, size: int, checksum: int, form: int) -> None:
+        rows = self._plan.rows
+        rows.key_low[number], rows.key_high[number] = halves(path)
+        rows.size[number], rows.checksum[number] = size, checksum
+        rows.form[number] = form
+
+    def _place(self, number: int, offset: int, stored: int) -> None:
+        self._plan.rows.offset[number], self._plan.rows.stored[number] = offset, stored
+
+
+def _smaller(codec: Codec, content: memoryview) -> Piece:
+    """The compressed bytes, or ``content`` itself where they are not smaller."""
+    if codec.name == "raw" or not content:
+        return content
+    packed = codec.compress(content)
+    return packed if len(packed) < len(content) else content

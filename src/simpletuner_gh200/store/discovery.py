@@ -1,0 +1,175 @@
+"""Finding every file of a dataset in one pass: what is there, how large, and cut into work for the staging threads.
+
+It goes where SimpleTuner's own listing goes: it follows links, enters each real folder once, and skips the same
+system folders. Names stay bytes, since a file name need not be text.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from simpletuner_gh200.store.problems import Problem, Problems
+
+SKIPPED_FOLDERS = frozenset(
+    {b".Spotlight-V100", b".Trashes", b".fseventsd", b".TemporaryItems", b".zfs", b".ipynb_checkpoints"}
+)
+
+BATCH_BYTES = 1 << 20
+BATCH_FILES = 256
+SAMPLES_PER_EXTENSION = 16
+
+
+def is_bookkeeping(name: bytes) -> bool:
+    """Files that SimpleTuner rewrites while it runs, so that they are always read from disk."""
+    return name.endswith(b".json") or name.startswith(b"aspect_ratio_bucket_")
+
+
+@dataclass
+class Batch:
+    """Some files of one folder: at most ``BATCH_BYTES`` together, or a single larger one."""
+
+    folder: bytes
+    first: int
+    """Number of the first file; the others follow."""
+    names: list[bytes] = field(default_factory=list)
+    sizes: array[int] = field(default_factory=lambda: array("Q"))
+
+    def paths(self) -> Iterator[bytes]:
+        return (self.folder + name for name in self.names)
+
+
+@dataclass
+class ExtensionTotals:
+    files: int = 0
+    size: int = 0
+    samples: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+@dataclass
+class Listing:
+    """Everything found under ``root``."""
+
+    root: bytes
+    batches: list[Batch] = field(default_factory=list)
+    files: int = 0
+    size: int = 0
+    extensions: dict[str, ExtensionTotals] = field(default_factory=dict)
+    aliases: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """(other path of a folder, path under which it was staged), for folders that links reach twice."""
+    problems: Problems = field(default_factory=Problems)
+
+
+def walk(
+    root: str | os.PathLike[str],
+    extensions: tuple[str, ...] | None = None,
+    *,
+    only: Callable[[bytes], bool] | None = None,
+) -> Listing:
+    """List every regular file under ``root`` (of these extensions, if given). An empty folder is an empty listing.
+
+    ``only`` is asked about the path of each file where it is given.
+    """
+    top = os.fsencode(os.path.abspath(os.fspath(root)))
+    endings = tuple(b"." + os.fsencode(ending.lower().lstrip(".")) for ending in extensions) if extensions else None
+    listing = Listing(top)
+    _Walker(listing, endings, only).enter(top)
+    return listing
+
+
+class _Walker:
+    def __init__(
+        self, listing: Listing, endings: tuple[bytes, ...] | None, only: Callable[[bytes], bool] | None
+    ) -> None:
+        self._listing = listing
+        self._endings = endings
+        self._only = only
+        self._entered: dict[tuple[int, int], bytes] = {}
+
+    def enter(self, top: bytes) -> None:
+        waiting = [(top, False)]
+        while waiting:
+            folder, through_link = waiting.pop()
+            try:
+                entered = self._first_visit(folder, through_link)
+                if entered:
+                    waiting.extend(reversed(self._folder(folder)))
+            except OSError as unreadable:
+                self._listing.problems.add(Problem.from_error(folder, unreadable))
+
+    def _first_visit(self, folder: bytes, through_link: bool) -> bool:
+        found = os.stat(folder)
+        identity = (found.st_dev, found.st_ino)
+        before = self._entered.get(identity)
+        if before is not None:
+            self._listing.aliases.append((folder + b"/", before + b"/"))
+            return False
+        self._entered[identity] = folder
+        if through_link:
+            self._listing.aliases.append((os.path.realpath(folder) + b"/", folder + b"/"))
+        return True
+
+    def _folder(self, folder: bytes) -> list[tuple[bytes, bool]]:
+        """List one folder; returns the folders in it, and whether a link leads there."""
+        inside: list[tuple[bytes, bool]] = []
+        prefix = folder + b"/"
+        batch = Batch(prefix, self._listing.files)
+        room = BATCH_BYTES
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name
+                try:
+                    if entry.is_dir():
+                        if name not in SKIPPED_FOLDERS:
+                            inside.append((prefix + name, entry.is_symlink()))
+                        continue
+                    if not self._wanted(prefix, name):
+                        continue
+                    found = entry.stat()
+                except OSError as broken:
+                    self._listing.problems.add(Problem.from_error(prefix + name, broken, link=entry.is_symlink()))
+                    continue
+                if not stat.S_ISREG(found.st_mode):
+                    continue
+                size = found.st_size
+                if batch.names and (size > room or len(batch.names) == BATCH_FILES):
+                    batch, room = self._finish(batch), BATCH_BYTES
+                batch.names.append(name)
+                batch.sizes.append(size)
+                room -= size
+                self._count(prefix, name, size)
+        self._finish(batch)
+        return inside
+
+    def _wanted(self, prefix: bytes, name: bytes) -> bool:
+        if is_bookkeeping(name) or (self._only is not None and not self._only(prefix + name)):
+            return False
+        return self._endings is None or name.lower().endswith(self._endings)
+
+    def _finish(self, batch: Batch) -> Batch:
+        if batch.names:
+            self._listing.batches.append(batch)
+        return Batch(batch.folder, self._listing.files)
+
+    def _count(self, prefix: bytes, name: bytes, size: int) -> None:
+        listing = self._listing
+        listing.files += 1
+        listing.size += size
+        ending = extension_of(name)
+        totals = listing.extensions.get(ending)
+        if totals is None:
+            totals = listing.extensions[ending] = ExtensionTotals()
+        totals.files += 1
+        totals.size += size
+        # Files 1, 2, 4, 8 ... of an extension: spread over the folder without knowing how many there will be.
+        if totals.files & (totals.files - 1) == 0 and len(totals.samples) < SAMPLES_PER_EXTENSION:
+            totals.samples.append((prefix + name, size))
+
+
+def extension_of(name: bytes) -> str:
+    """``b"a/b.JPG"`` -> ``jpg``; the empty text where there is none."""
+    _stem, dot, ending = name.rpartition(b".")
+    return ending.decode("ascii", "replace").lower() if dot and len(ending) <= 16 else ""

@@ -1,0 +1,49 @@
+"""Reading one file while others may be changing it: what comes back is one state of the file, or an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+ATTEMPTS = 3
+
+
+class Unstable(Exception):
+    """The file kept changing while it was read."""
+
+
+def read_small(fd: int, buffer: memoryview, expected: int) -> int:
+    """Read a file that was ``expected`` bytes long into ``buffer``; its size now. -1 where it no longer fits.
+
+    One byte more than expected is asked for, so that growth shows without asking for the size.
+    """
+    for _attempt in range(ATTEMPTS):
+        got = os.preadv(fd, [buffer[: expected + 1]], 0)
+        if got == expected:
+            return got
+        expected = os.fstat(fd).st_size
+        if expected >= len(buffer):
+            return -1
+    raise Unstable
+
+
+def read_ahead(paths: list[bytes]) -> None:
+    """Ask the kernel to fetch these files; whatever goes wrong here shows when they are read."""
+    for path in paths:
+        try:
+            fd = os.open(path, OPEN_FLAGS)
+        except OSError:
+            continue
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+def is_cold(fd: int, buffer: memoryview) -> bool:
+    """Would reading the file wait for the disk? False where the file system can't tell."""
+    try:
+        return os.preadv(fd, [buffer[:1]], 0, os.RWF_NOWAIT) < 0
+    except OSError as error:
+        return error.errno == errno.EAGAIN

@@ -1,0 +1,77 @@
+"""Files that could not be staged or do not hold what their name says: why, and what it means for the run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Reason = Literal[
+    "unreadable", "vanished", "broken link", "unstable", "empty image", "image does not open", "image does not decode"
+]
+
+BROKEN: frozenset[Reason] = frozenset(
+    {"unreadable", "unstable", "empty image", "image does not open", "image does not decode"}
+)
+"""Reasons that count towards ``max_corruption_rate``. A file that vanished or a dangling link is no damage."""
+
+KEPT = 10_000
+"""So many are kept one by one; beyond that only counted, or a wrong path could fill the memory with complaints."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    path: bytes
+    reason: Reason
+    detail: str = ""
+
+    @classmethod
+    def from_error(cls, path: bytes, error: OSError, *, link: bool = False) -> Problem:
+        gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+        if (gone and link) or error.errno == errno.ELOOP:
+            return cls(path, "broken link", error.strerror or "")
+        return cls(path, "vanished" if gone else "unreadable", error.strerror or str(error))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"path": os.fsdecode(self.path), "reason": self.reason, "detail": self.detail}
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+
+
+class Problems:
+    """A bounded list with full counts. Safe from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[Problem] = []
+        self.counts: Counter[str] = Counter()
+
+    def add(self, problem: Problem) -> None:
+        with self._lock:
+            self.counts[problem.reason] += 1
+            if len(self._kept) < KEPT:
+                self._kept.append(problem)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(tuple(self._kept))
+
+    def __len__(self) -> int:
+        return self.counts.total()
+
+    @property
+    def broken(self) -> int:
+        return sum(count for reason, count in self.counts.items() if reason in BROKEN)
+
+
+def printable(path: bytes | str) -> str:
+    """A path for people: control characters and undecodable bytes escaped, so that a name can't steer a terminal."""
+    return "".join(char if char.isprintable() else _escaped(char) for char in os.fsdecode(path))
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode()

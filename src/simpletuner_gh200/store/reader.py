@@ -1,0 +1,169 @@
+"""Serving a staged dataset: views without copies, checked on first use, never what someone has written over since."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from simpletuner_gh200.memory.sealed import map_readonly, map_shared
+from simpletuner_gh200.store.codecs import CHUNK_BYTES, NAMES, Codec, codec
+from simpletuner_gh200.store.index import ABSENT, CHUNK_ENTRY, CHUNKED, Index
+from simpletuner_gh200.store.problems import printable
+from simpletuner_gh200.store.shared_memory import StagedMemory
+
+logger = logging.getLogger("simpletuner_gh200")
+
+STALE = 1
+"""Written or deleted since it was staged: the disk has the truth."""
+
+DAMAGED = 2
+"""The memory no longer holds what was staged: the disk has the truth."""
+
+FilePath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
+@dataclass
+class ReadCounts:
+    """Of this process. Threads may lose a count to each other; it is for people, not for decisions."""
+
+    served: int = 0
+    elsewhere: int = 0
+    """Not staged, or stale: read from disk."""
+    mismatches: int = 0
+
+
+class StagedDataset:
+    """Made in every rank from the same memory. Safe in threads, and in forked children, which share all of it."""
+
+    def __init__(self, memory: StagedMemory) -> None:
+        self._index = Index(memory.index, memory.count)
+        self._rows = self._index.rows
+        data, state = map_readonly(memory.data), map_shared(memory.state)
+        self._data = memoryview(data) if data is not None else memoryview(b"")
+        assert state is not None
+        self._state = memoryview(state)
+        self._trusted = bytearray(memory.count)
+        self._aliases = memory.aliases
+        self.counts = ReadCounts()
+
+    @property
+    def count(self) -> int:
+        return self._rows.count
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._data)
+
+    @property
+    def index_bytes(self) -> int:
+        """What lookups need, over all: shared index, shared state, this process's marks."""
+        return self._index.nbytes + len(self._state) + len(self._trusted)
+
+    def view(self, path: FilePath) -> memoryview | None:
+        """The file's bytes, read-only, or None where the disk has to be asked."""
+        row = self._find(path)
+        if row < 0 or self._state[row]:
+            self.counts.elsewhere += 1
+            return None
+        return self._row_view(row, path)
+
+    def holds(self, path: FilePath) -> bool:
+        """Would ``view`` find it?"""
+        row = self._find(path)
+        return row >= 0 and not self._state[row]
+
+    def forget(self, path: FilePath) -> None:
+        """Whoever reads it from now on, in any rank, reads the disk. Call it before changing the file."""
+        row = self._find(path)
+        if row >= 0:
+            self._state[row] = STALE
+
+    def summary(self) -> dict[str, Any]:
+        return {"files": self.count, "held_bytes": self.held_bytes, **asdict(self.counts)}
+
+    def row_size(self, row: int) -> int:
+        return int(self._rows.size[row])
+
+    def check_row(self, row: int) -> bool:
+        """Is what is held in ``row`` what was staged? Marks it for every rank where it is not. For the scrub."""
+        if self._rows.form[row] == ABSENT or self._state[row]:
+            return True
+        return self._content(row) is not None
+
+    def _find(self, path: FilePath) -> int:
+        text = os.fspath(path)
+        key = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+        row = self._index.find(key)
+        if row < 0:
+            row = self._find_otherwise(text, key)
+        return row if row >= 0 and self._rows.form[row] != ABSENT else -1
+
+    def _find_otherwise(self, text: str | bytes, key: bytes) -> int:
+        """The path may be relative or untidy, or go through another link to the same folder."""
+        tidy = os.fsencode(os.path.abspath(text))
+        row = self._index.find(tidy) if tidy != key else -1
+        if row >= 0:
+            return row
+        for other, staged in self._aliases:
+            if tidy.startswith(other):
+                row = self._index.find(staged + tidy[len(other) :])
+                if row >= 0:
+                    return row
+        return -1
+
+    def _row_view(self, row: int, path: FilePath) -> memoryview | None:
+        rows = self._rows
+        if rows.form[row] == 0 and self._trusted[row]:
+            start = rows.offset[row]
+            self.counts.served += 1
+            return self._data[start : start + rows.size[row]]
+        content = self._content(row)
+        if content is None:
+            logger.warning("gh200: %s is damaged in memory; reading it from disk", printable(os.fsencode(path)))
+            return None
+        self.counts.served += 1
+        return content
+
+    def _content(self, row: int) -> memoryview | None:
+        """Decoded and verified; None, and marked for every rank, where it does not match its checksum."""
+        rows = self._rows
+        try:
+            content = self._decoded(row)
+        except Exception:  # noqa: BLE001 - whatever a decoder says of damaged bytes, the answer is the disk
+            content = None
+        if content is None or len(content) != rows.size[row] or xxhash.xxh3_64_intdigest(content) != rows.checksum[row]:
+            self._state[row] = DAMAGED
+            self.counts.mismatches += 1
+            return None
+        self._trusted[row] = 1
+        return content
+
+    def _decoded(self, row: int) -> memoryview:
+        rows = self._rows
+        form, start, size = rows.form[row], rows.offset[row], rows.size[row]
+        stored = self._data[start : start + rows.stored[row]]
+        if form == 0:
+            return stored
+        used = _codec(form & ~CHUNKED)
+        if form & CHUNKED:
+            return memoryview(self._joined(np.frombuffer(stored, CHUNK_ENTRY), used, size))
+        return memoryview(used.decompress(stored, size)).toreadonly()
+
+    def _joined(self, table: np.ndarray, used: Codec, size: int) -> bytes:
+        parts = []
+        for at, (offset, stored) in enumerate(table.tolist()):
+            wanted = min(CHUNK_BYTES, size - at * CHUNK_BYTES)
+            piece = self._data[offset : offset + stored]
+            parts.append(piece if stored == wanted else used.decompress(piece, wanted))
+        return b"".join(parts)
+
+
+@lru_cache(maxsize=8)
+def _codec(number: int) -> Codec:
+    return codec(NAMES[number])
