@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.upstream.check import check_remembered
-from simpletuner_gh200.upstream.features import FEATURES
-from simpletuner_gh200.upstream.select import select
-from simpletuner_gh200.upstream.support import known_releases, support_table, write_data, write_page
-from simpletuner_gh200.upstream.sweep import sweep
-from simpletuner_gh200.upstream.verdict import Verdict
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from simpletuner_gh200.upstream.verdict import Verdict
 
 app = typer.Typer(
     help="Check SimpleTuner against what the extension relies on.", no_args_is_help=True, rich_markup_mode="rich"
@@ -49,6 +45,11 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Compare SimpleTuner's source with the contract. Nothing of it is imported or run."""
+    from simpletuner_gh200.errors import UsageError
+    from simpletuner_gh200.upstream.check import check_remembered
+    from simpletuner_gh200.upstream.select import select
+    from simpletuner_gh200.upstream.sweep import sweep
+
     if every:
         if any((version, path, git, ref)):
             raise UsageError("--all checks every release", remedy="leave out --version, --path, --git and --ref")
@@ -59,6 +60,41 @@ def check(
         verdicts = [check_remembered(selected.source, version=selected.version)]
         _print_one(verdicts[0], as_json)
     if not all(verdict.ok for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+DIFF_EXAMPLES = """
+Examples:
+
+  gh200 upstream diff 4.9.3 4.10.0
+
+  gh200 upstream diff 4.10.1 ~/SimpleTuner                   a release and a folder or wheel
+
+  gh200 upstream diff 4.10.1 ~/SimpleTuner@origin/main       a release and a commit
+"""
+
+
+@app.command(epilog=DIFF_EXAMPLES)
+def diff(
+    old: Annotated[str, typer.Argument(help="A release, a path, or DIR@REF.")],
+    new: Annotated[str, typer.Argument(help="What to compare it with.")],
+    full: Annotated[bool, typer.Option("--full", help="Show long diffs whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+) -> None:
+    """Show what changed in and around the seams. Exit code 1 if a seam holds in OLD and is broken in NEW."""
+    from simpletuner_gh200.upstream.diff import compare
+    from simpletuner_gh200.upstream.review import as_json as review_json
+    from simpletuner_gh200.upstream.review import review_lines
+    from simpletuner_gh200.upstream.select import parse_operand
+
+    before, after = parse_operand(old), parse_operand(new)
+    comparison = compare(before.source, after.source, versions=(before.version, after.version))
+    if as_json:
+        typer.echo(json.dumps(review_json(comparison)))
+    else:
+        for line in review_lines(comparison, full=full):
+            typer.echo(line)
+    if not comparison.ok:
         raise typer.Exit(1)
 
 
@@ -77,6 +113,9 @@ def support(
     write: Annotated[Path | None, typer.Option(help="Renew the table in this page instead of printing it.")] = None,
 ) -> None:
     """Show which features work on which SimpleTuner release."""
+    from simpletuner_gh200.upstream.support import known_releases, support_table, write_data, write_page
+    from simpletuner_gh200.upstream.sweep import sweep
+
     if sweep_first:
         write_data(sweep())
     if write is None:
@@ -89,6 +128,8 @@ def _print_one(verdict: Verdict, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(verdict.to_json()))
         return
+    from rich.console import Console
+
     console = Console()
     console.print(_seam_table(verdict))
     console.print(_feature_table(verdict))
@@ -101,7 +142,13 @@ def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
         document = {"ok": all(verdict.ok for verdict in verdicts), "releases": [v.to_json() for v in verdicts]}
         typer.echo(json.dumps(document))
         return
+    from rich.console import Console
+    from rich.table import Table
+
+    from simpletuner_gh200.upstream.features import FEATURES
+
     table = Table("SimpleTuner", *FEATURES, title="features per release")
+    table.columns[0].no_wrap = True
     for verdict in verdicts:
         table.add_row(verdict.version, *(verdict.features[name].partition(":")[0] for name in FEATURES))
     Console().print(table)
@@ -113,6 +160,8 @@ def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
 
 
 def _seam_table(verdict: Verdict) -> Table:
+    from rich.table import Table
+
     table = Table("seam", "status", "features", "found", title=f"SimpleTuner {verdict.version}: seams")
     for row in verdict.seams:
         table.add_row(row.name, row.status, row.feature, "" if row.status == "ok" else row.found)
@@ -120,6 +169,10 @@ def _seam_table(verdict: Verdict) -> Table:
 
 
 def _feature_table(verdict: Verdict) -> Table:
+    from rich.table import Table
+
+    from simpletuner_gh200.upstream.features import FEATURES
+
     table = Table("feature", "what", "verdict", title="what that means")
     for name, info in FEATURES.items():
         table.add_row(name, info.title, verdict.features[name])
