@@ -1,0 +1,90 @@
+"""``PYTORCH_CUDA_ALLOC_CONF``: its keys, and which of them an installed torch would reject.
+
+torch parses the variable at the first use of CUDA and raises on a key it doesn't know. Which keys it knows is not
+written down anywhere a program can ask without a GPU; but its parser compares with literal names, and those are in
+the library. So the library itself is asked: that is right for stock releases and for privately patched builds alike.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+OUR_KEYS = {
+    "use_uvm": "gh200_optimizations.use_uvm",
+    "uvm_oversubscription_ratio": "GH200_UVM_OVERSUBSCRIPTION_RATIO",
+    "uvm_access_pattern": "GH200_UVM_ACCESS_PATTERN",
+}
+"""Keys of the earlier guides, which only privately patched torch knows, and what carries their meaning now."""
+
+_PARSERS = ("libc10.so", "libc10_cuda.so")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def split_options(text: str) -> list[tuple[str, str]]:
+    """``a:1,b:[256:1,>:2]`` -> [("a", "1"), ("b", "[256:1,>:2]")]; commas inside brackets don't separate."""
+    options: list[tuple[str, str]] = []
+    for piece in re.split(r",(?![^\[]*\])", text):
+        key, _, value = piece.strip().partition(":")
+        if key.strip():
+            options.append((key.strip(), value.strip()))
+    return options
+
+
+def join_options(options: Sequence[tuple[str, str]]) -> str:
+    return ",".join(f"{key}:{value}" for key, value in options)
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What can be said of an installed torch without importing it."""
+
+    folder: Path
+    version: str
+    cuda: str | None
+    hip: str | None
+
+    def knows(self, key: str) -> bool:
+        """Would its allocator accept this key? True where there is no CUDA allocator that could refuse."""
+        libraries = [self.folder / "lib" / name for name in _PARSERS]
+        if not _KEY.fullmatch(key) or not libraries[1].is_file():
+            return self.cuda is None
+        return any(_holds_word(library, key.encode()) for library in libraries if library.is_file())
+
+
+def find_torch(search_path: Sequence[str] | None = None) -> TorchBuild | None:
+    """The torch that ``import torch`` would take from ``search_path`` (default: this interpreter's), or None."""
+    spec = PathFinder.find_spec("torch", list(search_path) if search_path is not None else None)
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return TorchBuild(folder, "unknown", None, None)
+    return TorchBuild(
+        folder, _assigned(text, "__version__") or "unknown", _assigned(text, "cuda"), _assigned(text, "hip")
+    )
+
+
+def rejected_keys(text: str, torch: TorchBuild | None) -> list[str]:
+    """The keys in ``text`` that would make this torch raise at its first use of CUDA."""
+    if torch is None:
+        return []
+    return [key for key, _value in split_options(text) if not torch.knows(key)]
+
+
+def _assigned(text: str, name: str) -> str | None:
+    found = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _holds_word(library: Path, word: bytes) -> bool:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return re.search(rb"(?<![A-Za-z0-9_])" + word + rb"(?![A-Za-z0-9_])", content) is not None

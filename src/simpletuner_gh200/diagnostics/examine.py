@@ -1,0 +1,86 @@
+"""Running the checks: every one gets its turn, and the report is the same object for people, files and ``--json``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from simpletuner_gh200.diagnostics.check import Check, Finding, Status, all_checks, warned
+from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.errors import GH200Error, UsageError
+from simpletuner_gh200.telemetry.redact import redact_text
+
+SYMBOLS: dict[Status, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings of one examination, in the order of their codes."""
+
+    rows: tuple[tuple[Check, Finding], ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(finding.status for _check, finding in self.rows)
+        return {status: found.get(status, 0) for status in get_args(Status)}
+
+    @property
+    def ok(self) -> bool:
+        return self.counts["fail"] == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As contracts.md says: checks[]/{code,what,why,found,fix,status}, summary."""
+        checks = [
+            {
+                "code": check.code,
+                "what": check.what,
+                "why": check.why,
+                "found": finding.found,
+                "fix": finding.fix,
+                "status": finding.status,
+                "symbol": SYMBOLS[finding.status],
+            }
+            for check, finding in self.rows
+        ]
+        return {"checks": checks, "summary": {**self.counts, "ok": self.ok}}
+
+
+def examine(
+    context: Context, checks: Sequence[Check] | None = None, *, before: Callable[[Check], None] | None = None
+) -> Report:
+    """Run the checks; ``before`` is told which one is next."""
+    rows = []
+    for check in all_checks() if checks is None else checks:
+        if before is not None:
+            before(check)
+        rows.append((check, _redacted(_run(check, context))))
+    return Report(tuple(rows))
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Leave the report in a file; a report that was there is replaced in one step."""
+    waiting = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        waiting.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        waiting.replace(path)
+    except OSError as refused:
+        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with --output") from None
+
+
+def _run(check: Check, context: Context) -> Finding:
+    """A check that can't look is a finding too: the others must still be heard."""
+    try:
+        return check.run(context)
+    except (GH200Error, OSError, ValueError, KeyError) as broken:
+        return warned(
+            f"could not be examined: {type(broken).__name__}: {broken}", "look at the message; it may be a bug"
+        )
+
+
+def _redacted(finding: Finding) -> Finding:
+    return Finding(finding.status, redact_text(finding.found), redact_text(finding.fix))
