@@ -22,10 +22,10 @@ check: ## the quick loop: lint, types, layers, unit and property tests
 	@$(MAKE) --no-print-directory lint unit
 
 lint:
-	@$(BIN)/ruff check src tests scripts gh200_diagnostic.py
-	@$(BIN)/ruff format --check --quiet src tests scripts gh200_diagnostic.py
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-timing 2>/dev/null | tail -n 20 || ($(BIN)/lint-imports; exit 1)
+	@$(BIN)/ruff check src tests scripts $(wildcard *.py)
+	@$(BIN)/ruff format --check --quiet src tests scripts $(wildcard *.py)
+	@mkdir -p .cache && $(BIN)/mypy --cache-dir .cache/mypy
+	@$(BIN)/lint-imports --no-timing >.cache/layers.txt 2>&1 || (cat .cache/layers.txt; exit 1)
 
 unit:
 	@$(BIN)/python -m pytest tests/unit tests/property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -47,6 +48,7 @@ class Part:
         return tuple(self.model.model_fields)
 
 
+@cache
 def all_parts() -> tuple[Part, ...]:
     """Every part there is, grouped by block in the order of ``TRAINING_BLOCKS``."""
     order = {name: rank for rank, name in enumerate((*TRAINING_BLOCKS, DATASET_BLOCK))}

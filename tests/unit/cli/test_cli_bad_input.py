@@ -1,0 +1,133 @@
+"""Bad input: one screen, the value and the remedy, exit 2, no traceback, nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from simpletuner_gh200.cli.main import main
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A sound configuration without a model; tests break one thing each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    datasets = [{"id": "cats", "type": "local", "dataset_type": "image", "instance_data_dir": "images"}]
+    (tmp_path / "datasets.json").write_text(json.dumps(datasets))
+    config = {"data_backend_config": "datasets.json", "output_dir": "output", "model_family": "sdxl"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def change(**keys):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
+        return tmp_path
+
+    return change
+
+
+def gh200(capsys, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["gh200", *words])
+    before = {path for path in os.listdir() if path != "__pycache__"}
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err + shown.out
+    assert {path for path in os.listdir() if path != "__pycache__"} == before
+    assert len(shown.err.splitlines()) < 25
+    return stopped.value.code, shown.err
+
+
+@pytest.mark.parametrize("command", [("train", "--config", "config.json"), ("config", "check", "config.json")])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"cache_config": {"vae_cache_typ": "unified_memory"}}, "did you mean 'vae_cache_type'?"),
+        ({"cache_config": "unified"}, "'unified' is not JSON"),
+        ({"gh200_optimizations": ["ramp"]}, "['ramp'] is not a block"),
+        ({"data_backend_config": "nowhere.json"}, "'nowhere.json': no such file"),
+        ({"output_dir": "config.json/below"}, "is not a folder"),
+    ],
+)
+def test_bad_configuration(project, capsys, monkeypatch, command, change, expected):
+    project(**change)
+    code, shown = gh200(capsys, monkeypatch, *command)
+    assert code == 2
+    assert expected in shown
+
+
+def test_broken_json(project, capsys, monkeypatch):
+    (project() / "config.json").write_text("{")
+    code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json")
+    assert code == 2
+    assert "line 1, column 2" in shown
+
+
+def test_missing_dataset_folder(project, capsys, monkeypatch):
+    (project() / "images").rmdir()
+    code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json")
+    assert code == 2
+    assert "dataset 'cats'.instance_data_dir: 'images': no such folder" in shown
+
+
+def test_problems_of_different_kinds_come_together(project, capsys, monkeypatch):
+    folder = project(cache_config={"nonsense": 1}, output_dir="config.json/below")
+    (folder / "images").rmdir()
+    code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json")
+    assert code == 2
+    assert shown.count("\n  - ") == 3
+
+
+def test_no_configuration_at_all(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, shown = gh200(capsys, monkeypatch, "train")
+    assert code == 2
+    assert "no training configuration found" in shown and "remedy:" in shown
+
+
+def test_old_simpletuner(project, tmp_path_factory, capsys, monkeypatch):
+    fake = tmp_path_factory.mktemp("site")
+    (fake / "simpletuner-2.2.0.dist-info").mkdir()
+    (fake / "simpletuner-2.2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: simpletuner\nVersion: 2.2.0\n")
+    monkeypatch.syspath_prepend(str(fake))
+    project()
+    code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json")
+    assert code == 2
+    assert "SimpleTuner 2.2.0 is older than 3.1.0" in shown and "remedy:" in shown
+
+
+def test_output_folder_that_is_not_writable(project, tmp_path_factory, capfd, monkeypatch):
+    """As another user: root may write anywhere, so as root this test would pass without meaning anything."""
+    locked = tmp_path_factory.mktemp("locked")
+    folder = project(output_dir=str(locked / "output"))
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.getuid() and "pytest" in str(path):
+            path.chmod(0o755)
+    locked.chmod(0o555)
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", "config.json"])
+            main()
+        except SystemExit as stopped:
+            code = stopped.code
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert "no permission to write in" in capfd.readouterr().err
+
+
+def test_unknown_command_is_a_usage_error(capsys, monkeypatch):
+    code, _ = gh200(capsys, monkeypatch, "trian")
+    assert code == 2

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from simpletuner_gh200.config.legacy import modernise
+from simpletuner_gh200.config.part import all_parts, flag_from_text
+from simpletuner_gh200.config.parts.caches import CacheSettings
+from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.settings import resolve, resolve_dataset
+from simpletuner_gh200.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _everything_landed(monkeypatch):
+    """These tests are about the rules, whichever features this version has."""
+    parts = tuple(dataclasses.replace(part, landed=True) for part in all_parts())
+    monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
+    return parts
+
+
+def problems_of(blocks, environment=None):
+    with pytest.raises(ConfigError) as caught:
+        resolve(blocks, environment or {})
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_nothing_given_is_all_defaults():
+    settings = resolve({}, {})
+    assert not settings.any_given
+    assert {origin for _, _, origin in settings.rows()} == {"default"}
+
+
+def test_all_problems_are_reported_together_and_quote_the_value():
+    found = problems_of(
+        {
+            "gh200_optimizations": {"ramp_curv": "linear", "batch_rampup_steps": "many", "ramp_curve": "cubic"},
+            "cache_config": {"vae_cache_type": "unified"},
+        }
+    )
+    text = "\n".join(found)
+    assert len(found) == 4
+    assert "did you mean 'ramp_curve'?" in text
+    assert "'many'" in text
+    assert "'cubic'" in text and "'quadratic', 'linear', 'stepwise'" in text
+    assert "'unified'" in text and "'unified_memory', 'standard'" in text
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", 3, "text"])
+def test_a_block_that_is_not_a_block(value):
+    (found,) = problems_of({"cache_config": value})
+    assert found.startswith("cache_config")
+
+
+def test_a_block_may_be_json_text():
+    settings = resolve({"cache_config": json.dumps({"fill": "lazy"})}, {})
+    assert settings.part(CacheSettings).fill == "lazy"
+    assert settings.given("cache_config.fill")
+    assert not settings.given("cache_config.slab")
+
+
+@pytest.mark.parametrize("bad", [0, -4, 1.5, True, "8"])
+def test_nonsense_numbers_are_refused(bad):
+    blocks = {"gh200_optimizations": {"enable_batch_size_rampup": True, "initial_effective_batch_size": bad}}
+    assert any("initial_effective_batch_size" in found and repr(bad) in found for found in problems_of(blocks))
+
+
+def test_config_wins_over_environment_and_both_are_named():
+    environment = {"SIMPLETUNER_GH200_ENABLE_UVM_HINTS": "0"}
+    from_environment = resolve({}, environment)
+    assert from_environment.origins["gh200_optimizations.enable_uvm_hints"].startswith("environment")
+    both = resolve({"gh200_optimizations": {"enable_uvm_hints": True}}, environment, source="run.json")
+    assert both.origins["gh200_optimizations.enable_uvm_hints"] == "run.json"
+
+
+def test_a_bad_environment_value_names_the_variable():
+    (found,) = problems_of({}, {"SIMPLETUNER_GH200_ENABLE_UVM_HINTS": "perhaps"})
+    assert found.startswith("SIMPLETUNER_GH200_ENABLE_UVM_HINTS") and "'perhaps'" in found
+
+
+def test_a_part_that_has_not_landed_is_refused_as_such(monkeypatch, _everything_landed):
+    parts = tuple(dataclasses.replace(p, landed=p.model is not RampSettings) for p in _everything_landed)
+    monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
+    (found,) = problems_of({"gh200_optimizations": {"ramp_curve": "linear"}})
+    assert "not available in this version" in found
+
+
+def test_unknown_key_in_a_dataset_block_names_the_entry():
+    with pytest.raises(ConfigError) as caught:
+        resolve_dataset({"compresion": "lz4"}, where="dataset 'cats'.in_memory")
+    assert "dataset 'cats'.in_memory.compresion" in str(caught.value)
+    assert "did you mean 'compression'?" in str(caught.value)
+
+
+def test_switches_in_text():
+    assert flag_from_text(" On ") is True
+    assert flag_from_text("0") is False
+    with pytest.raises(ValueError, match="maybe"):
+        flag_from_text("maybe")
+
+
+def test_ramp_keys_at_top_level_enable_the_ramp():
+    modern = modernise({"--initial_effective_batch_size": 4, "batch_rampup_steps": 10, "use_gh200_trainer": True})
+    assert modern.blocks["gh200_optimizations"]["enable_batch_size_rampup"] is True
+    assert resolve(modern.blocks, {}).part(RampSettings).initial_effective_batch_size == 4
+    assert any("top level" in note for note in modern.notes)
+    assert any("use_gh200_trainer" in note for note in modern.notes)
+
+
+def test_a_block_wins_over_its_older_spelling():
+    modern = modernise({"target_effective_batch_size": 8, "gh200_optimizations": {"target_effective_batch_size": 16}})
+    assert modern.blocks["gh200_optimizations"]["target_effective_batch_size"] == 16
+
+
+def test_data_backend_of_type_in_memory():
+    modern = modernise(
+        {
+            "data_backend": {
+                "type": "in_memory",
+                "config": {"in_memory_limit_gb": 12, "in_memory_compression_lib": "lz4", "in_memory_chunk_size": 4},
+            }
+        }
+    )
+    assert modern.in_memory_for_all == {"memory_limit_gb": 12, "compression": "lz4"}
+    assert any("in_memory_chunk_size" in note for note in modern.notes)

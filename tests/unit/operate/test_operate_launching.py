@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.operate import launching
+
+
+def make(flags=(), environment=None, **changes):
+    located = Located("json", Path("config/config.json"))
+    values = {"explicit": True, "env_name": None, "config": {}, **changes}
+    return launching.plan(located, list(flags), {"HOME": "/nowhere", **(environment or {})}, **values)
+
+
+def test_flags_reach_the_rank_and_accelerate_settings_do_not():
+    planned = make(["--max_train_steps=5", "--num_machines=2", "--accelerate_extra_args", "--foo --bar"])
+    command = list(planned.command)
+    entry = command.index("simpletuner_gh200.launch")
+    assert command[entry + 1 :] == ["--config", "config/config.json", "--max_train_steps=5"]
+    assert "--num_machines=2" in command[:entry]
+    assert command[entry - 3 : entry - 1] == ["--foo", "--bar"]
+
+
+def test_several_ranks_without_a_gpu_use_torchrun(monkeypatch):
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): False)
+    planned = make(["--num_processes", "2"])
+    assert "torch.distributed.run" in planned.command
+    assert planned.environment["ACCELERATE_USE_CPU"] == "true"
+    assert planned.notices
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
+    assert "accelerate.commands.launch" in make(["--num_processes", "2"]).command
+
+
+def test_settings_of_the_configuration_reach_accelerate_unless_the_environment_has_them(tmp_path):
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("")
+    planned = make(config={"accelerate_config": str(file)})
+    assert f"--config_file={file}" in planned.command
+    assert "--mixed_precision=fp8" in make(environment={"MIXED_PRECISION": "fp8"}).command
+
+
+def test_device_nodes_decide_whether_there_is_a_gpu(tmp_path):
+    assert not launching.accelerator_present(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert launching.accelerator_present(tmp_path)
+
+
+def test_dry_run_hides_secrets():
+    planned = make(["--hub_token", "hf_abcdefghijklmnop", "--webhook_config={\"webhook_url\": \"https://x/y\"}"])
+    shown = launching.Plan(planned.command, {"WANDB_API_KEY": "0123456789"}).shown()
+    for secret in ("hf_abcdefghijklmnop", "https://x/y", "0123456789"):
+        assert secret not in shown
+    assert "--config config/config.json" in shown
+
+
+@pytest.mark.parametrize(
+    ("returned", "interrupted", "statuses", "expected"),
+    [
+        (0, None, ["completed", "completed"], 0),
+        (0, None, ["completed", "failed"], 1),
+        (0, None, [], 1),
+        (1, None, ["failed"], 1),
+        (-9, None, [], 137),
+        (0, 2, ["interrupted"], 130),
+        (1, 15, [], 143),
+    ],
+)
+def test_exit_codes_tell_the_truth(returned, interrupted, statuses, expected, monkeypatch):
+    monkeypatch.delenv("SIMPLETUNER_GH200", raising=False)
+    summaries = [{"status": status} for status in statuses]
+    assert launching._exit_code(returned, interrupted, summaries) == expected
+
+
+def test_signals_reach_the_whole_group(tmp_path):
+    """A launcher with a rank below it, both real processes: each notes the signal it got."""
+    script = tmp_path / "noting.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, sys, time
+            name = "rank" if os.fork() == 0 else "launcher"
+            def note(number, frame):
+                open({str(tmp_path)!r} + "/" + name, "w").write(str(number))
+                os._exit(0)
+            signal.signal(signal.SIGTERM, note)
+            open({str(tmp_path)!r} + "/ready-" + name, "w").close()
+            time.sleep(60)
+            """
+        )
+    )
+
+    def send_when_ready():
+        while not all((tmp_path / f"ready-{name}").exists() for name in ("rank", "launcher")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send_when_ready).start()
+    ended = launching.run(launching.Plan((sys.executable, str(script)), {}))
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "rank").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ended.exit_code == 128 + signal.SIGTERM
+    assert (tmp_path / "launcher").read_text() == (tmp_path / "rank").read_text() == str(int(signal.SIGTERM))

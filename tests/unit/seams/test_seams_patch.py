@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import FeatureUnavailable, OwnershipError, SeamMismatch
+from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.patch import EntryPatch, Patch, add_attribute, wrap_method
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.seams.seam import InstalledSeam, Seam, all_seams, parameter_names, verify
+from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
+
+
+def make_owner():
+    class Base:
+        def inherited(self, a):
+            return ("base", a)
+
+    class Owner(Base):
+        def own(self, a, *, b=1):
+            """Own words."""
+            return ("own", a, b)
+
+        @staticmethod
+        def static(a):
+            return ("static", a)
+
+    return Owner
+
+
+def louder(wrapped, instance, args, kwargs):
+    return ("louder", *wrapped(*args, **kwargs))
+
+
+@pytest.mark.parametrize("name", ["own", "inherited", "static"])
+def test_install_and_uninstall_leave_no_trace(name):
+    owner = make_owner()
+    before = dict(vars(owner))
+    patch = wrap_method(owner, name, louder)
+    patch.install()
+    patch.install()
+    assert getattr(owner(), name)(5)[0] == "louder"
+    assert getattr(owner(), name)(5).count("louder") == 1
+    patch.uninstall()
+    patch.uninstall()
+    assert dict(vars(owner)) == before
+    assert getattr(owner(), name)(5)[0] != "louder"
+
+
+def test_signature_and_words_of_the_original_stay_visible():
+    owner = make_owner()
+    wrap_method(owner, "own", louder).install()
+    assert parameter_names(owner.own) == ("self", "a", "b")
+    assert owner.own.__doc__ == "Own words."
+
+
+def test_someone_elses_patch_on_top_is_not_destroyed():
+    owner = make_owner()
+    patch = wrap_method(owner, "own", louder)
+    patch.install()
+    theirs = lambda self: "theirs"  # noqa: E731
+    owner.own = theirs
+    with pytest.raises(OwnershipError, match=r"Owner\.own"):
+        patch.uninstall()
+    assert owner.own is theirs
+
+
+def test_registry_entries_come_and_go():
+    registry = {"kept": 1}
+    new, replaced = EntryPatch(registry, "new", 2), EntryPatch(registry, "kept", 3)
+    new.install()
+    replaced.install()
+    assert registry == {"kept": 3, "new": 2}
+    replaced.uninstall()
+    new.uninstall()
+    assert registry == {"kept": 1}
+    new.install()
+    registry["new"] = 9
+    with pytest.raises(OwnershipError):
+        new.uninstall()
+
+
+def test_upstream_exceptions_pass_through_unmodified():
+    class Peculiar(Exception):
+        pass
+
+    class Owner:
+        def fails(self):
+            raise Peculiar("as it was")
+
+    wrap_method(Owner, "fails", lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs)).install()
+    with pytest.raises(Peculiar, match="as it was") as caught:
+        Owner().fails()
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def spec(**changes):
+    values = {
+        "name": "test.seam",
+        "module": "m",
+        "qualname": "Owner.own",
+        "parameters": ("self", "a", "b"),
+        "features": ("store",),
+        "reason": "",
+    }
+    return SeamSpec(**{**values, **changes})
+
+
+def module_with(owner):
+    module = types.ModuleType("m")
+    module.Owner = owner
+    return module
+
+
+def test_verify_accepts_what_it_knows_and_names_what_it_finds():
+    module = module_with(make_owner())
+    assert verify(spec(), module) is module.Owner.own
+    with pytest.raises(SeamMismatch, match=r"found Owner\.own\(self, a, b\); expected Owner\.own\(self, a\)"):
+        verify(spec(parameters=("self", "a")), module)
+    with pytest.raises(SeamMismatch, match=r"found no Owner\.gone in m"):
+        verify(spec(qualname="Owner.gone"), module)
+
+
+def test_a_mismatch_patches_nothing_and_is_remembered():
+    owner = make_owner()
+    before = dict(vars(owner))
+    seam = InstalledSeam(
+        Seam("test.seam", lambda m, r: [wrap_method(m.Owner, "own", louder)], spec(parameters=("self",)))
+    )
+    seam.install(module_with(owner), Runtime(Launch()))
+    assert dict(vars(owner)) == before
+    assert seam.status.startswith("off: seam 'test.seam' does not match")
+
+
+def test_installing_is_all_or_nothing():
+    owner = make_owner()
+    before = dict(vars(owner))
+
+    def broken(original):
+        raise RuntimeError("no")
+
+    def patches(module, runtime):
+        return [wrap_method(module.Owner, "own", louder), Patch(module.Owner, "static", broken)]
+
+    seam = InstalledSeam(Seam("test.seam", patches, spec()))
+    with pytest.raises(RuntimeError, match="no"):
+        seam.install(module_with(owner), Runtime(Launch()))
+    assert dict(vars(owner)) == before
+    assert not seam.ok
+
+
+def test_added_attributes_are_removed():
+    owner = make_owner()
+    patch = add_attribute(owner, "extra", 5)
+    patch.install()
+    assert owner.extra == 5
+    patch.uninstall()
+    assert not hasattr(owner, "extra")
+
+
+class Wanted(Feature):
+    name = "wanted"
+    seams = ("trainer.train",)
+    answer = "asked"
+
+    def request(self, settings):
+        return self.answer
+
+    def before_train(self, trainer):
+        trainer.append("before")
+
+
+@pytest.fixture
+def runtime():
+    runtime = Runtime(Launch())
+    feature = Wanted()
+    feature.runtime = runtime
+    runtime.features = (feature,)
+    return runtime
+
+
+def test_a_feature_asked_for_without_its_seam_stops_the_run(runtime):
+    runtime.seams["trainer.train"].status = "off: changed"
+    with pytest.raises(FeatureUnavailable, match=r"'wanted'.*trainer\.train: off: changed"):
+        runtime.configure(resolve({}, {}))
+
+
+def test_a_feature_on_auto_is_switched_off_with_the_reason(runtime, monkeypatch):
+    monkeypatch.setattr(Wanted, "answer", "auto")
+    runtime.seams["trainer.train"].status = "off: changed"
+    runtime.configure(resolve({}, {}))
+    assert runtime.statuses["wanted"] == "off: trainer.train: off: changed"
+    assert runtime.moment("before_train") == ()
+
+
+def test_moments_reach_only_features_that_are_on_and_override_them(runtime):
+    runtime.seams["trainer.train"].status = "ok"
+    runtime.configure(resolve({}, {}))
+    calls = []
+    runtime.call("before_train", calls)
+    assert calls == ["before"]
+    assert runtime.moment("after_train") == ()
+    runtime.switch_off(runtime.features[0], "because")
+    runtime.call("before_train", calls)
+    assert calls == ["before"]
+    assert runtime.statuses["wanted"] == "off: because"
+
+
+def test_every_seam_has_a_place_in_the_contract():
+    specs = all_specs()
+    for seam in all_seams():
+        assert seam.own_spec is not None or seam.name in specs
