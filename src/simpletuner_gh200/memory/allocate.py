@@ -111,7 +111,7 @@ class SlabMaker:
         except DriverError as refused:
             if self.asked != "auto":
                 raise
-            logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, refused)
+            logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
             return Choice("host", f"registering failed: {refused.message}")
         slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
         return self.choice

@@ -70,7 +70,7 @@ def _unwind(releases: list[Callable[[], None]]) -> None:
         try:
             releases.pop()()
         except MemoryRoomError as failed:
-            logger.warning("gh200: memory could not be given back cleanly: %s", failed)
+            logger.warning("gh200: memory could not be given back cleanly: %s", str(failed))
 
 
 def map_anonymous(size: int) -> Region:
