@@ -8,7 +8,7 @@ from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.mapping import map_anonymous
 from simpletuner_gh200.units import MIB
 
-BLOCK = 32 * MIB
+BLOCK = 8 * MIB
 PROBE = 4096
 
 

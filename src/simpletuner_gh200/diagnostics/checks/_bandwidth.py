@@ -5,6 +5,10 @@ from __future__ import annotations
 from simpletuner_gh200.diagnostics.bandwidth import SIZE, Direction, Measured, coherent_link, measure
 from simpletuner_gh200.diagnostics.check import Finding, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.units import MIB, format_bytes
+
+LEAST_FREE = 32 * MIB
+"""Copies of less than a quarter of this say nothing about a link."""
 
 
 def may_not_measure(context: Context) -> str | None:
@@ -12,8 +16,15 @@ def may_not_measure(context: Context) -> str | None:
         return context.no_device
     if not context.allocate:
         return "--skip-allocation"
-    free, _total = context.driver.memory_info(0)
-    return "less than 1 GiB of device memory is free" if 0 < free < 4 * SIZE else None
+    return f"only {format_bytes(_free(context))} of device memory are free" if _free(context) < LEAST_FREE else None
+
+
+def _free(context: Context) -> int:
+    return context.driver.memory_info(0)[0]
+
+
+def _size(context: Context) -> int:
+    return min(SIZE, _free(context) // 4)
 
 
 def one_way(context: Context, direction: Direction, least: float, fix: str) -> Finding:
@@ -22,7 +33,7 @@ def one_way(context: Context, direction: Direction, least: float, fix: str) -> F
     if reason is not None:
         return skipped(reason)
     device = context.driver.capabilities(0)
-    found = measure(context.driver, 0, direction, node=device.host_node)
+    found = measure(context.driver, 0, direction, node=device.host_node, size=_size(context))
     if coherent_link(device) and found.rate < least:
         return warned(f"{found}; a healthy GH200 gives at least {least / 1e9:.0f} GB/s", fix)
     return passed(str(found))
@@ -34,4 +45,4 @@ def remote_measured(context: Context, direction: Direction) -> Measured | None:
     far = [node.index for node in context.nodes if node.has_cpus and node.index != near]
     if near is None or not far:
         return None
-    return measure(context.driver, 0, direction, node=far[-1])
+    return measure(context.driver, 0, direction, node=far[-1], size=_size(context))

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.config.environment import our_variables, read_variables
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError
 
-OURS = (
-    "SIMPLETUNER_GH200",
-    "SIMPLETUNER_GH200_ENABLE_UVM_HINTS",
-    "GH200_UVM_OVERSUBSCRIPTION_RATIO",
-    "GH200_UVM_ACCESS_PATTERN",
-)
-
 
 def _run(context: Context) -> Finding:
-    given = {name: context.environment[name] for name in OURS if name in context.environment}
+    ours = ("SIMPLETUNER_GH200", *(variable for variable, _part, _key in our_variables()))
+    given = {name: context.environment[name] for name in ours if name in context.environment}
     if given.get("SIMPLETUNER_GH200") == "0":
         return warned("SIMPLETUNER_GH200=0: the extension is switched off, also for `gh200 train`", "unset it")
     try:
-        resolve({}, given, source="environment")
+        read_variables(given)
     except ConfigError as invalid:
         return failed("; ".join(str(problem) for problem in invalid.problems), 'unset them, or eval "$(gh200 env)"')
     if not given:

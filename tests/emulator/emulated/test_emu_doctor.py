@@ -1,0 +1,114 @@
+"""The doctor's device checks, made to fail by the emulated driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from emulation import Emulator
+
+from simpletuner_gh200.diagnostics.check import Finding, all_checks
+from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.diagnostics.examine import examine
+from simpletuner_gh200.memory.driver.cuda import CudaDriver
+
+OUT_OF_MEMORY = 2
+ATTRIBUTES_ASKED = 14
+"""More than the driver asks for when it probes a device."""
+
+
+def finding(code: str, *, root: Path = Path("/"), **changes: object) -> Finding:
+    context = Context(root=root, environment={}, **changes)  # type: ignore[arg-type]
+    context.driver = CudaDriver()
+    ((_, found),) = examine(context, [check for check in all_checks() if check.code == code]).rows
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "lacking"),
+    [("GH212", "legacy"), ("GH213", "pcie"), ("GH214", "pcie"), ("GH215", "gb10")],
+)
+def test_a_capability_that_is_lacking_is_told(emulator: Emulator, code: str, lacking: str) -> None:
+    assert finding(code).status == "pass"
+    emulator.become(lacking)
+    found = finding(code)
+    assert found.status == "warn"
+    assert found.found.startswith("no, on device 0")
+
+
+@pytest.mark.parametrize(("code", "status"), [("GH211", "fail"), ("GH216", "warn")])
+def test_a_capability_that_no_emulated_machine_lacks(emulator: Emulator, code: str, status: str) -> None:
+    """The driver refuses one attribute after the other; for one of them exactly this check must notice."""
+    seen = set()
+    for nth in range(1, ATTRIBUTES_ASKED):
+        emulator.fail("cuDeviceGetAttribute", nth, 1)
+        seen.add(finding(code).status)
+        emulator.heal()
+    assert status in seen
+    assert finding(code).status == "pass"
+
+
+@pytest.mark.parametrize("code", ["GH501", "GH502"])
+def test_a_slow_coherent_link_is_noticed(emulator: Emulator, code: str) -> None:
+    found = finding(code)
+    assert found.status == "warn"  # an emulated copy is a memcpy: no C2C link is that slow
+    assert "a healthy GH200" in found.found
+
+
+@pytest.mark.parametrize("code", ["GH501", "GH502"])
+def test_the_same_speed_is_fine_behind_pcie(emulator: Emulator, code: str) -> None:
+    emulator.become("pcie")
+    assert finding(code).status == "pass"
+
+
+def test_both_directions_and_the_remote_node_are_told_apart(emulator: Emulator, tmp_path: Path) -> None:
+    assert "to device" in finding("GH501").found
+    assert "to host" in finding("GH502").found
+    assert finding("GH503", root=tmp_path).status == "skip"
+    for index in (0, 2):
+        folder = tmp_path / f"sys/devices/system/node/node{index}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text("0-3\n")
+        (folder / "meminfo").write_text(f"Node {index} MemFree: 1000000 kB\n")
+    assert finding("GH503", root=tmp_path).found.count("GB/s") == 2
+
+
+def test_measuring_and_allocating_can_be_declined(emulator: Emulator) -> None:
+    before = emulator.calls("cuMemAllocManaged")
+    for code in ("GH501", "GH502", "GH503", "GH504"):
+        assert finding(code, allocate=False).found == "--skip-allocation"
+    assert emulator.calls("cuMemAllocManaged") == before
+
+
+def test_an_allocation_beyond_hbm_is_written_and_read_back(emulator: Emulator) -> None:
+    found = finding("GH504", oversubscription_scale=1.5)
+    assert found.status == "pass"
+    assert "96 MiB, 1.5 times HBM" in found.found
+
+
+def test_an_allocation_that_is_refused_fails(emulator: Emulator) -> None:
+    emulator.fail("cuMemAllocManaged", 1, OUT_OF_MEMORY)
+    found = finding("GH504")
+    assert found.status == "fail"
+    assert "OUT_OF_MEMORY" in found.found
+
+
+def test_a_driver_too_old_is_refused(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert finding("GH201").status == "pass"
+    monkeypatch.setenv("GH200_EMU_VERSION", "11080")
+    assert "older than CUDA 12.2" in finding("GH201").found
+
+
+def test_a_torch_for_a_newer_cuda_is_noticed(
+    emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.14'\ncuda = '13.0'\n")
+    monkeypatch.setenv("GH200_EMU_VERSION", "12080")
+    assert "torch is built for CUDA 13.0" in finding("GH201", search_path=(str(tmp_path),)).found
+
+
+def test_cdmm_is_recognised_by_the_driver_alone(emulator: Emulator, tmp_path: Path) -> None:
+    emulator.become("cdmm")
+    assert "CDMM" in finding("GH302", root=tmp_path).found
