@@ -40,4 +40,4 @@ class InMemorySettings(PartModel):
         return self.num_workers or min(MOST_WORKERS, os.cpu_count() or 1)
 
 
-PART = Part(block="in_memory", feature="store", model=InMemorySettings, landed=False)
+PART = Part(block="in_memory", feature="store", model=InMemorySettings, landed=True)

@@ -1,0 +1,161 @@
+"""In-memory datasets: entries of type ``in_memory`` are staged once per node and served to all of its ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.config.parts.caches import CacheSettings
+from simpletuner_gh200.config.parts.in_memory import InMemorySettings
+from simpletuner_gh200.config.settings import Settings, resolve_dataset
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features._store_report import write_problems
+from simpletuner_gh200.store.reader import StagedDataset
+from simpletuner_gh200.store.report import StagingReport
+from simpletuner_gh200.store.scrub import Scrub
+from simpletuner_gh200.store.shared_memory import StagedMemory, receive_memory, share_memory
+from simpletuner_gh200.store.staging import StagingRequest, stage
+
+logger = logging.getLogger("simpletuner_gh200")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What was asked for one dataset."""
+
+    folder: Path
+    settings: InMemorySettings
+
+
+class StoreFeature(Feature):
+    name = "store"
+    seams = ("datasets.load_configuration", "datasets.local_builder")
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._staged: dict[str, StagedDataset] = {}
+        self._reports: dict[str, StagingReport] = {}
+        self._scrubs: list[Scrub] = []
+        self._group: NodeGroup | None = None
+        self._final: dict[str, Any] = {}
+
+    def request(self, settings: Settings) -> Request:
+        return "asked" if settings.in_memory_datasets else "off"
+
+    def demo_config(self) -> dict[str, Any]:
+        return {"dataset": {"type": "in_memory", "in_memory": {"compression": "auto"}}}
+
+    def start(self, trainer: Any) -> None:
+        self._group = NodeGroup.from_environment("store")
+        self._group.join()
+
+    def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [self._rewritten(entry) for entry in entries]
+
+    def create_backend(self, builder: Any, config: Any) -> Any | None:
+        entry = self._entries.get(config.id)
+        if entry is None:
+            return None
+        if config.id not in self._staged:
+            self._staged[config.id] = self._obtain(config.id, entry)
+        from simpletuner_gh200.seams.in_memory_backend import backend_class
+
+        compress = builder._get_compression_setting(config)
+        return backend_class()(builder.accelerator, config.id, self._staged[config.id], compress_cache=compress)
+
+    def summary(self) -> dict[str, Any]:
+        return self._final or {
+            name: {**staged.summary(), **(_without_list(self._reports[name]) if name in self._reports else {})}
+            for name, staged in self._staged.items()
+        }
+
+    def close(self) -> None:
+        self._final = self.summary()
+        for scrub in self._scrubs:
+            scrub.stop()
+        if self._group is not None:
+            self._group.close()
+        self._staged.clear()
+
+    def _rewritten(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """As upstream is to see it: a local dataset. Ours are remembered by id."""
+        if entry.get("type") != "in_memory":
+            return entry
+        name = str(entry.get("id"))
+        plain = {key: value for key, value in entry.items() if key != "in_memory"} | {"type": "local"}
+        if entry.get("disabled") or entry.get("disable") or self._cache_wins(name, entry):
+            return plain
+        settings = resolve_dataset(entry.get("in_memory"), where=f"dataset {name!r}.in_memory")
+        assert isinstance(settings, InMemorySettings)
+        data, cache = entry.get("instance_data_dir"), entry.get("cache_dir")
+        if data or (cache and Path(cache).is_dir()):
+            self._entries[name] = _Entry(Path(str(data or cache)), settings)
+        elif cache:
+            logger.info("gh200: dataset %s: %s is still to be made, so there is nothing to hold in memory", name, cache)
+        return plain
+
+    def _cache_wins(self, name: str, entry: dict[str, Any]) -> bool:
+        settings = self.runtime.settings
+        if entry.get("dataset_type") != "text_embeds" or settings is None:
+            return False
+        wins = settings.part(CacheSettings).text_cache_type == "unified_memory"
+        if wins:
+            logger.info(
+                "gh200: dataset %r: text_cache_type is unified_memory, which serves it instead of in_memory", name
+            )
+        return wins
+
+    def _obtain(self, name: str, entry: _Entry) -> StagedDataset:
+        assert self._group is not None
+        if self._group.is_leader:
+            memory = self._stage(name, entry, self._group)
+        else:
+            memory = receive_memory(self._group, f"dataset {name}")
+        dataset = StagedDataset(memory)
+        memory.close()
+        if self._group.is_leader and dataset.count:
+            scrub = Scrub(dataset)
+            scrub.start()
+            self._scrubs.append(scrub)
+        return dataset
+
+    def _stage(self, name: str, entry: _Entry, group: NodeGroup) -> StagedMemory:
+        try:
+            memory, report = stage(_request(entry), tick=group.beat, label=f"staging {name}")
+        except GH200Error as failure:
+            group.fail(f"dataset {name}", failure.message)
+            raise
+        self._reports[name] = report
+        logger.info("gh200: dataset %s in memory: %s", name, report.line())
+        if len(report.problems):
+            write_problems(report, name, self._output_folder())
+        share_memory(group, f"dataset {name}", memory)
+        return memory
+
+    def _output_folder(self) -> Path:
+        return Path(getattr(getattr(self.runtime.trainer, "config", None), "output_dir", None) or os.getcwd())
+
+
+def _request(entry: _Entry) -> StagingRequest:
+    settings = entry.settings
+    return StagingRequest(
+        root=entry.folder,
+        compression=settings.compression,
+        workers=settings.workers(),
+        memory_limit_gb=settings.memory_limit_gb,
+        max_corruption_rate=settings.max_corruption_rate,
+        verify=settings.verify,
+        extensions=settings.file_extensions,
+    )
+
+
+def _without_list(report: StagingReport) -> dict[str, Any]:
+    return {key: value for key, value in report.as_json().items() if key != "problems"}
+
+
+FEATURE = StoreFeature
