@@ -1,0 +1,282 @@
+"""Staging: everything in, nothing half in, every kind of trouble with a defined outcome."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+from store_samples import as_nobody, fill, image, open_memfds, roomy, staged
+
+from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, FeatureUnavailable, StoreError
+from simpletuner_gh200.memory.host import HostMemory
+from simpletuner_gh200.memory.sealed import is_sealed
+from simpletuner_gh200.store import batch_stager, file_reader
+from simpletuner_gh200.store.codecs import CHUNK_BYTES
+from simpletuner_gh200.store.staging import StagingRequest, stage
+from simpletuner_gh200.units import GIB, MIB
+
+CODECS = [None, "lz4", "zlib", "snappy", "zstd", "auto"]
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_every_file_comes_back_as_it_is_on_disk(tmp_path: Path, compression: str | None) -> None:
+    files = {
+        "a.png": image(),
+        "a.txt": b"a red circle " * 40,
+        "empty.txt": b"",
+        "noise.pt": os.urandom(300_000),
+        "deep/er/long.safetensors": (b"weights" * 1000 + os.urandom(500)) * 400,
+        "large_noise.bin": os.urandom(CHUNK_BYTES * 2 + 17),
+        "exact.bin": bytes(CHUNK_BYTES * 2),
+    }
+    fill(tmp_path, files)
+    dataset, report = staged(tmp_path, compression=compression)
+    for name, content in files.items():
+        view = dataset.view(tmp_path / name)
+        assert view == content, name
+        assert view.readonly
+    assert (report.files, report.staged) == (7, 7)
+    assert report.size == sum(map(len, files.values()))
+    assert report.held <= report.size + 64 * 8
+    if compression in ("lz4", "zstd"):
+        assert report.held < report.size * 0.6
+
+
+def test_auto_compresses_what_gains_and_says_why(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.jpg": image("JPEG", 64) + os.urandom(50_000), "a.txt": b"caption " * 100})
+    _dataset, report = staged(tmp_path, compression="auto")
+    assert report.forms == {"raw": 1, "lz4": 1}
+    assert report.choices["jpg"].startswith("raw: lz4 gives 1.0")
+    assert report.choices["txt"].startswith("lz4: ")
+
+
+def test_the_memory_is_sealed_and_goes_with_the_dataset(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.txt": b"abc"})
+    before = open_memfds()
+    memory, _report = stage(StagingRequest(tmp_path), host=roomy)
+    assert is_sealed(memory.data)
+    assert is_sealed(memory.index)
+    with pytest.raises(PermissionError):
+        os.pwrite(memory.data, b"x", 0)
+    memory.close()
+    assert open_memfds() == before
+
+
+def test_an_empty_folder_holds_nothing_and_serves_nothing(tmp_path: Path) -> None:
+    dataset, report = staged(tmp_path)
+    assert dataset.view(tmp_path / "a.png") is None
+    assert (report.files, report.held, report.corruption_rate) == (0, 0, 0.0)
+
+
+def test_a_missing_folder_is_an_error_that_quotes_it(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nowhere"):
+        staged(tmp_path / "nowhere")
+
+
+def test_more_than_the_limit_is_refused_before_anything_is_allocated(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path, {f"{number}.txt": b"very compressible " * 5000 for number in range(20)})
+    monkeypatch.setattr(batch_stager.BatchStager, "stage", lambda *_: pytest.fail("it must not start"))
+    before = open_memfds()
+    with pytest.raises(DatasetTooLarge) as refused:
+        staged(tmp_path, memory_limit_gb=MIB / GIB)
+    assert refused.value.allowed == MIB
+    assert refused.value.needed == 20 * 90_000
+    assert "lz4 (about" in str(refused.value)
+    assert "memory_limit_gb" in str(refused.value)
+    assert open_memfds() == before
+
+
+def test_the_limit_is_on_what_is_really_held(tmp_path: Path) -> None:
+    fill(tmp_path, {f"{number}.txt": b"very compressible " * 5000 for number in range(20)})
+    _dataset, report = staged(tmp_path, memory_limit_gb=MIB / GIB, compression="lz4")
+    assert report.held < MIB < report.size
+
+
+def test_going_over_while_compressing_stops_and_frees(tmp_path: Path) -> None:
+    fill(tmp_path, {f"{number}.bin": os.urandom(100_000) for number in range(14)})
+    before = open_memfds()
+    with pytest.raises(DatasetTooLarge, match="at least"):
+        staged(tmp_path, memory_limit_gb=MIB / GIB, compression="lz4")
+    assert open_memfds() == before
+
+
+def test_what_the_machine_can_give_is_a_limit_too(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.bin": bytes(MIB)})
+    poor = HostMemory(total=GIB, free=0, available=256 * MIB, limit="cgroup job")
+    with pytest.raises(DatasetTooLarge, match="cgroup job"):
+        stage(StagingRequest(tmp_path, memory_limit_gb=100), host=lambda: poor)
+
+
+def test_memory_that_runs_out_meanwhile_stops_it(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path, {f"{number}.bin": bytes(200_000) for number in range(8)})
+    monkeypatch.setattr("simpletuner_gh200.store.staging.CHECK_HOST_EVERY", MIB)
+    answers = iter([roomy()])
+    empty = HostMemory(total=GIB, free=0, available=MIB, limit="MemAvailable")
+    with pytest.raises(DatasetTooLarge):
+        stage(StagingRequest(tmp_path), host=lambda: next(answers, empty))
+
+
+def test_broken_images_are_listed_and_beyond_the_rate_stop_the_run(tmp_path: Path) -> None:
+    good = {f"{number}.png": image() for number in range(8)}
+    fill(tmp_path, {**good, "bad.png": b"not an image", "void.jpg": b"", "void.txt": b""})
+    dataset, report = staged(tmp_path, max_corruption_rate=0.5)
+    found = {Path(problem.as_json()["path"]).name: problem.reason for problem in report.problems}
+    assert found == {"bad.png": "image does not open", "void.jpg": "empty image"}
+    assert report.corruption_rate == pytest.approx(0.2)
+    assert dataset.view(tmp_path / "bad.png") == b"not an image", "served as it is, as from disk"
+    before = open_memfds()
+    with pytest.raises(DatasetCorrupt, match=r"2 of 10 files are broken \(20.0%, allowed are 1.0%\)"):
+        staged(tmp_path, max_corruption_rate=0.01)
+    assert open_memfds() == before
+
+
+def test_decode_finds_what_a_header_hides(tmp_path: Path) -> None:
+    whole = image("PNG", 200)
+    fill(tmp_path, {"cut.png": whole[: len(whole) // 2], "whole.png": whole})
+    assert not list(staged(tmp_path, verify="header")[1].problems)
+    (problem,) = staged(tmp_path, verify="decode")[1].problems
+    assert problem.reason == "image does not decode"
+    assert problem.path.endswith(b"cut.png")
+
+
+def test_verify_none_looks_at_no_image(tmp_path: Path) -> None:
+    fill(tmp_path, {"bad.png": b"not an image"})
+    _dataset, report = staged(tmp_path, verify="none", max_corruption_rate=0.0)
+    assert report.images_checked == 0
+
+
+def test_large_images_are_checked_with_all_of_their_bytes(tmp_path: Path) -> None:
+    from PIL import Image
+
+    picture = Image.frombytes("RGB", (700, 700), os.urandom(700 * 700 * 3))
+    picture.save(tmp_path / "large.tiff")
+    assert (tmp_path / "large.tiff").stat().st_size > CHUNK_BYTES
+    _dataset, report = staged(tmp_path, verify="decode")
+    assert (report.images_checked, len(report.problems)) == (1, 0)
+
+
+def test_an_unreadable_file_is_reported_and_left_to_the_disk(tmp_path: Path) -> None:
+    fill(tmp_path, {"open.txt": b"1", "closed.txt": b"2"})
+    (tmp_path / "closed.txt").chmod(0)
+
+    def work() -> None:
+        dataset, report = staged(tmp_path)
+        (problem,) = report.problems
+        assert problem.reason == "unreadable"
+        assert report.corruption_rate == 1.0, "of what could be judged"
+        assert dataset.view(tmp_path / "closed.txt") is None
+        assert dataset.view(tmp_path / "open.txt") == b"1"
+
+    assert as_nobody(work, tmp_path) == 0
+
+
+def during_open(monkeypatch, name: bytes, change) -> None:
+    """Run ``change`` once, right after the file is opened for staging."""
+    original = os.open
+    done = threading.Event()
+
+    def opened(path, *rest, **more):
+        fd = original(path, *rest, **more)
+        if isinstance(path, bytes) and path.endswith(name) and not done.is_set():
+            done.set()
+            change()
+        return fd
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+def test_a_file_that_vanishes_is_reported_not_counted_as_damage(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path, {"a.txt": b"1", "b.txt": b"2"})
+    original = batch_stager.BatchStager.stage
+
+    def vanish(self, batch):
+        (tmp_path / "a.txt").unlink()
+        original(self, batch)
+
+    monkeypatch.setattr(batch_stager.BatchStager, "stage", vanish)
+    dataset, report = staged(tmp_path, max_corruption_rate=0.0)
+    assert [problem.reason for problem in report.problems] == ["vanished"]
+    assert dataset.view(tmp_path / "a.txt") is None
+    assert dataset.view(tmp_path / "b.txt") == b"2"
+
+
+@pytest.mark.parametrize("now", [b"", b"short", b"longer than it was when it was listed"])
+def test_a_small_file_that_changed_since_it_was_listed_is_staged_as_it_is_now(tmp_path: Path, monkeypatch, now) -> None:
+    fill(tmp_path, {"a.txt": b"first content"})
+    during_open(monkeypatch, b"a.txt", lambda: (tmp_path / "a.txt").write_bytes(now))
+    dataset, _report = staged(tmp_path)
+    assert dataset.view(tmp_path / "a.txt") == now
+
+
+def test_a_small_file_that_became_large_is_staged_as_it_is_now(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path, {"a.txt": b"first content"})
+    grown = os.urandom(CHUNK_BYTES * 2)
+    during_open(monkeypatch, b"a.txt", lambda: (tmp_path / "a.txt").write_bytes(grown))
+    dataset, _report = staged(tmp_path)
+    assert dataset.view(tmp_path / "a.txt") == grown
+
+
+def test_a_large_file_that_never_holds_still_is_left_to_the_disk(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(os.urandom(CHUNK_BYTES * 2))
+    original = batch_stager.BatchStager._chunk
+
+    def growing(self, fd, done, size):
+        with path.open("ab") as file:
+            file.write(b"more")
+        return original(self, fd, done, size)
+
+    monkeypatch.setattr(batch_stager.BatchStager, "_chunk", growing)
+    dataset, report = staged(tmp_path)
+    assert [problem.reason for problem in report.problems] == ["unstable"]
+    assert dataset.view(path) is None
+
+
+def test_a_large_file_that_is_cut_while_it_is_read_is_staged_as_it_is_now(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(os.urandom(CHUNK_BYTES * 3))
+    during_open(monkeypatch, b"a.bin", lambda: os.truncate(path, CHUNK_BYTES * 2))
+    dataset, _report = staged(tmp_path, compression="lz4")
+    assert dataset.view(path) == path.read_bytes()
+
+
+def test_a_missing_library_is_an_error_with_the_hint(tmp_path: Path, monkeypatch) -> None:
+    def missing(name: str):
+        raise ImportError(name)
+
+    monkeypatch.setattr("simpletuner_gh200.store.codecs.import_module", missing)
+    fill(tmp_path, {"a.txt": b"1"})
+    with pytest.raises(FeatureUnavailable, match="pip install zstandard"):
+        staged(tmp_path, compression="zstd")
+
+
+def test_many_workers_and_large_files_need_little_memory_besides(tmp_path: Path) -> None:
+    """In a process of its own, since the peak of this one is already past."""
+    for number in range(4):
+        with (tmp_path / f"{number}.bin").open("wb") as file:
+            for _ in range(40):
+                file.write(os.urandom(1 << 16) * 16)
+    child = os.fork()
+    if child == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        staged(tmp_path, workers=1000, compression="zstd", verify="none")
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        os._exit(0 if grown < 256 * MIB else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_page_cache_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(os.urandom(MIB))
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.pread(fd, MIB, 0)
+    probe = memoryview(bytearray(16))
+    if file_reader.is_cold(fd, probe):
+        pytest.skip("this file system keeps no page cache")
+    staged(tmp_path)
+    assert file_reader.is_cold(fd, probe)
+    os.close(fd)
