@@ -55,7 +55,7 @@ def test_device_nodes_decide_whether_there_is_a_gpu(tmp_path):
 
 
 def test_dry_run_hides_secrets():
-    planned = make(["--hub_token", "hf_abcdefghijklmnop", "--webhook_config={\"webhook_url\": \"https://x/y\"}"])
+    planned = make(["--hub_token", "hf_abcdefghijklmnop", '--webhook_config={"webhook_url": "https://x/y"}'])
     shown = launching.Plan(planned.command, {"WANDB_API_KEY": "0123456789"}).shown()
     for secret in ("hf_abcdefghijklmnop", "https://x/y", "0123456789"):
         assert secret not in shown

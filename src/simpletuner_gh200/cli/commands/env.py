@@ -1,0 +1,49 @@
+"""``gh200 env``: the environment of a run, for the shell in use."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.config.allocator import find_torch
+from simpletuner_gh200.operate.environment import decide
+from simpletuner_gh200.operate.shells import shell_in_use, spell
+
+
+def env(
+    shell: Annotated[
+        str | None, typer.Option("--shell", help="bash, zsh, sh, fish, csh ... Default: the one asking.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print what to export before a run, quoted for your shell.
+
+    A ratio (GH200_UVM_OVERSUBSCRIPTION_RATIO) and an access pattern (GH200_UVM_ACCESS_PATTERN) that are set already
+    are kept. Keys of PYTORCH_CUDA_ALLOC_CONF that the installed torch would reject are taken out.
+
+    Examples:
+
+      eval "$(gh200 env)"
+
+      gh200 env --shell fish | source
+
+      GH200_UVM_ACCESS_PATTERN=balanced gh200 env --json
+    """
+    exports = decide(os.environ, find_torch())
+    chosen = shell or shell_in_use(os.environ)
+    commands = spell(exports, chosen)
+    if as_json:
+        document = {"shell": chosen, "exports": exports.values, "unset": exports.unset, "notes": exports.notes}
+        print(json.dumps(document))
+        return
+    for note in exports.notes:
+        print(f"gh200: {note}", file=sys.stderr)
+    print(commands)
+
+
+COMMAND = Command(name="env", run=env, panel="Operate")

@@ -1,0 +1,189 @@
+"""What ``gh200 env`` exports, decided without a shell; and in real shells, where a value must stay a value."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.config.allocator import TorchBuild, split_options
+from simpletuner_gh200.errors import ConfigError, UsageError
+from simpletuner_gh200.operate.environment import Exports, decide
+from simpletuner_gh200.operate.shells import SHELLS, shell_in_use, spell
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "setup_gh200_env.sh"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+HOSTILE = "a'b\"c $(touch x) `touch x` \\ ; touch x & !! * ~ %s \t$HOME"
+
+
+def torch_with(folder: Path, *keys: str) -> TorchBuild:
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "libc10_cuda.so").write_bytes(b"\0" + b"\0".join(key.encode() for key in keys) + b"\0")
+    return TorchBuild(folder, "2.9.1", "12.8", None)
+
+
+@pytest.fixture
+def stock(tmp_path: Path) -> TorchBuild:
+    return torch_with(tmp_path / "torch", "expandable_segments", "max_split_size_mb")
+
+
+def test_the_defaults_of_the_guides(stock: TorchBuild) -> None:
+    assert decide({}, stock).values == {
+        "SIMPLETUNER_GH200_ENABLE_UVM_HINTS": "1",
+        "GH200_UVM_OVERSUBSCRIPTION_RATIO": "5.0",
+        "GH200_UVM_ACCESS_PATTERN": "gpu_first",
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+    }
+
+
+def test_ratio_and_pattern_set_before_are_kept(stock: TorchBuild) -> None:
+    given = {"GH200_UVM_OVERSUBSCRIPTION_RATIO": "2.5", "GH200_UVM_ACCESS_PATTERN": "balanced"}
+    assert decide(given, stock).values.items() >= given.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GH200_UVM_ACCESS_PATTERN", "gpu_first; touch x"),
+        ("GH200_UVM_ACCESS_PATTERN", "gpu-first"),
+        ("GH200_UVM_OVERSUBSCRIPTION_RATIO", "-1"),
+        ("GH200_UVM_OVERSUBSCRIPTION_RATIO", "$(touch x)"),
+    ],
+)
+def test_a_bad_value_is_an_error_that_quotes_it(stock: TorchBuild, name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        decide({name: value}, stock)
+    assert name in str(refused.value)
+    assert value in str(refused.value)
+
+
+def test_keys_that_torch_rejects_are_taken_out_and_carried(stock: TorchBuild) -> None:
+    given = "use_uvm:True,uvm_oversubscription_ratio:3.0,expandable_segments:True"
+    exports = decide({ALLOCATOR: given}, stock)
+    assert exports.values[ALLOCATOR] == "expandable_segments:True"
+    assert exports.values["GH200_UVM_OVERSUBSCRIPTION_RATIO"] == "3.0"
+    assert "use_uvm" in exports.notes[0]
+
+
+def test_nothing_left_means_unset(stock: TorchBuild) -> None:
+    exports = decide({ALLOCATOR: "use_uvm:True"}, stock)
+    assert exports.unset == [ALLOCATOR]
+    assert ALLOCATOR not in exports.values
+
+
+def test_an_accepted_allocator_setting_is_left_alone(stock: TorchBuild) -> None:
+    exports = decide({ALLOCATOR: "expandable_segments:True"}, stock)
+    assert ALLOCATOR not in exports.values
+    assert exports.unset == []
+
+
+def test_a_patched_torch_is_told_in_its_own_words(tmp_path: Path) -> None:
+    patched = torch_with(
+        tmp_path / "t", "use_uvm", "uvm_oversubscription_ratio", "uvm_access_pattern", "max_split_size_mb"
+    )
+    told = decide({ALLOCATOR: "max_split_size_mb:64"}, patched).values[ALLOCATOR]
+    assert told == "max_split_size_mb:64,use_uvm:True,uvm_oversubscription_ratio:5.0,uvm_access_pattern:gpu_first"
+
+
+def test_the_installed_torch_accepts_what_is_exported() -> None:
+    """Asked of the real library: stock torch knows expandable_segments, and not use_uvm."""
+    from simpletuner_gh200.config.allocator import find_torch
+
+    real = find_torch()
+    if real is None or real.cuda is None:
+        pytest.skip("no CUDA build of torch in this environment")
+    assert real.knows("expandable_segments")
+    assert real.knows("garbage_collection_threshold")
+    assert not real.knows("use_uvm")
+
+
+def test_options_in_brackets_stay_whole() -> None:
+    given = "roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb:64"
+    assert split_options(given) == [
+        ("roundup_power2_divisions", "[256:1,512:2,>:4]"),
+        ("max_split_size_mb", "64"),
+    ]
+
+
+def test_unknown_shell_names_the_accepted_ones() -> None:
+    with pytest.raises(UsageError, match="bash, zsh"):
+        spell(Exports({"A": "1"}), "cmd.exe")
+
+
+def test_a_name_that_is_no_name_is_refused() -> None:
+    with pytest.raises(UsageError):
+        spell(Exports({"A; touch x": "1"}), "bash")
+
+
+def test_the_asking_shell_is_the_parent(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "comm").write_text("-fish\n")
+    assert shell_in_use({"SHELL": "/bin/bash"}, parent=7, proc=tmp_path) == "fish"
+    assert shell_in_use({"SHELL": "/usr/bin/zsh"}, parent=8, proc=tmp_path) == "zsh"
+    assert shell_in_use({}, parent=8, proc=tmp_path) == "sh"
+
+
+@pytest.mark.parametrize("shell", sorted(SHELLS))
+def test_a_hostile_value_arrives_as_it_is(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
+    commands = spell(Exports({"GH200_PROBE": HOSTILE}, unset=["GH200_GONE"]), shell)
+    show = f'{sys.executable} -c \'import os; print(os.environ["GH200_PROBE"]); print("GH200_GONE" in os.environ)\''
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GH200_GONE": "1"}
+    done = subprocess.run(
+        [shell, "-c", f"{commands}\n{show}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == f"{HOSTILE}\nFalse\n", done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def sourced(shell: str, script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A shell without nvidia-smi, in which ``gh200`` is the one of this environment."""
+    (folder / "bin").mkdir(exist_ok=True)
+    starter = folder / "bin" / "gh200"
+    starter.write_text(f'#!/bin/sh\nexec {sys.executable} -m simpletuner_gh200.cli.main "$@"\n')
+    starter.chmod(0o755)
+    wanted = {"PATH": f"{folder}/bin:/usr/bin:/bin", "HOME": str(folder), **environment}
+    return subprocess.run([shell, "-c", script], cwd=folder, env=wanted, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "sh"])
+def test_sourcing_the_script_exports_and_leaves_the_shell_alive(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
+    script = f"""
+        before=$-
+        . {SCRIPT}
+        echo "status $?"
+        [ "$before" = "$-" ] && echo options kept
+        false
+        echo "alive $GH200_UVM_ACCESS_PATTERN $SIMPLETUNER_GH200_ENABLE_UVM_HINTS $ACCELERATE_MIXED_PRECISION"
+        command -v _gh200_setup || echo nothing left behind
+        GH200_UVM_ACCESS_PATTERN='gpu_first; touch x'
+        export GH200_UVM_ACCESS_PATTERN
+        . {SCRIPT} || echo "refused, still alive"
+    """
+    done = sourced(shell, script, tmp_path, GH200_UVM_ACCESS_PATTERN="balanced")
+    assert done.stdout.splitlines() == [
+        "status 0",
+        "options kept",
+        "alive balanced 1 bf16",
+        "nothing left behind",
+        "refused, still alive",
+    ], done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_script_works_in_a_strict_shell(tmp_path: Path) -> None:
+    done = sourced("bash", f"set -euo pipefail; . {SCRIPT}; echo $GH200_UVM_OVERSUBSCRIPTION_RATIO", tmp_path)
+    assert done.stdout == "5.0\n", done.stderr
+
+
+def test_running_the_script_says_to_source_it(tmp_path: Path) -> None:
+    done = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "source this file" in done.stderr
