@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpletuner_gh200.memory.host import HostMemory
+from simpletuner_gh200.store.discovery import is_bookkeeping
 from simpletuner_gh200.store.index import place
 from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB
 
 NAMES = st.binary(min_size=1, max_size=40).filter(
-    lambda name: not {0, ord("/")} & set(name) and name not in (b".", b"..") and not name.endswith(b".json")
+    lambda name: not {0, ord("/")} & set(name) and name not in (b".", b"..") and not is_bookkeeping(name)
 )
 CONTENTS = st.one_of(st.binary(max_size=200), st.builds(bytes.__mul__, st.binary(max_size=9), st.integers(0, 3000)))
 
