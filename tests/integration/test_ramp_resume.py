@@ -1,0 +1,92 @@
+"""Resuming in the ramp: after a kill, on other ranks, under other settings, without our file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.ramp.resume import RampState, resume
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+
+PROBE = Path(__file__).with_name("probe_ramp.py")
+STEPS = 9
+RAMP = GH200GradientRamp(4, 16, 14, train_batch_size=2)
+
+
+def configure(workbench: Any, **keys: Any) -> None:
+    block = {
+        "enable_batch_size_rampup": True,
+        "initial_effective_batch_size": 4,
+        "target_effective_batch_size": 16,
+        "batch_rampup_steps": 14,
+        **keys,
+    }
+    blocks = {"gh200_optimizations": block}
+    workbench.configure(blocks=blocks, max_train_steps=STEPS, checkpoint_step_interval=2, checkpoints_total_limit=20)
+
+
+def killed_after(workbench: Any, step: int) -> Path:
+    """Train until ``step`` is done, kill -9, and return the latest checkpoint."""
+    run = workbench.train(probe=PROBE, env={"RAMP_PROBE": f"kill={step}"})
+    assert run.exit_codes == [-9], run.explain()
+    checkpoints = [path for path in workbench.project.output.glob("checkpoint-*") if not path.name.endswith("tmp")]
+    return max(checkpoints, key=lambda path: int(path.name.split("-")[1]))
+
+
+def windows(ramp: GH200GradientRamp, first: int) -> list[int]:
+    return [ramp.accumulation(step) for step in range(first, STEPS)]
+
+
+def test_after_a_kill_the_same_windows_follow(workbench):
+    configure(workbench)
+    checkpoint = killed_after(workbench, 5)
+    assert checkpoint.name == "checkpoint-4"
+    state = json.loads((checkpoint / "gh200_state.json").read_text())
+    assert RampState.from_json(state["ramp"]) == RampState.after(RAMP, 4)
+    if (checkpoint / "checkpoint_manifest.json").exists():
+        assert "gh200_state.json" in (checkpoint / "checkpoint_manifest.json").read_text()
+    run = workbench.train(probe=PROBE)
+    assert run.ok, run.explain()
+    assert run.summaries[0]["global_step"] == STEPS
+    assert run.records[0]["windows"] == windows(RAMP, 4)
+    assert [row["step"] for row in run.records[0]["logged"]] == list(range(5, STEPS + 1))
+    assert "gh200: ramp:" not in run.log()
+
+
+def test_other_ranks_and_missing_state_and_changed_settings_go_on_with_a_notice(workbench):
+    configure(workbench)
+    checkpoint = killed_after(workbench, 5)
+    saved = RampState.after(RAMP, 4)
+
+    wider = workbench.train(probe=PROBE, world=2)
+    assert wider.ok, wider.explain()
+    expected = resume(replace(RAMP, world_size=2), saved, 4).ramp
+    for record in wider.records:
+        assert record["windows"] == windows(expected, 4)
+    assert "world_size changed from 1 to 2 since the checkpoint" in wider.log()
+
+    only(workbench, checkpoint)
+    configure(workbench, target_effective_batch_size=8)
+    changed = workbench.train(probe=PROBE)
+    assert changed.ok, changed.explain()
+    expected = resume(replace(RAMP, target=8), saved, 4).ramp
+    assert changed.records[0]["windows"] == windows(expected, 4)
+    assert "target changed from 16 to 8 since the checkpoint" in changed.log()
+
+    only(workbench, checkpoint)
+    configure(workbench)
+    (checkpoint / "gh200_state.json").unlink()
+    bare = workbench.train(probe=PROBE)
+    assert bare.ok, bare.explain()
+    assert bare.records[0]["windows"] == windows(RAMP, 4)
+    assert "the checkpoint has no ramp state" in bare.log()
+
+
+def only(workbench: Any, kept: Path) -> None:
+    """Leave nothing in the output folder but one checkpoint."""
+    for path in workbench.project.output.iterdir():
+        if path != kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

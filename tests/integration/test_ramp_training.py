@@ -1,0 +1,149 @@
+"""The batch ramp in unmodified SimpleTuner: windows, losses, rates, and when things fire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+
+PROBE = Path(__file__).with_name("probe_ramp.py")
+STEPS = 10
+
+
+def block(world: int = 1, **keys: Any) -> dict[str, Any]:
+    ramp = {
+        "enable_batch_size_rampup": True,
+        "initial_effective_batch_size": 2 * world,
+        "target_effective_batch_size": 8 * world,
+        "batch_rampup_steps": 14,
+    }
+    return {"gh200_optimizations": {**ramp, **keys}}
+
+
+def schedule(world: int = 1, **keys: Any) -> GH200GradientRamp:
+    return GH200GradientRamp(2 * world, 8 * world, 14, train_batch_size=2, world_size=world, **keys)
+
+
+def window_means(losses: list[list[str]], windows: list[int]) -> list[float]:
+    """The mean loss of each window over its micro-batches and all ranks."""
+    by_micro_batch = [fmean(float.fromhex(loss) for loss in ranks) for ranks in zip(*losses, strict=True)]
+    means, start = [], 0
+    for length in windows:
+        means.append(fmean(by_micro_batch[start : start + length]))
+        start += length
+    return means
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_windows_losses_and_rates_are_right(workbench, world):
+    scheduler = {"lr_scheduler": "polynomial", "lr_warmup_steps": 2}
+    workbench.configure(max_train_steps=STEPS, **scheduler)
+    stock = workbench.train(stock=True, world=world, probe=PROBE)
+    assert stock.ok, stock.explain()
+    workbench.restore()
+    workbench.configure(blocks=block(world), max_train_steps=STEPS, **scheduler)
+    run = workbench.train(world=world, probe=PROBE)
+    assert run.ok, run.explain()
+
+    windows = [window.accumulation for window in schedule(world).windows(STEPS)]
+    assert windows == [1, 1, 1, 1, 1, 1, 2, 2, 3, 4]
+    for record in run.records:
+        assert record["windows"] == windows
+        assert record["weights"] == pytest.approx([1.0] * STEPS, abs=4 * 2**-53)
+        assert record["scheduler_steps"] == STEPS
+    logged = run.records[0]["logged"]
+    assert [row["step"] for row in logged] == list(range(1, STEPS + 1))
+    # Upstream adds float32 losses up in double precision, one rounding per rank and micro-batch.
+    assert [row["train_loss"] for row in logged] == pytest.approx(
+        window_means(run.losses, windows), rel=2**-24 * (world + 1)
+    )
+    assert [row["learning_rate"] for row in logged] == [row["learning_rate"] for row in stock.records[0]["logged"]]
+    assert [row["gh200/effective_batch_size"] for row in logged] == [2 * world * length for length in windows]
+    assert run.summaries[0]["details"]["ramp"]["windows"] == windows
+
+    lines = run.records[0]["lines"]
+    initial, target = 2 * world, 8 * world
+    enabled = f"GH200 gradient accumulation ramp enabled (initial={initial}, target={target}, ramp_steps=14)"
+    assert ["INFO", enabled] in lines
+    assert ["DEBUG", "GH200 ramp adjusted gradient_accumulation_steps -> 3"] in lines
+    assert enabled in run.log()
+    assert f"batch={target}" in run.log()
+
+
+VALIDATION = {
+    "validation_disable": False,
+    "validation_prompt": "a red circle",
+    "validation_step_interval": 3,
+    "validation_epoch_interval": 1,
+    "validation_num_inference_steps": 1,
+    "validation_resolution": "64x64",
+    "validation_guidance": 1.0,
+    "num_validation_images": 1,
+}
+
+
+def test_nothing_fires_in_mid_window_and_nothing_is_missed(workbench):
+    """Scheduled, epoch-end and manual validations and checkpoints, and uploads, over windows of changing size."""
+    workbench.configure(
+        blocks=block(),
+        max_train_steps=STEPS,
+        checkpoint_step_interval=4,
+        checkpoint_epoch_interval=1,
+        checkpoints_total_limit=20,
+        push_checkpoints_to_hub=True,
+        **VALIDATION,
+    )
+    # Micro-batch 11 opens the third last window, of 3; the epoch's 12 micro-batches end inside it.
+    run = workbench.train(probe=PROBE, env={"RAMP_PROBE": "manual=11,hub"})
+    assert run.ok, run.explain()
+    record = run.records[0]
+    assert record["windows"] == [1, 1, 1, 1, 1, 1, 2, 2, 3, 4]
+    assert all(fired["closed"] and fired["in_window"] == 0 for fired in record["fired"]), record["fired"]
+    checkpoints = [fired["step"] for fired in record["fired"] if fired["what"] == "checkpoint"]
+    validations = [fired["step"] for fired in record["fired"] if fired["what"] == "validation"]
+    # Every fourth step, and once more at step 9 for the request and for the epoch that ended in its window.
+    assert checkpoints == [4, 8, 9]
+    assert {3, 6, 9} <= set(validations)
+    assert len(validations) == len(set(validations))
+    # Each checkpoint is made at a window's end, so each is uploaded; stock's remainder would let step 8 and 9 slip.
+    assert record["uploads"] == [[step, True] for step in checkpoints]
+
+
+def test_a_ramp_down_reaches_max_train_steps(workbench):
+    keys = {"initial_effective_batch_size": 12, "target_effective_batch_size": 2, "ramp_curve": "linear"}
+    workbench.configure(blocks=block(**keys), max_train_steps=8)
+    run = workbench.train(probe=PROBE)
+    assert run.ok, run.explain()
+    ramp = GH200GradientRamp(12, 2, 14, train_batch_size=2, curve="linear")
+    assert run.records[0]["windows"] == [window.accumulation for window in ramp.windows(8)]
+    assert "the effective batch shrinks over the run, from 12 to 2" in run.log()
+
+
+@pytest.mark.parametrize(("rule", "power"), [("linear", 1.0), ("sqrt", 0.5)])
+def test_the_rate_rule_scales_the_applied_rate(workbench, rule, power):
+    workbench.configure(blocks=block(ramp_lr_rule=rule), max_train_steps=STEPS)
+    run = workbench.train(probe=PROBE)
+    assert run.ok, run.explain()
+    record = run.records[0]
+    expected = [1e-3 * (length / 4) ** power for length in record["windows"]]
+    assert record["applied_rates"] == pytest.approx(expected)
+    assert [row["learning_rate"] for row in record["logged"]] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"max_train_steps": 0, "num_train_epochs": 2}, "max_train_steps"),
+        ({"optimizer_release_gradients": True}, "optimizer_release_gradients"),
+    ],
+)
+def test_impossible_runs_stop_at_the_start(workbench, overrides, named):
+    workbench.configure(blocks=block(), **overrides)
+    run = workbench.train()
+    assert run.exit_codes == [2], run.explain()
+    assert named in run.summaries[0]["reason"]
+    assert run.losses == [[]]
