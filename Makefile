@@ -25,7 +25,7 @@ lint:
 	@$(BIN)/ruff check src tests scripts $(wildcard *.py)
 	@$(BIN)/ruff format --check --quiet src tests scripts $(wildcard *.py)
 	@mkdir -p .cache && $(BIN)/mypy --cache-dir .cache/mypy
-	@$(BIN)/lint-imports --no-timing >.cache/layers.txt 2>&1 || (cat .cache/layers.txt; exit 1)
+	@$(BIN)/lint-imports >.cache/layers.txt 2>&1 || (cat .cache/layers.txt; exit 1)
 
 unit:
 	@$(BIN)/python -m pytest tests/unit tests/property

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the tests against every SimpleTuner this machine can run: lint and types once, then pytest in each environment."""
+"""Run the tests against every SimpleTuner this machine can run: lint once, then pytest in each environment."""
 
 from __future__ import annotations
 

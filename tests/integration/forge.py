@@ -61,7 +61,7 @@ def become(job: dict, rank: int, port: int) -> None:
             Path(job["results"], f"record-{rank}.json").write_text(json.dumps(record, default=str))
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 0 if stopped.code is None else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a forked child must never return into the server
         traceback.print_exc()
     finally:
         sys.stdout.flush()

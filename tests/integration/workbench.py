@@ -1,4 +1,4 @@
-"""Projects and jobs for integration tests: prepare once, snapshot, restore before each run, train, look at the results."""
+"""Projects and jobs for integration tests: prepare once, snapshot, restore before each run, train, look."""
 
 from __future__ import annotations
 

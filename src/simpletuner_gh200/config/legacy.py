@@ -57,7 +57,8 @@ def _data_backend(value: Any, modern: Modern) -> None:
     if not isinstance(value, Mapping) or value.get("type") != "in_memory":
         return
     block: dict[str, Any] = {}
-    for key, setting in dict(value.get("config") or {}).items():
+    settings: Mapping[str, Any] = value.get("config") or {}
+    for key, setting in settings.items():
         if key == "in_memory_chunk_size":
             modern.notes.append("data_backend.config.in_memory_chunk_size has no effect: files are staged in one pass")
             continue

@@ -44,7 +44,7 @@ class Part:
     check: Callable[[PartModel], list[tuple[str, str]]] | None = None
     """Rules over several keys; returns (key, message) pairs."""
 
-    def keys(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         return tuple(self.model.model_fields)
 
 

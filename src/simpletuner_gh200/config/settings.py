@@ -50,7 +50,7 @@ class Settings:
             (f"{part.block}.{key}", getattr(self.parts[part.model], key), self.origins[f"{part.block}.{key}"])
             for block in TRAINING_BLOCKS
             for part in parts_of(block)
-            for key in part.keys()
+            for key in part.names()
         ]
 
 
@@ -118,7 +118,7 @@ def _as_mapping(block: str, raw: object, problems: list[Problem]) -> dict[str, A
 
 
 def _refuse_unknown(block: str, raw: Mapping[str, Any], problems: list[Problem], *, shown: str | None = None) -> None:
-    accepted = [key for part in parts_of(block) for key in part.keys()]
+    accepted = [key for part in parts_of(block) for key in part.names()]
     for key in raw:
         if key in accepted:
             continue
@@ -131,7 +131,7 @@ def _resolve_part(
     part: Part, raw: Mapping[str, Any], environment: Mapping[str, str], source: str, problems: list[Problem]
 ) -> tuple[PartModel | None, dict[str, str]]:
     values: dict[str, Any] = {}
-    origins = {f"{part.block}.{key}": DEFAULT for key in part.keys()}
+    origins = {f"{part.block}.{key}": DEFAULT for key in part.names()}
     for key, variable in part.environment.items():
         if part.landed and environment.get(variable):
             try:
@@ -139,11 +139,11 @@ def _resolve_part(
             except ValueError as bad:
                 problems.append(Problem(variable, str(bad)))
             origins[f"{part.block}.{key}"] = f"environment ({variable})"
-    for key in part.keys():
+    for key in part.names():
         if key in raw:
             values[key] = raw[key]
             origins[f"{part.block}.{key}"] = source
-    set_by_config = [key for key in part.keys() if key in raw]
+    set_by_config = [key for key in part.names() if key in raw]
     if set_by_config and not part.landed:
         problems.extend(_not_landed(f"{part.block}.{key}", part) for key in set_by_config)
         values = {}

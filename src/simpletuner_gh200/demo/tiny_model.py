@@ -15,7 +15,7 @@ def write_tiny_sdxl(folder: Path) -> None:
     if (folder / "model_index.json").is_file():
         return
     import torch
-    from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
+    from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline
 
     torch.manual_seed(_SEED)
     pipeline = StableDiffusionXLPipeline(
@@ -27,23 +27,13 @@ def write_tiny_sdxl(folder: Path) -> None:
             norm_num_groups=4,
             sample_size=64,
         ),
-        unet=UNet2DConditionModel(
-            sample_size=8,
-            block_out_channels=(16, 32),
-            layers_per_block=1,
-            norm_num_groups=8,
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-            attention_head_dim=(2, 4),
-            use_linear_projection=True,
-            transformer_layers_per_block=(1, 1),
-            addition_embed_type="text_time",
-            addition_time_embed_dim=8,
-            projection_class_embeddings_input_dim=_TEXT_WIDTH + 6 * 8,
-            cross_attention_dim=2 * _TEXT_WIDTH,
-        ),
+        unet=tiny_unet(),
         scheduler=EulerDiscreteScheduler(
-            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", timestep_spacing="leading", steps_offset=1
+            beta_start=0.00085,
+            beta_end=0.012,
+            beta_schedule="scaled_linear",
+            timestep_spacing="leading",
+            steps_offset=1,
         ),
         text_encoder=_text_encoder(with_projection=False),
         text_encoder_2=_text_encoder(with_projection=True),
@@ -51,6 +41,27 @@ def write_tiny_sdxl(folder: Path) -> None:
         tokenizer_2=_tokenizer(folder / "tokenizer_2"),
     )
     pipeline.save_pretrained(folder)
+
+
+def tiny_unet() -> Any:
+    """An SDXL UNet of two narrow blocks."""
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        transformer_layers_per_block=(1, 1),
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=_TEXT_WIDTH + 6 * 8,
+        cross_attention_dim=2 * _TEXT_WIDTH,
+    )
 
 
 def _text_encoder(*, with_projection: bool) -> Any:

@@ -158,8 +158,8 @@ class Runtime:
                 method()
             except Exception as failure:  # noqa: BLE001 - every feature must get its turn; reported right below
                 failures.append(failure)
-        for failure in failures:
-            logger.error("gh200: while closing: %s", failure, exc_info=failure)
+        for failed in failures:
+            logger.error("gh200: while closing: %s", failed, exc_info=failed)
 
     def summary(self) -> dict[str, Any]:
         """JSON-ready: outcome, seams, features, phases, and what each feature has to say."""

@@ -95,14 +95,15 @@ def verify(spec: SeamSpec, module: ModuleType) -> Any:
     try:
         found = parameter_names(target)
     except (TypeError, ValueError) as unreadable:
-        raise SeamMismatch(spec.name, found=f"{spec.qualname} that is not callable", expected=_expected(spec)) from unreadable
+        found_instead = f"{spec.qualname} that is not callable"
+        raise SeamMismatch(spec.name, found=found_instead, expected=_expected(spec)) from unreadable
     if found != spec.parameters:
         raise SeamMismatch(spec.name, found=f"{spec.qualname}{signature_text(found)}", expected=_expected(spec))
     return target
 
 
 def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     signature = inspect.signature(function)
     return tuple(stars.get(value.kind, "") + name for name, value in signature.parameters.items())
 

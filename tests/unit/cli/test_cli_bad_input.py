@@ -92,7 +92,9 @@ def test_no_configuration_at_all(tmp_path, capsys, monkeypatch):
 def test_old_simpletuner(project, tmp_path_factory, capsys, monkeypatch):
     fake = tmp_path_factory.mktemp("site")
     (fake / "simpletuner-2.2.0.dist-info").mkdir()
-    (fake / "simpletuner-2.2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: simpletuner\nVersion: 2.2.0\n")
+    (fake / "simpletuner-2.2.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: simpletuner\nVersion: 2.2.0\n"
+    )
     monkeypatch.syspath_prepend(str(fake))
     project()
     code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json")

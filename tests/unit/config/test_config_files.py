@@ -23,7 +23,7 @@ def test_the_three_formats_agree(tmp_path):
     as_json = write(tmp_path / "c.json", '{"--train_batch_size": 2, "cache_config": {"fill": "lazy"}}')
     as_toml = write(tmp_path / "c.toml", 'train_batch_size = 2\n[cache_config]\nfill = "lazy"\n')
     assert read_training_config(as_json) == read_training_config(as_toml)
-    as_env = write(tmp_path / "c.env", "# note\nexport TRAIN_BATCH_SIZE=2\nCACHE_CONFIG='{\"fill\": \"lazy\"}'\n")
+    as_env = write(tmp_path / "c.env", '# note\nexport TRAIN_BATCH_SIZE=2\nCACHE_CONFIG=\'{"fill": "lazy"}\'\n')
     assert read_training_config(as_env) == {"train_batch_size": "2", "cache_config": '{"fill": "lazy"}'}
 
 

@@ -14,7 +14,7 @@ from simpletuner_gh200.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _everything_landed(monkeypatch):
+def everything_landed(monkeypatch):
     """These tests are about the rules, whichever features this version has."""
     parts = tuple(dataclasses.replace(part, landed=True) for part in all_parts())
     monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
@@ -80,8 +80,8 @@ def test_a_bad_environment_value_names_the_variable():
     assert found.startswith("SIMPLETUNER_GH200_ENABLE_UVM_HINTS") and "'perhaps'" in found
 
 
-def test_a_part_that_has_not_landed_is_refused_as_such(monkeypatch, _everything_landed):
-    parts = tuple(dataclasses.replace(p, landed=p.model is not RampSettings) for p in _everything_landed)
+def test_a_part_that_has_not_landed_is_refused_as_such(monkeypatch, everything_landed):
+    parts = tuple(dataclasses.replace(p, landed=p.model is not RampSettings) for p in everything_landed)
     monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
     (found,) = problems_of({"gh200_optimizations": {"ramp_curve": "linear"}})
     assert "not available in this version" in found

@@ -1,0 +1,117 @@
+"""What the extension costs: an interpreter start with our ``.pth`` in place, and each training step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import simpletuner_gh200
+from simpletuner_gh200.bench.measure import interleaved
+from simpletuner_gh200.bench.suite import Suite
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.seams.points import emit_event, prepare_batch
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+
+PTH_LINE = (
+    'import os; os.environ.get("SIMPLETUNER_GH200") == "1" and '
+    '__import__("simpletuner_gh200.startup", fromlist=["x"]).on_interpreter_start()\n'
+)
+"""The line of simpletuner_gh200.pth; a test keeps the two the same."""
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    repeats = 5 if quick else 15
+    startup = _startup(repeats)
+    per_step = _per_step_seconds(2_000 if quick else 50_000, repeats)
+    step = _smallest_step_seconds(repeats)
+    return {
+        "startup_ms_off": (startup["off"] - startup["without"]) * 1000,
+        "startup_ms_on": (startup["on"] - startup["without"]) * 1000,
+        "interpreter_ms": startup["without"] * 1000,
+        "per_step_us": per_step * 1e6,
+        "step_share": per_step / step,
+        "reference_step_ms": step * 1000,
+    }
+
+
+def _startup(repeats: int) -> dict[str, float]:
+    """Interpreter starts over a site folder without our .pth, with it and off, with it and on."""
+    with tempfile.TemporaryDirectory() as without, tempfile.TemporaryDirectory() as with_pth:
+        Path(with_pth, "simpletuner_gh200.pth").write_text(PTH_LINE, encoding="utf-8")
+        package = str(Path(simpletuner_gh200.__file__).parents[1])
+        dependencies = next((path for path in sys.path if path.endswith("site-packages")), "")
+        paths = os.pathsep.join((package, dependencies))
+
+        def start(folder: str, switch: str | None) -> Callable[[], object]:
+            environment = {**os.environ, "PYTHONPATH": paths}
+            environment.pop("SIMPLETUNER_GH200", None)
+            if switch:
+                environment["SIMPLETUNER_GH200"] = switch
+            code = f"import site; site.addsitedir({folder!r})"
+            return lambda: subprocess.run([sys.executable, "-S", "-c", code], env=environment, check=True)
+
+        candidates = {"without": start(without, None), "off": start(with_pth, None), "on": start(with_pth, "1")}
+        return interleaved(candidates, repeats=repeats)
+
+
+class _StandIn:
+    """The two methods that run once a step, doing nothing; what is measured is our wrapping alone."""
+
+    def prepare_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+    def _emit_event(self, event: dict[str, Any], message_level: str = "info") -> bool:
+        return True
+
+
+def _per_step_seconds(steps: int, repeats: int) -> float:
+    """Wrapped less unwrapped, for the calls of one step."""
+    plain = type("Trainer", (_StandIn,), dict(vars(_StandIn)))
+    wrapped = type("Trainer", (_StandIn,), dict(vars(_StandIn)))
+    module = ModuleType("stand_in")
+    module.Trainer = wrapped  # type: ignore[attr-defined]
+    runtime = Runtime(Launch())
+    runtime.features = ()
+    runtime.configure(resolve({}, {}))
+    for seam in (prepare_batch.SEAM, emit_event.SEAM):
+        for patch in seam.patches(module, runtime):
+            patch.install()
+
+    def run(kind: type[Any]) -> Callable[[], None]:
+        trainer, batch, event = kind(), {"latents": None}, {"type": "training.status", "progress": {}}
+
+        def steps_of_it() -> None:
+            for _ in range(steps):
+                trainer.prepare_batch(batch)
+                trainer._emit_event(event)
+
+        return steps_of_it
+
+    taken = interleaved({"plain": run(plain), "wrapped": run(wrapped)}, repeats=repeats)
+    return max(0.0, taken["wrapped"] - taken["plain"]) / steps
+
+
+def _smallest_step_seconds(repeats: int) -> float:
+    """Forward and backward of the demo's UNet at batch 2: a step no real training is shorter than."""
+    import torch
+
+    from simpletuner_gh200.demo.tiny_model import tiny_unet
+
+    unet = tiny_unet()
+    latents, text = torch.randn(2, 4, 8, 8), torch.randn(2, 77, 64)
+    added = {"text_embeds": torch.randn(2, 32), "time_ids": torch.randn(2, 6)}
+
+    def step() -> None:
+        unet(latents, 500, text, added_cond_kwargs=added).sample.square().mean().backward()
+
+    step()
+    return interleaved({"step": step}, repeats=max(5, repeats))["step"]
+
+
+SUITE = Suite("hooks", "What the extension costs at interpreter start and per training step.", measure)

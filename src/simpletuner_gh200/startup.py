@@ -1,0 +1,19 @@
+"""What the ``.pth`` file runs at every interpreter start: nothing, unless SIMPLETUNER_GH200=1 asks for us.
+
+The .pth line itself tests the variable, so that a start without it does not even import this module. Here only
+post-import hooks are registered; torch and SimpleTuner are imported by whoever wants them, or not at all.
+"""
+
+from __future__ import annotations
+
+
+def on_interpreter_start() -> None:
+    """Arrange for the extension to be active if and when this interpreter imports SimpleTuner."""
+    import wrapt
+
+    def activate_before_first_use(_module: object) -> None:
+        from simpletuner_gh200.seams.bootstrap import activate
+
+        activate()
+
+    wrapt.register_post_import_hook(activate_before_first_use, "simpletuner")
