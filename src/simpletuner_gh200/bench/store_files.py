@@ -1,0 +1,54 @@
+"""Files to measure the store with: made on the spot, JPEG-like, so that no codec gains and every image opens."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+EXTENSIONS = ("jpg", "jpeg", "png", "webp", "txt", "json")
+"""What the reference discovery looks for, one ``rglob`` each: images, captions, side files."""
+
+SIZES = {"400B": 400, "100KB": 100_000, "2MB": 2_000_000}
+FOLDER_FILES = 500
+
+
+def jpeg_head() -> bytes:
+    """A real JPEG up to its pixel data: opens, whatever follows."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("RGB", (512, 512)).save(out, "JPEG")
+    content = out.getvalue()
+    return content[: content.index(b"\xff\xda") + 14]
+
+
+def make_files(folder: Path, size: int, count: int) -> list[str]:
+    """``count`` files of ``size`` bytes in folders of ``FOLDER_FILES``; images, or captions where they are tiny."""
+    head, ending = (b"", "txt") if size < 4096 else (jpeg_head(), "jpg")
+    noise = os.urandom(size + 4096)
+    paths = []
+    for number in range(count):
+        path = folder / f"{number // FOLDER_FILES:04d}" / f"image_{number:07d}.{ending}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        start = number * 61 % 4096
+        path.write_bytes(head + noise[start : start + size - len(head)])
+        paths.append(str(path))
+    return paths
+
+
+def warm(paths: list[str]) -> None:
+    """Into the page cache."""
+    for path in paths:
+        with open(path, "rb") as file:
+            while file.read(1 << 20):
+                pass
+
+
+def chill(paths: list[str]) -> None:
+    """Out of the page cache, as far as the kernel obliges."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)

@@ -1,0 +1,97 @@
+"""Reading from the store against page-cached files and plain memory copies; the index's size and speed."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from simpletuner_gh200.bench.store_files import make_files, warm
+from simpletuner_gh200.store.index import Index, IndexLayout, Rows, halves, write_index
+from simpletuner_gh200.store.reader import StagedDataset
+from simpletuner_gh200.store.staging import StagingRequest, stage
+
+
+def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[str, float]:
+    """CPU time of one thread: a random order over all files, each copied once into a hot buffer."""
+    paths = make_files(folder, size, count)
+    memory, _report = stage(StagingRequest(folder, verify="none"))
+    dataset = StagedDataset(memory)
+    memory.close()
+    warm(paths)
+    random.Random(7).shuffle(paths)
+    slab = np.frombuffer(b"".join(bytes(dataset.view(path) or b"") for path in paths), np.uint8)
+    hot = bytearray(size)
+    hot_view, hot_array = memoryview(hot), np.frombuffer(hot, np.uint8)
+    blocks = [slab[at * size : (at + 1) * size] for at in range(count)]
+    random.Random(8).shuffle(blocks)
+
+    def view() -> None:
+        for path in paths:
+            found = dataset.view(path)
+            assert found is not None
+            hot_view[:] = found
+
+    def local() -> None:
+        for path in paths:
+            with open(path, "rb") as file:
+                file.read()
+
+    def as_bytes() -> None:
+        for path in paths:
+            found = dataset.view(path)
+            assert found is not None
+            bytes(found)
+
+    def memcpy() -> None:
+        for block in blocks:
+            np.copyto(hot_array, block)
+
+    taken = _cpu_medians({"view": view, "local": local, "bytes": as_bytes, "memcpy": memcpy}, repeats)
+    return {
+        "view_vs_local": taken["local"] / taken["view"],
+        "view_vs_memcpy": taken["memcpy"] / taken["view"],
+        "bytes_vs_local": taken["local"] / taken["bytes"],
+        "view_us": taken["view"] / count * 1e6,
+        "local_us": taken["local"] / count * 1e6,
+    }
+
+
+def measure_index(keys: int, repeats: int) -> dict[str, float]:
+    """Everything a process needs to look up: shared index, shared state, its own marks."""
+    paths = [b"/data/set/%04d/image_%07d.jpg" % (number // 500, number) for number in range(keys)]
+    rows = Rows.new(keys)
+    for number, path in enumerate(paths):
+        rows.key_low[number], rows.key_high[number] = halves(path)
+    fd = write_index(rows)
+    index = Index(fd, keys)
+    os.close(fd)
+    asked = random.Random(3).choices(paths, k=min(keys, 100_000))
+
+    def look_up() -> None:
+        for path in asked:
+            index.find(path)
+
+    taken = _cpu_medians({"lookup": look_up}, repeats)
+    return {
+        "bytes_per_key": IndexLayout(keys).nbytes / keys + 2,
+        "lookup_us": taken["lookup"] / len(asked) * 1e6,
+        "keys": keys,
+    }
+
+
+def _cpu_medians(candidates: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    for candidate in candidates.values():
+        candidate()
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repeats):
+        for name, candidate in candidates.items():
+            began = time.thread_time()
+            candidate()
+            taken[name].append(time.thread_time() - began)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
