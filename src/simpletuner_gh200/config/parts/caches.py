@@ -46,4 +46,4 @@ class CacheSettings(PartModel):
         return {kind: value == "unified_memory" for kind, value in kinds.items()}
 
 
-PART = Part(block="cache_config", feature="caches", model=CacheSettings, landed=False)
+PART = Part(block="cache_config", feature="caches", model=CacheSettings, landed=True)

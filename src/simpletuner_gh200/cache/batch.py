@@ -1,0 +1,96 @@
+"""Batches assembled straight from published bytes: one copy per sample, into a buffer that is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import memmove
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.layout import Leaf
+from simpletuner_gh200.cache.record import contiguous_strides, tensor_maker
+from simpletuner_gh200.cache.table import Found
+
+if TYPE_CHECKING:
+    import torch
+
+
+def same_tensor(leaves: Sequence[Leaf | None]) -> Leaf | None:
+    """The first leaf, if all are there and alike but for their place in the payload, and can be stacked here."""
+    first = leaves[0]
+    if first is None or first.grad or not first.count:
+        return None
+    alike = (first.dtype, first.shape, first.strides, False)
+    same = all(leaf is not None and (leaf.dtype, leaf.shape, leaf.strides, leaf.grad) == alike for leaf in leaves)
+    return first if same else None
+
+
+@lru_cache(maxsize=4096)
+def stack_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
+    """The strides that ``torch.stack`` gives to so many such tensors; latents often come channels-last."""
+    import torch
+
+    if strides is None:
+        return contiguous_strides((count, *shape))
+    return tuple(torch.stack([torch.empty_strided(shape, strides)] * count).stride())
+
+
+def rows_of(flat: torch.Tensor, leaf: Leaf, count: int) -> torch.Tensor:
+    """So many payloads, one after the other in ``flat``, as ``torch.stack`` of the tensors would give them."""
+    import torch
+
+    shape = (count, *leaf.shape)
+    rows = torch.as_strided(flat, shape, (leaf.count, *(leaf.strides or contiguous_strides(leaf.shape))))
+    wanted = stack_strides(leaf.shape, leaf.strides, count)
+    if tuple(rows.stride()) == wanted:
+        return rows
+    return torch.empty_strided(shape, wanted, dtype=rows.dtype, device=rows.device).copy_(rows)
+
+
+def assemble(entries: Sequence[Found], leaves: Sequence[Leaf], pool: BufferPool) -> torch.Tensor:
+    """What ``torch.stack`` of those tensors would give. The leaves must be alike: see ``same_tensor``."""
+    import torch
+
+    leaf, count = leaves[0], len(entries)
+    dtype: torch.dtype = getattr(torch, leaf.dtype)
+    size = leaf.count * dtype.itemsize
+    buffer = pool.get(size * count)
+    wanted = stack_strides(leaf.shape, leaf.strides, count)
+    batch = torch.as_strided(torch.from_numpy(buffer).view(dtype), (count, *leaf.shape), wanted)
+    if leaf.strides is None or wanted[1:] == leaf.strides:
+        target = buffer.ctypes.data
+        for entry, place in zip(entries, leaves, strict=True):
+            # By address: slicing arrays would cost as much as copying a small latent.
+            memmove(target, entry.address + place.offset, size)
+            target += size
+    else:
+        for row, entry, place in zip(batch, entries, leaves, strict=True):
+            row.copy_(tensor_maker(entry.payload)(place))
+    return batch
+
+
+def stacked(tensors: Sequence[torch.Tensor], pool: BufferPool, *, joined: bool) -> torch.Tensor | None:
+    """``torch.stack``, or with ``joined`` ``torch.cat`` along the first dimension, into a pooled buffer.
+
+    None where the tensors aren't contiguous CPU tensors alike in shape and dtype: then torch does it.
+    """
+    import torch
+
+    first = tensors[0]
+    plain = all(
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.dtype == first.dtype
+        and tensor.shape == first.shape
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        for tensor in tensors
+    )
+    if not plain or not first.numel() or (joined and first.dim() == 0):
+        return None
+    out = torch.from_numpy(pool.get(first.numel() * first.itemsize * len(tensors))).view(first.dtype)
+    rows = out.view(len(tensors), *first.shape)
+    for row, tensor in zip(rows, tensors, strict=True):
+        row.copy_(tensor)
+    return rows.flatten(0, 1) if joined else rows

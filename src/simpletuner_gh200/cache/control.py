@@ -1,0 +1,184 @@
+"""The shared control block of one cache: a header, the list of segments, and the slots, all in one memfd.
+
+Every rank of a node maps the same block, so what one rank publishes or withdraws the others see at their next lookup,
+without a message. Whoever writes holds ``writing()``: a lock between threads and, through the kernel, between ranks,
+which a process that dies gives up by dying.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from simpletuner_gh200.cache.slots import SLOT_BYTES, Slots, slots_for
+from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.slab import Slab
+
+MAGIC = 0x3230304847_43_54
+SCHEMA = 1
+
+_HEADER_WORDS = 64
+_ROWS = 1024
+_ROW_WORDS = 8
+_SLOTS_AT = _HEADER_WORDS + _ROWS * _ROW_WORDS
+
+# Header words.
+_MAGIC, _SCHEMA, _KEYS, _DROPS, _SEGMENTS, _HELD, _THRESHOLD = range(7)
+
+EVERYTHING = (1 << 64) - 1
+"""Admission threshold that lets every key in."""
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """Where a segment's bytes are: descriptor ``fd`` of process ``pid``, recognisable by device and inode."""
+
+    number: int
+    pid: int
+    fd: int
+    inode: int
+    device: int
+    size: int
+    live: int
+    """Entries in it that are still published."""
+
+
+class Control:
+    """One block. ``slab`` is made by the first rank and attached by the others."""
+
+    def __init__(self, slab: Slab, *, shared: bool) -> None:
+        assert slab.fd is not None
+        self.slab = slab
+        self._shared = shared
+        self._words = memoryview(slab.array).cast("Q")
+        self._lock = threading.RLock()
+        self._depth = 0
+        if self._words[_MAGIC] != MAGIC or self._words[_SCHEMA] != SCHEMA:
+            raise CacheError("another version of this package made the control block of the node's caches")
+        self.words = self._words[_SLOTS_AT:]
+        """The words of the slots, for readers in a hurry."""
+        self.slots = Slots(self.words)
+
+    @classmethod
+    def create(cls, entries: int, *, label: str, shared: bool) -> Control:
+        """With room for ``entries`` keys."""
+        slab = Slab.shared(_SLOTS_AT * 8 + slots_for(entries) * SLOT_BYTES, label=label)
+        words = memoryview(slab.array).cast("Q")
+        words[_MAGIC], words[_SCHEMA], words[_THRESHOLD] = MAGIC, SCHEMA, EVERYTHING
+        return cls(slab, shared=shared)
+
+    @classmethod
+    def attach(cls, fd: int, *, label: str) -> Control:
+        return cls(Slab.attach(fd, os.fstat(fd).st_size, label=label), shared=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with self._lock:
+            if self._shared and self._depth == 0:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if self._shared and self._depth == 0:
+                    fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    @property
+    def _fd(self) -> int:
+        assert self.slab.fd is not None
+        return self.slab.fd
+
+    # -- header ----------------------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> int:
+        """Keys that ever took a slot since the last drop; withdrawn ones count."""
+        return self._words[_KEYS]
+
+    @keys.setter
+    def keys(self, count: int) -> None:
+        self._words[_KEYS] = count
+
+    @property
+    def drops(self) -> int:
+        """Goes up whenever segments were taken out of the list."""
+        return self._words[_DROPS]
+
+    @property
+    def held(self) -> int:
+        """Bytes appended to segments that are in the list."""
+        return self._words[_HELD]
+
+    def hold(self, change: int) -> None:
+        self._words[_HELD] = max(self._words[_HELD] + change, 0)
+
+    @property
+    def threshold(self) -> int:
+        """Keys whose high half is above this are not admitted."""
+        return self._words[_THRESHOLD]
+
+    @threshold.setter
+    def threshold(self, value: int) -> None:
+        self._words[_THRESHOLD] = value
+
+    # -- segments --------------------------------------------------------------------------------------
+
+    def add_segment(self, fd: int | None, size: int) -> int:
+        """List a segment of this process; returns its number, which is never used again."""
+        number = self._words[_SEGMENTS] + 1
+        start = self._row_start(number)
+        if self._words[start]:
+            raise CacheError(f"more than {_ROWS} segments at once")
+        found = os.fstat(fd) if fd is not None else None
+        identity = (fd or 0, found.st_ino, found.st_dev) if found else (0, 0, 0)
+        fields = (os.getpid(), *identity, size, 0)
+        for step, value in enumerate(fields, 1):
+            self._words[start + step] = value
+        self._words[start] = number
+        self._words[_SEGMENTS] = number
+        return number
+
+    def row(self, number: int) -> SegmentRow | None:
+        start = self._row_start(number)
+        row = SegmentRow(*self._words[start : start + 7].tolist())
+        return row if row.number == number else None
+
+    def rows(self) -> list[SegmentRow]:
+        rows = (self.row(self._words[_HEADER_WORDS + index * _ROW_WORDS]) for index in range(_ROWS))
+        return [row for row in rows if row is not None and row.number]
+
+    def count_live(self, number: int, change: int) -> int:
+        """Adjust, and return, how many published entries the segment holds."""
+        at = self._row_start(number) + 6
+        self._words[at] = max(self._words[at] + change, 0)
+        return self._words[at]
+
+    def drop_segment(self, number: int) -> None:
+        self._words[self._row_start(number)] = 0
+        self._words[_DROPS] += 1
+
+    def drop_all(self) -> None:
+        """Withdraw every entry and every segment."""
+        for row in self.rows():
+            self.drop_segment(row.number)
+        slots = self._words[_SLOTS_AT:]
+        slots.cast("B")[:] = bytes(len(slots) * 8)
+        self.keys = 0
+        self._words[_HELD] = 0
+
+    @staticmethod
+    def _row_start(number: int) -> int:
+        return _HEADER_WORDS + (number % _ROWS) * _ROW_WORDS
+
+    def close(self) -> None:
+        """Let go of the block: nothing is found any more, and nothing that is written arrives anywhere."""
+        self._words = memoryview(bytearray(_SLOTS_AT * 8 + SLOT_BYTES)).cast("Q")
+        self.words = self._words[_SLOTS_AT:]
+        self.slots = Slots(self.words)
+        self._shared = False
+        self.slab.close()

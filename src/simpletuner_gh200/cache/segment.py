@@ -1,0 +1,107 @@
+"""A segment: one run of published bytes, in shared memory or in a pack file, mapped by every rank that reads it.
+
+Bytes are appended and never changed, so readers need no lock and a segment can be dropped while someone still holds
+views of it: the kernel keeps the pages until the last mapping is gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from simpletuner_gh200.cache.lending import LEND_FROM, PAGE, Lender
+from simpletuner_gh200.cache.record import Bytes, aligned
+from simpletuner_gh200.memory.slab import Slab
+
+
+class SlabSource(Protocol):
+    """Where segments get their memory: the memory room's ``SlabMaker``, or plain shared memory."""
+
+    def make(self, size: int, *, label: str, shared: bool) -> Slab: ...
+
+    def attach(self, fd: int, size: int, *, label: str) -> Slab: ...
+
+
+class HostSlabs:
+    """Plain shared memory of the host."""
+
+    def make(self, size: int, *, label: str, shared: bool) -> Slab:
+        return Slab.shared(size, label=label)
+
+    def attach(self, fd: int, size: int, *, label: str) -> Slab:
+        return Slab.attach(fd, size, label=label)
+
+
+class Segment:
+    """Reads of one segment. ``slab`` is never written through; hits borrow from a second, private mapping.
+
+    Memory that can't be mapped a second time (managed memory) is not lent: every hit there is a copy.
+    """
+
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self.address = slab.address
+        self._lender: Lender | None = None
+        if slab.fd is not None:
+            lent = Slab.attach(slab.fd, slab.size, label=slab.label, private=True)
+            self._lender = Lender(lent.region, lent.address, slab.size)
+
+    @classmethod
+    def of_file(cls, fd: int, size: int, *, label: str) -> Segment:
+        """A pack as it lies in the page cache: no copy, shared by all ranks. The caller keeps ``fd``."""
+        return cls(Slab.attach(fd, size, label=label, private=True))
+
+    def bytes_at(self, offset: int, size: int) -> Bytes:
+        """The published bytes; not to be written to."""
+        return self.slab.bytes_at(offset, size)
+
+    def lend(self, offset: int, size: int) -> Bytes | None:
+        return self._lender.lend(offset, size) if self._lender is not None else None
+
+    def populate(self, end: int) -> None:
+        """Map the pages up to ``end`` now rather than fault by fault in the first epoch."""
+        if self._lender is not None:
+            self._lender.populate(end)
+
+
+class Writer:
+    """Appends to a segment that this process made."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        self.size = slab.size
+        self.used = 0
+
+    def room_for(self, size: int) -> bool:
+        # Twice aligned: a layout may go in front of the payload.
+        return place(self.used, size) + size + 2 * PAGE <= self.size
+
+    def reserve(self, size: int) -> int:
+        """Set room for an entry aside; returns where it starts. Callers hold the table's lock."""
+        start = place(self.used, size)
+        self.used = start + size
+        return start
+
+    def fill(self, start: int, pieces: Sequence[tuple[int, Bytes]]) -> None:
+        """Write a reserved entry. Needs no lock: nobody knows of it until it is published."""
+        for offset, data in pieces:
+            if self._slab.fd is not None:
+                _write_all(self._slab.fd, data, start + offset)
+            else:
+                self._slab.bytes_at(start + offset, data.nbytes)[:] = data
+
+
+def place(used: int, size: int) -> int:
+    """Where the next entry of ``size`` bytes starts: on a page of its own if it will be lent."""
+    if size >= LEND_FROM:
+        return -(-used // PAGE) * PAGE
+    return aligned(used)
+
+
+def _write_all(fd: int, data: Bytes, offset: int) -> None:
+    """Through the descriptor, not the mapping: pages that are written whole needn't be cleared first."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written

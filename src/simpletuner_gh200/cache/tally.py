@@ -1,0 +1,77 @@
+"""Counting from many threads without a lock, and what is counted per cache."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Tally:
+    """A number that goes up. Adding one is a single step of the interpreter; only reading takes a lock."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self._reads = 0
+        self._reading = threading.Lock()
+        self.add = self._count.__next__
+
+    @property
+    def value(self) -> int:
+        with self._reading:
+            seen = next(self._count) - self._reads
+            self._reads += 1
+            return seen
+
+
+@dataclass
+class Statistics:
+    """What one cache did in this process, and what its node holds."""
+
+    hits: Tally = field(default_factory=Tally)
+    misses: Tally = field(default_factory=Tally)
+    stale: Tally = field(default_factory=Tally)
+    """Entries found changed on disk by someone else, counted among the misses too."""
+    published: Tally = field(default_factory=Tally)
+    batched: Tally = field(default_factory=Tally)
+    """Hits that went straight into a batch."""
+    fill_seconds: float = 0.0
+    expected_hit_rate: float = 1.0
+    staging_lead_seconds: float | None = None
+    """How long before its use a batch was ready on the device; None without one."""
+    _fallbacks: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fall_back(self, reason: str) -> None:
+        """A value was left to SimpleTuner's own load."""
+        with self._lock:
+            self._fallbacks[reason] += 1
+
+    @property
+    def fallbacks(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._fallbacks)
+
+    @property
+    def hit_rate(self) -> float | None:
+        hits, misses = self.hits.value, self.misses.value
+        return hits / (hits + misses) if hits + misses else None
+
+    def report(self, *, entries: int, held: int) -> dict[str, Any]:
+        rate = self.hit_rate
+        return {
+            "entries": entries,
+            "bytes": held,
+            "hits": self.hits.value,
+            "misses": self.misses.value,
+            "hit_rate": round(rate, 6) if rate is not None else None,
+            "expected_hit_rate": round(self.expected_hit_rate, 6),
+            "batched": self.batched.value,
+            "stale": self.stale.value,
+            "published": self.published.value,
+            "fallbacks": self.fallbacks,
+            "fill_seconds": round(self.fill_seconds, 3),
+            "staging_lead_seconds": self.staging_lead_seconds,
+        }

@@ -1,0 +1,124 @@
+"""Knowing that no file changed without asking for each: the kernel tells who touched a watched folder.
+
+An event is only a hint. The file it names is looked at again; an entry goes if its file is not as it was. Where the
+kernel can't be relied on (network file systems, too many folders, a lost event) ``reliable`` is false, and every
+lookup asks for the file's size and time instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import struct
+from collections.abc import Iterator
+from time import monotonic
+
+_CLOSE_WRITE, _MODIFY, _ATTRIB = 0x8, 0x2, 0x4
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
+_DELETE_SELF, _MOVE_SELF, _ONLYDIR = 0x400, 0x800, 0x01000000
+_UNMOUNT, _OVERFLOW, _IGNORED = 0x2000, 0x4000, 0x8000
+_WANTED = _CLOSE_WRITE | _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF
+_LOST = _DELETE_SELF | _MOVE_SELF | _UNMOUNT | _OVERFLOW | _IGNORED
+_EVENT = struct.Struct("iIII")
+
+_LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay", "bcachefs"})
+"""Only where every change goes through this machine's kernel does it know of every change."""
+
+LOOK_EVERY_SECONDS = 1.0
+"""Renaming a folder further up is no event: the path is followed again this often."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FolderWatch:
+    """Watches folders that hold cache files. Not for several threads at once: callers hold a lock."""
+
+    def __init__(self) -> None:
+        self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pid = os.getpid()
+        self._folders: dict[str, tuple[int, int] | None] = {}
+        self._looked = monotonic()
+        self._poll = select.poll()
+        if self._fd >= 0:
+            self._poll.register(self._fd, select.POLLIN)
+        self._names: dict[int, str] = {}
+        self._lost = self._fd < 0
+
+    @property
+    def reliable(self) -> bool:
+        """False in a forked child too: events would be taken by whoever reads first."""
+        return not self._lost and self._pid == os.getpid()
+
+    def covers(self, folder: str) -> bool:
+        """Start, or go on, watching ``folder``; False where that can't be relied on."""
+        if not self.reliable:
+            return False
+        if folder in self._folders:
+            return True
+        if not _is_local(folder):
+            return False
+        number = _libc.inotify_add_watch(self._fd, os.fsencode(folder), _WANTED | _ONLYDIR)
+        if number < 0:
+            return False
+        self._folders[folder] = _identity(folder)
+        self._names[number] = folder
+        return True
+
+    def changed(self) -> list[str]:
+        """Paths that something happened to since the last call."""
+        now = monotonic()
+        if now - self._looked > LOOK_EVERY_SECONDS:
+            self._looked = now
+            self._lost = self._lost or any(_identity(folder) != seen for folder, seen in self._folders.items())
+        if not self._poll.poll(0):
+            return []
+        return [path for data in self._events() for path in self._parse(data)]
+
+    def _events(self) -> Iterator[bytes]:
+        while True:
+            try:
+                data = os.read(self._fd, 65536)
+            except BlockingIOError:
+                return
+            yield data
+
+    def _parse(self, data: bytes) -> Iterator[str]:
+        at = 0
+        while at < len(data):
+            number, mask, _cookie, length = _EVENT.unpack_from(data, at)
+            name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
+            at += _EVENT.size + length
+            if mask & _LOST:
+                self._lost = True
+            elif name and number in self._names:
+                yield os.path.join(self._names[number], os.fsdecode(name))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._lost = -1, True
+
+
+def _identity(folder: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_ino, found.st_dev
+
+
+def _is_local(folder: str) -> bool:
+    """Is the file system of ``folder`` one that only this machine writes to? By the longest mount point above it."""
+    best, kind = "", ""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+            for line in mounts:
+                _, point, found, *_ = line.split(" ")
+                point = point.replace("\\040", " ")
+                inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= len(best):
+                    best, kind = point, found
+    except OSError:
+        return False
+    return kind in _LOCAL_FILE_SYSTEMS

@@ -1,0 +1,153 @@
+"""The batch path: what collate asks for, answered straight from slabs, with upstream's own checks and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from simpletuner_gh200.cache.batch import same_tensor, stacked
+from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.delivery import Delivery
+from simpletuner_gh200.cache.record import copying_maker
+from simpletuner_gh200.cache.table import Found, Table, normal
+
+if TYPE_CHECKING:
+    import torch
+
+LATENTS = "latents"
+"""The key of the latent in an entry that is a dict."""
+
+
+class BatchPath:
+    """Made once the caches are attached; the collate seams ask it first.
+
+    ``vae_tables`` maps the id of a VAE cache to its table. Latent rows that leave here were looked at when they were
+    taken in: they are finite and alike, so they need not be looked at again.
+    """
+
+    def __init__(
+        self, collate: ModuleType, vae_tables: Mapping[str, Table], *, latents: Delivery, embeds: BufferPool
+    ) -> None:
+        self._collate = collate
+        self._vae_tables = vae_tables
+        self._latents = latents
+        self._embeds = embeds
+        self._whole: dict[int, torch.Tensor] = {}
+
+    # -- latents ---------------------------------------------------------------------------------------
+
+    def compute_latents(self, filepaths: Sequence[str], data_backend_id: str) -> list[Any] | None:
+        """The latents of a batch, in upstream's form; None where upstream has to do it."""
+        tracker = self._collate.StateTracker
+        table = self._vae_tables.get(data_backend_id)
+        if table is None or not filepaths or "deepfloyd" in tracker.get_args().model_family:
+            return None
+        name_of = tracker.get_vaecache(id=data_backend_id).generate_vae_cache_filename
+        entries = table.find_all([normal(name_of(path)[0]) for path in filepaths])
+        if entries is None or not all(entry.finite for entry in entries):
+            return None
+        leaves = [entry.layout.single or entry.layout.named.get(LATENTS) for entry in entries]
+        if same_tensor(leaves) is None:
+            return None
+        batch = self._latents.rows(entries, [leaf for leaf in leaves if leaf is not None])
+        if batch is None:
+            return None
+        for _ in entries:
+            table.statistics.hits.add()
+            table.statistics.batched.add()
+        table.statistics.staging_lead_seconds = self._latents.lead_seconds
+        rows = list(batch.unbind(0))
+        self._remember(rows, batch)
+        return [_in_its_container(entry, row) for entry, row in zip(entries, rows, strict=True)]
+
+    def _remember(self, rows: list[torch.Tensor], batch: torch.Tensor) -> None:
+        """Collate asks for these rows' stack next. Only the last few are kept: some rows are never stacked."""
+        while len(self._whole) >= 4:
+            self._whole.pop(next(iter(self._whole)), None)
+        self._whole[rows[0].data_ptr()] = batch
+
+    def stack_of(self, latents: Sequence[Any]) -> torch.Tensor | None:
+        """The batch whose rows, in order, are ``latents``; None if they are anything else."""
+        import torch
+
+        if not latents or type(latents[0]) is not torch.Tensor:
+            return None
+        batch = self._whole.pop(latents[0].data_ptr(), None)
+        if batch is None or len(batch) != len(latents):
+            return None
+        step = batch.stride(0) * batch.itemsize
+        alike = (batch.shape[1:], batch.stride()[1:], batch.dtype)
+        for index, row in enumerate(latents):
+            same = type(row) is torch.Tensor and (row.shape, row.stride(), row.dtype) == alike
+            if not same or row.data_ptr() != batch.data_ptr() + index * step:
+                return None
+        return batch
+
+    def check_latent_shapes(self, wrapped: Callable[..., Any], latents: Any, *rest: Any, **options: Any) -> Any:
+        """Upstream's own checks of the samples, but no second look at the bytes and no second stack."""
+        import torch
+
+        batch = self.stack_of(latents)
+        if batch is None:
+            return wrapped(latents, *rest, **options)
+        # Stand-ins that pass the checks of content; those of the samples (aspect ratios) are upstream's to make.
+        wrapped([torch.empty(0)] * len(latents), *rest, **options)
+        return batch.to(self._collate.StateTracker.get_accelerator().device)
+
+    # -- text embeds -----------------------------------------------------------------------------------
+
+    def collating(self, model: Any) -> Any:
+        """``model`` with upstream's default way of joining embeds done in reused memory."""
+        return _CollatingModel(model, self._embeds)
+
+
+class _CollatingModel:
+    """Answers like the model. A model with a ``collate_prompt_embeds`` of its own keeps it."""
+
+    def __init__(self, model: Any, pool: BufferPool) -> None:
+        self._model = model
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def collate_prompt_embeds(self, outputs: Any) -> Any:
+        own = self._model.collate_prompt_embeds(outputs)
+        return own if own != {} else join_embeds(outputs, self._pool)
+
+
+_JOINED = (
+    ("prompt_embeds", "prompt_embeds"),
+    ("pooled_prompt_embeds", "pooled_prompt_embeds"),
+    ("attention_mask", "attention_masks"),
+    ("prompt_attention_mask", "attention_masks"),
+    ("attention_masks", "attention_masks"),
+    ("time_ids", "time_ids"),
+)
+"""What upstream's default collate joins, under which name; a later line replaces an earlier one."""
+
+
+def join_embeds(outputs: Sequence[Any], pool: BufferPool) -> dict[str, torch.Tensor]:
+    """As upstream's default collate does; empty, so that upstream does it, where anything is out of the ordinary."""
+    joined: dict[str, torch.Tensor] = {}
+    for key, name in _JOINED:
+        if key not in outputs[0]:
+            continue
+        tensors = [output.get(key) for output in outputs]
+        if any(tensor is None or tensor.dim() not in (1, 2, 3) for tensor in tensors):
+            return {}
+        whole = stacked(tensors, pool, joined=tensors[0].dim() == 3)
+        if whole is None:
+            return {}
+        joined[name] = whole
+    return joined
+
+
+def _in_its_container(entry: Found, row: torch.Tensor) -> Any:
+    """The row itself, or the entry's dict with the row as its latent and fresh copies of the rest."""
+    if entry.layout.single is not None:
+        return row
+    latent = entry.layout.named[LATENTS]
+    copy = copying_maker(entry.payload)
+    return entry.layout.build(lambda leaf: row if leaf is latent or leaf == latent else copy(leaf))

@@ -1,0 +1,125 @@
+"""Our tables behind SimpleTuner's own data backends: methods replaced on the instance, files left as they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simpletuner_gh200.cache.record import Unrepresentable, encode
+from simpletuner_gh200.cache.slots import key_of
+from simpletuner_gh200.cache.table import MISSING, Table, normal, source_of
+from simpletuner_gh200.seams.patch import Patch, wrap_method
+
+
+@dataclass(frozen=True)
+class Route:
+    """Files under ``folder`` belong to ``table``."""
+
+    folder: str
+    table: Table
+
+
+class ServedBackend:
+    """One backend instance with tables behind it. ``patches`` are installed and taken out by whoever made it."""
+
+    def __init__(self, backend: Any, routes: Sequence[Route]) -> None:
+        self.backend = backend
+        # The longest folder first: a cache may live inside another's.
+        self._routes = sorted(
+            ((route.folder.rstrip("/") + "/", route.table) for route in routes), key=lambda item: -len(item[0])
+        )
+        self.patches: list[Patch] = [
+            wrap_method(backend, "torch_load", self._load),
+            wrap_method(backend, "torch_save", self._save),
+            wrap_method(backend, "write", self._write),
+            wrap_method(backend, "delete", self._delete),
+        ]
+
+    def table_of(self, path: str) -> Table | None:
+        for folder, table in self._routes:
+            if path.startswith(folder):
+                return table
+        return None
+
+    def _load(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        path = _path(args, kwargs, 0, "filename")
+        table = self.table_of(path) if path is not None else None
+        if table is None or path is None:
+            return wrapped(*args, **kwargs)
+        value = table.get(path)
+        if value is not MISSING:
+            return value
+        if not table.admits(key_of(path)):
+            return wrapped(*args, **kwargs)
+        return _read_through(table, path, lambda: wrapped(*args, **kwargs))
+
+    def _save(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        path = _path(args, kwargs, 1, "original_location")
+        data = args[0] if args else kwargs.get("data")
+        return self._writing(path, data, lambda: wrapped(*args, **kwargs))
+
+    def _write(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        path = _path(args, kwargs, 0, "filepath")
+        data = args[1] if len(args) > 1 else kwargs.get("data")
+        return self._writing(path, data, lambda: wrapped(*args, **kwargs))
+
+    def _delete(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        path = _path(args, kwargs, 0, "filepath")
+        return self._withdrawing(path, lambda: wrapped(*args, **kwargs))
+
+    def _writing(self, path: str | None, data: Any, write: Callable[[], Any]) -> Any:
+        table = self.table_of(path) if path is not None else None
+        if table is None or path is None:
+            return write()
+        known = os.path.lexists(path)
+        result = self._withdrawing(path, write)
+        # A file that was there before may be written by another rank at the same time: the next load sorts that out.
+        if not known and table.admits(key_of(path)):
+            _publish_written(table, path, data)
+        return result
+
+    def _withdrawing(self, path: str | None, change: Callable[[], Any]) -> Any:
+        table = self.table_of(path) if path is not None else None
+        if table is None or path is None:
+            return change()
+        table.invalidate(path)
+        try:
+            return change()
+        finally:
+            # Again: a reader may have taken the old content in meanwhile.
+            table.invalidate(path)
+
+
+def _path(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str) -> str | None:
+    """The cache file that a call is about; None where it is a file object or no cache file."""
+    given = args[position] if len(args) > position else kwargs.get(name)
+    if not isinstance(given, (str, os.PathLike)):
+        return None
+    path = normal(given)
+    return path if path.endswith(".pt") else None
+
+
+def _read_through(table: Table, path: str, load: Callable[[], Any]) -> Any:
+    """SimpleTuner's own load; what it returned is held for the next time, if the file stood still meanwhile."""
+    before = source_of(path)
+    value = load()
+    if before is not None and source_of(path) == before:
+        _publish(table, path, value, before)
+    return value
+
+
+def _publish_written(table: Table, path: str, data: Any) -> None:
+    source = source_of(path)
+    if source is not None:
+        _publish(table, path, data, source)
+
+
+def _publish(table: Table, path: str, value: Any, source: tuple[int, int]) -> None:
+    try:
+        record = encode(value, look_for_nan=table.look_for_nan)
+    except Unrepresentable as odd:
+        table.statistics.fall_back(odd.reason)
+        return
+    table.publish(path, record, source)

@@ -1,0 +1,162 @@
+"""Unified-memory caches: SimpleTuner's cached tensors served from slabs, attached to its backend instances."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.delivery import Delivery, DeviceDelivery, HostDelivery
+from simpletuner_gh200.cache.service import Caches
+from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.config.parts.caches import CacheSettings
+from simpletuner_gh200.config.parts.hints import HintSettings
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.driver.detect import current
+from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.seams.batch_path import BatchPath
+from simpletuner_gh200.seams.cache_backend import Route, ServedBackend
+from simpletuner_gh200.seams.cache_backends_found import FoundCache, find_caches
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.units import gib_to_bytes
+
+logger = logging.getLogger("simpletuner_gh200")
+
+COLLATE = "simpletuner.helpers.training.collate"
+
+
+class CachesFeature(Feature):
+    name = "caches"
+    seams = ("trainer.init_data_backend", "caching.vae_rebuild")
+
+    def __init__(self) -> None:
+        self.batch_path: BatchPath | None = None
+        self._caches: Caches | None = None
+        self._served: list[ServedBackend] = []
+        self._tables: dict[int, Table] = {}
+        """By the identity of SimpleTuner's cache object."""
+        self._stager: Any = None
+        self._final: dict[str, Any] = {}
+
+    def request(self, settings: Settings) -> Request:
+        if settings.part(HintSettings).enable_uvm_hints is False and not _from_environment(settings):
+            return "off"
+        return "asked" if any(settings.part(CacheSettings).served().values()) else "off"
+
+    def demo_config(self) -> dict[str, Any]:
+        return {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+
+    def summary(self) -> dict[str, Any]:
+        return self._final or (self._caches.report() if self._caches is not None else {})
+
+    # -- moments ---------------------------------------------------------------------------------------
+
+    def data_ready(self, trainer: Any) -> None:
+        assert self.runtime.settings is not None
+        settings = self.runtime.settings.part(CacheSettings)
+        found = find_caches(settings.served())
+        if not found:
+            logger.warning("gh200: cache_config asks for unified_memory, but this run has no cache of that kind")
+            return
+        self._caches = self._open(settings, found, _pack_folder(settings, trainer))
+        self._attach(found)
+        if settings.fill == "start":
+            self._caches.fill()
+        self.batch_path = self._batch_path(found)
+
+    def rebuild_cache(self, cache: Any) -> None:
+        table = self._tables.get(id(cache))
+        if table is not None:
+            table.drop()
+
+    def log_values(self, values: dict[str, Any], step: int | None) -> None:
+        values.update(self._metrics())
+
+    def status_event(self, trainer: Any, event: dict[str, Any]) -> None:
+        metrics = (event.get("progress") or {}).get("metrics")
+        if isinstance(metrics, dict):
+            metrics.update(self._metrics())
+
+    def close(self) -> None:
+        self.batch_path = None
+        for served in self._served:
+            for patch in reversed(served.patches):
+                patch.uninstall()
+        self._served = []
+        if self._stager is not None:
+            self._stager.close()
+        if self._caches is not None:
+            self._caches.save()
+            self._final = self._caches.report()
+            self._caches.close()
+            self._caches = None
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    def _open(self, settings: CacheSettings, found: list[FoundCache], packs: Path | None) -> Caches:
+        group = NodeGroup.from_environment("caches")
+        limit = settings.memory_limit_gb
+        maker = SlabMaker(current(), Budget("unified caches", None), asked=settings.slab, ranks=group.local_world_size)
+        return Caches(
+            [cache.wanted for cache in found],
+            allowed=gib_to_bytes(limit) if limit is not None else None,
+            group=group,
+            slabs=maker,
+            tight=maker.choice.kind != "host",
+            packs=packs,
+        )
+
+    def _attach(self, found: list[FoundCache]) -> None:
+        assert self._caches is not None
+        backends = {id(cache.backend): cache.backend for cache in found}
+        for identity, backend in backends.items():
+            mine = [cache for cache in found if id(cache.backend) == identity]
+            routes = [Route(cache.wanted.folder, self._caches.tables[cache.wanted.name]) for cache in mine]
+            served = ServedBackend(backend, routes)
+            for patch in served.patches:
+                patch.install()
+            self._served.append(served)
+        self._tables = {id(cache.cache): self._caches.tables[cache.wanted.name] for cache in found}
+
+    def _batch_path(self, found: list[FoundCache]) -> BatchPath | None:
+        collate = sys.modules.get(COLLATE)
+        if collate is None:
+            return None
+        tables = {dataset: self._tables[id(cache.cache)] for cache in found for dataset in cache.latents_of}
+        return BatchPath(collate, tables, latents=self._delivery(), embeds=BufferPool())
+
+    def _delivery(self) -> Delivery:
+        import torch
+
+        if not torch.cuda.is_available():
+            return HostDelivery(BufferPool())
+        from simpletuner_gh200.memory.staging.buffers import TorchBuffers
+        from simpletuner_gh200.memory.staging.stager import DeviceStager
+
+        self._stager = DeviceStager(current(), TorchBuffers(f"cuda:{torch.cuda.current_device()}"))
+        return DeviceDelivery(self._stager)
+
+    def _metrics(self) -> dict[str, float]:
+        if self._caches is None:
+            return {}
+        rates = {name: table.statistics.hit_rate for name, table in self._caches.tables.items()}
+        return {f"gh200/cache/{name}/hit_rate": rate for name, rate in rates.items() if rate is not None}
+
+
+def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
+    if not settings.persistent_cache:
+        return None
+    if settings.cache_dir is not None:
+        return Path(settings.cache_dir)
+    return Path(trainer.config.output_dir) / "gh200" / "cache"
+
+
+def _from_environment(settings: Settings) -> bool:
+    return settings.origins.get("gh200_optimizations.enable_uvm_hints", "").startswith("environment")
+
+
+FEATURE = CachesFeature
