@@ -77,6 +77,8 @@ class Emulator:
 
     def heal(self) -> None:
         self._library.emu_fail(b"", 0, 0)
+        if not self.held()["managed"]:
+            self._library.emu_forget()
         self._library.emu_lie(0)
         self._library.emu_defer(0)
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from types import ModuleType
 
 import wrapt
 
+from simpletuner_gh200.memory import alloc_conf
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
 
@@ -23,6 +25,8 @@ def activate(launch: Launch | None = None) -> Runtime:
     """Activate the extension in this process; calling it again returns the same runtime."""
     global _active
     if _active is None:
+        # Before torch's first CUDA use, which keys it doesn't know would crash.
+        alloc_conf.activate(os.environ)
         _active = Runtime(launch or Launch())
         for seam in _active.seams.values():
             hook = functools.partial(_on_import, _active, seam)

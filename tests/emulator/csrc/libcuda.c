@@ -139,6 +139,7 @@ static Result allocate(Ptr *out, size_t size, Kind kind) {
     if (start > (Ptr)raw) munmap(raw, start - (Ptr)raw);
     if ((Ptr)raw + page > start) munmap((char *)start + whole, (Ptr)raw + page - start);
     *out = start;
+    pages_forget(start, whole);
     return alloc_add(kind, start, size, current_device());
 }
 Result cuMemAlloc_v2(Ptr *out, size_t size) { ENTER_CONTEXT("cuMemAlloc"); FINISH(allocate(out, size, DEVICE)); }

@@ -177,6 +177,14 @@ void pages_forget(uintptr_t start, size_t size) {
     }
 }
 
+/* System memory may be unmapped without our hearing of it: tests that reuse the process start with clean pages. */
+void emu_forget(void) {
+    pthread_mutex_lock(&emu_lock);
+    if (slots) memset(slots, 0, SLOTS * sizeof *slots);
+    on_device_bytes = 0;
+    pthread_mutex_unlock(&emu_lock);
+}
+
 int pages_advisable(uintptr_t start, size_t size) {
     Allocation *found = alloc_find(start, size);
     if (found && found->kind == MANAGED) return 1;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -38,3 +39,9 @@ def personality(request: pytest.FixtureRequest, emulator: Emulator) -> str:
 @pytest.fixture
 def driver(emulator: Emulator) -> CudaDriver:
     return CudaDriver()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_collections() -> None:
+    """Tests of lifetimes collect garbage; without this each time through all of torch."""
+    gc.freeze()

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from simpletuner_gh200.config.part import Part, PartModel
+from simpletuner_gh200.config.part import Part, PartModel, flag_from_text
 
 
 class OversubscriptionSettings(PartModel):
@@ -26,10 +26,11 @@ PART = Part(
     block="gh200_optimizations",
     feature="oversubscription",
     model=OversubscriptionSettings,
-    landed=False,
+    landed=True,
     environment={
+        "use_uvm": "GH200_USE_UVM",
         "uvm_oversubscription_ratio": "GH200_UVM_OVERSUBSCRIPTION_RATIO",
         "uvm_access_pattern": "GH200_UVM_ACCESS_PATTERN",
     },
-    from_environment={"uvm_oversubscription_ratio": float},
+    from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
 )

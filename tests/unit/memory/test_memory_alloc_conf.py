@@ -1,0 +1,89 @@
+"""Allocator configuration of the earlier guides: its keys never reach a torch that would crash on them."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.memory import alloc_conf
+from simpletuner_gh200.memory.alloc_conf import activate, knows_uvm, parse, translate
+
+GUIDES = "use_uvm:True,uvm_oversubscription_ratio:5.0,uvm_access_pattern:gpu_first"
+
+
+def test_the_guides_own_setting_becomes_ours_and_leaves_nothing() -> None:
+    found = translate(GUIDES)
+    assert found.kept == ""
+    assert found.settings == {"use_uvm": True, "uvm_oversubscription_ratio": 5.0, "uvm_access_pattern": "gpu_first"}
+    assert found.problems == ()
+
+
+def test_torchs_own_keys_stay_in_order_and_as_they_were() -> None:
+    text = "expandable_segments:True,roundup_power2_divisions:[256:1,512:2,>:8],use_uvm:false,max_split_size_mb:64"
+    found = translate(text)
+    assert found.kept == ("expandable_segments:True,roundup_power2_divisions:[256:1,512:2,>:8],max_split_size_mb:64")
+    assert found.settings == {"use_uvm": False}
+
+
+@pytest.mark.parametrize("text", ["", "expandable_segments:True", "backend:cudaMallocAsync", "a:[1,2],b"])
+def test_without_our_keys_nothing_changes(text: str) -> None:
+    assert not translate(text).changed
+    assert translate(text).kept == text
+
+
+@pytest.mark.parametrize(
+    "text", ["use_uvm:maybe", "uvm_oversubscription_ratio:big", "uvm_oversubscription_ratio:-1", "uvm_access_pattern:x"]
+)
+def test_an_unreadable_value_is_dropped_and_named(text: str) -> None:
+    found = translate(text)
+    assert found.kept == ""
+    assert text in found.problems[0]
+
+
+def test_brackets_keep_their_commas() -> None:
+    assert parse(" a : 1 , b:[x,y] ,") == [("a", "1"), ("b", "[x,y]")]
+
+
+def test_activation_cleans_passes_on_and_gives_notice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(alloc_conf, "_torch_libraries", lambda: None)
+    environment = {
+        "PYTORCH_CUDA_ALLOC_CONF": GUIDES,
+        "PYTORCH_ALLOC_CONF": "use_uvm:True,max_split_size_mb:64",
+        "GH200_UVM_ACCESS_PATTERN": "cpu_first",
+    }
+    with caplog.at_level(logging.WARNING, logger="simpletuner_gh200"):
+        activate(environment)
+    assert environment == {
+        "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
+        "GH200_USE_UVM": "True",
+        "GH200_UVM_OVERSUBSCRIPTION_RATIO": "5.0",
+        "GH200_UVM_ACCESS_PATTERN": "cpu_first",
+    }
+    assert sum("stock PyTorch doesn't know" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_what_was_passed_on_is_read_by_the_configuration() -> None:
+    from simpletuner_gh200.config.parts.oversubscription import OversubscriptionSettings
+    from simpletuner_gh200.config.settings import resolve
+
+    environment = {"GH200_USE_UVM": "True", "GH200_UVM_OVERSUBSCRIPTION_RATIO": "2.5"}
+    settings = resolve({}, environment)
+    assert settings.part(OversubscriptionSettings).use_uvm
+    assert settings.part(OversubscriptionSettings).uvm_oversubscription_ratio == 2.5
+    assert settings.origins["gh200_optimizations.use_uvm"] == "environment (GH200_USE_UVM)"
+
+
+def test_a_build_that_knows_the_keys_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libc10_cuda.so").write_bytes(b"...\0uvm_oversubscription_ratio\0...")
+    monkeypatch.setattr(alloc_conf, "_torch_libraries", lambda: tmp_path)
+    environment = {"PYTORCH_CUDA_ALLOC_CONF": GUIDES}
+    activate(environment)
+    assert environment == {"PYTORCH_CUDA_ALLOC_CONF": GUIDES}
+
+
+def test_the_installed_torch_is_a_stock_one() -> None:
+    libraries = alloc_conf._torch_libraries()
+    assert libraries is not None
+    assert not knows_uvm(libraries)
