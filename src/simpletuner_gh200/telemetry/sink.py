@@ -1,0 +1,103 @@
+"""Records into a file, one JSON object a line: for its owner only, rotated, and never a reason to stop training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("simpletuner_gh200")
+
+MAX_BYTES = 32 << 20
+KEPT = 3
+"""Older files beside the one in use: ``name.1`` is the youngest of them."""
+
+
+class JsonLines:
+    """Appends to ``path``, made with mode 0600.
+
+    ``write`` doesn't raise: what can't be written is dropped and counted, with one warning for the whole run. Writing
+    is tried again with each record, so that a disk that has room again goes on being used.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
+        self.path = path
+        self.dropped = 0
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._fd: int | None = None
+        self._size = 0
+        self._torn = False
+        self._warned = False
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(finite(record), separators=(",", ":"), default=str).encode() + b"\n"
+        try:
+            self._append(line)
+        except OSError as refused:
+            self.dropped += 1
+            self._warn(refused)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def _append(self, line: bytes) -> None:
+        if self._fd is None:
+            self._open()
+        if self._size and self._size + len(line) > self._max_bytes:
+            self._rotate()
+        assert self._fd is not None
+        if self._torn:
+            line = b"\n" + line  # the end of a line is missing from when the disk was full
+        written = os.write(self._fd, line)
+        self._size += written
+        self._torn = written < len(line)
+        if self._torn:
+            raise OSError(28, "the disk took only part of a record")
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self.path, flags, 0o600)
+        os.fchmod(fd, 0o600)  # one that was there already may be more open
+        self._fd, self._size = fd, os.fstat(fd).st_size
+        self._torn = self._size > 0 and not _ends_with_newline(self.path)
+
+    def _rotate(self) -> None:
+        self.close()
+        for number in range(self._kept, 0, -1):
+            older = self.path.with_name(f"{self.path.name}.{number}")
+            younger = self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number - 1}")
+            if younger.exists():
+                younger.replace(older)
+        self._open()
+
+    def _warn(self, refused: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "gh200: telemetry can't be written to %s (%s); training goes on", self.path, refused.strerror
+            )
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinities as None: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,68 @@
+"""Telemetry of real runs: a record per optimizer step, in the file, the trackers and the status events."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from simpletuner_gh200.telemetry.reading import read_run
+
+RAMP = {
+    "gh200_optimizations": {
+        "enable_batch_size_rampup": True,
+        "initial_effective_batch_size": 2,
+        "target_effective_batch_size": 4,
+        "batch_rampup_steps": 4,
+    }
+}
+PROBE = Path(__file__).with_name("probe_telemetry.py")
+
+
+def test_every_optimizer_step_is_recorded(workbench):
+    secret = "hf_" + "Qx7" * 11
+    workbench.configure(blocks=RAMP, max_train_steps=5, hub_model_id="a", tracker_run_name=secret)
+    run = workbench.train(probe=PROBE)
+    assert run.ok, run.explain()
+    path = run.output / "gh200" / "telemetry.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert secret not in path.read_text()
+    recorded = read_run(run.output)
+    assert [record["step"] for record in recorded.steps] == [1, 2, 3, 4, 5]
+    assert recorded.start["features"]["telemetry"] == "on"
+    assert recorded.end["status"] == "completed"
+    for record in recorded.steps:
+        assert record["loss"] is not None
+        assert 0 < record["data_wait_seconds"] < record["step_seconds"]
+        assert 0 < record["compute_seconds"] < record["step_seconds"]
+        assert record["host"]["available"] > 0
+        assert record["effective_batch"] == 2 * record["micro_batches"]
+    assert recorded.steps[-1]["effective_batch"] == 4
+    seen = run.records[0]
+    assert seen["logged"] == [record["step"] for record in recorded.steps]
+    assert {"gh200/step_seconds", "gh200/data_wait_seconds", "gh200/host/available"} <= set(seen["logged_names"])
+
+
+def test_nothing_is_recorded_where_nothing_of_ours_is_on(workbench):
+    run = workbench.train()
+    assert run.ok, run.explain()
+    assert not (run.output / "gh200").exists()
+
+
+def test_it_can_be_asked_for_without_any_block_and_changes_no_number(workbench):
+    plain = workbench.train()
+    workbench.restore()
+    workbench.configure()
+    run = workbench.train(env={"SIMPLETUNER_GH200_TELEMETRY": "1"})
+    assert run.ok, run.explain()
+    assert run.losses == plain.losses
+    assert len(read_run(run.output).steps) == 8
+
+
+def test_telemetry_that_breaks_leaves_training_alone(workbench):
+    """A file stands where the folder has to be, and a feature's numbers raise."""
+    workbench.project.output.mkdir()
+    (workbench.project.output / "gh200").write_text("in the way")
+    run = workbench.train(env={"SIMPLETUNER_GH200_TELEMETRY": "1"})
+    assert run.ok, run.explain()
+    assert run.log().count("telemetry can't be written") == 1
+    assert run.summaries[0]["details"]["telemetry"]["dropped"] > 0
