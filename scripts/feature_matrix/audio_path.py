@@ -1,0 +1,63 @@
+"""Audio files through the in-memory backend and upstream's loader, then a batch of them through the hints."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from upstream_scenarios import write_sound
+
+COUNT = 4
+
+
+def main(folder: Path) -> dict[str, Any]:
+    sounds = [write_sound(folder / "sounds" / f"{index}.wav") for index in range(COUNT)]
+    backend, dataset = in_memory(folder / "sounds")
+    from simpletuner.helpers.audio import load_audio
+
+    contents = [backend.read(str(path)) for path in sounds]
+    waves = [load_audio(io.BytesIO(content))[0] for content in contents]
+    report = hinted(waves)
+    return {
+        "files": COUNT,
+        "served": dataset.summary()["hits"],
+        "same_bytes": contents == [path.read_bytes() for path in sounds],
+        "shape": list(waves[0].shape),
+        "recognised": report.helped + report.not_helped,
+        "helped": report.helped,
+        "reasons": sorted(report.reasons),
+    }
+
+
+def in_memory(folder: Path) -> tuple[Any, Any]:
+    from simpletuner_gh200.seams.in_memory_backend import backend_class
+    from simpletuner_gh200.store.reader import StagedDataset
+    from simpletuner_gh200.store.staging import StagingRequest, stage
+
+    memory, _report = stage(StagingRequest(folder))
+    dataset = StagedDataset(memory)
+    return backend_class()(None, "sounds", dataset), dataset
+
+
+def hinted(waves: list[Any]) -> Any:
+    """The three places where audio sits in a batch; noise is there to be left alone."""
+    import torch
+
+    from simpletuner_gh200 import optimize_batch_for_gh200, set_uvm_hint_override
+
+    set_uvm_hint_override(True)
+    stacked = torch.stack(waves)
+    batch = {
+        "audio_latents": stacked,
+        "waveform": stacked.clone(),
+        "audio": {"samples": stacked.clone()},
+        "noise": stacked.clone(),
+    }
+    return optimize_batch_for_gh200(batch)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

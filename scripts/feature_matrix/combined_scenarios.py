@@ -1,0 +1,97 @@
+"""The extension with everything on, beside the upstream features the guides name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from matrix import Row, Skip, attempt
+from observations import at_window_boundary, backend_active, features_on, phases_around_evaluation
+from runs import VALIDATION, Bench, Run, need_backend
+from upstream_scenarios import HERE_TOO
+
+from simpletuner_gh200.demo.run import demo_blocks
+from simpletuner_gh200.operate.launching import accelerator_present
+
+SCRIPT = "scripts/test_combined_features.sh"
+STEPS = 5
+ASK_AT = 2
+"""From the third micro-batch on: the first of the second window, which has two."""
+RAMP = {
+    "enable_batch_size_rampup": True,
+    "initial_effective_batch_size": 4,
+    "target_effective_batch_size": 8,
+    "batch_rampup_steps": 8,
+}
+NOTES = (
+    "--manual and --manual-validation are the same test; SimpleTuner's trigger is "
+    "Trainer.register_manual_validation_trigger(), there is no command-line flag",
+)
+
+
+class CombinedScenarios:
+    """One run with all features and a ramp of windows 2 to 4 serves the attention and the manual-validation rows."""
+
+    def __init__(self, bench: Bench, backend: str | None) -> None:
+        self._bench = bench
+        self._backend = backend or HERE_TOO
+
+    def rows(self, wanted: set[str]) -> Iterator[Row]:
+        if "backend" in wanted:
+            command = f"{SCRIPT} --backend {self._backend}"
+            yield attempt("C1", f"everything on + {self._backend}", command, self._with_backend)
+            yield attempt("C2", "phases around evaluation", command, lambda: phases_around_evaluation(self._run))
+        if "manual-validation" in wanted:
+            command = f"{SCRIPT} --manual-validation"
+            yield attempt("C3", "ramp + manual validation", command, lambda: at_window_boundary(self._run))
+        if "audio" in wanted:
+            yield attempt("C4", "audio files in memory", f"{SCRIPT} --audio", self._audio_staged)
+            yield attempt("C5", "audio batch hinted", f"{SCRIPT} --audio", self._audio_hinted)
+            yield attempt("C6", "training on an audio dataset", f"{SCRIPT} --audio", self._audio_training)
+
+    @cached_property
+    def _run(self) -> Run:
+        blocks, dataset = demo_blocks()
+        blocks["gh200_optimizations"].update(RAMP)
+        config = {**VALIDATION, **blocks, "attention_mechanism": need_backend(self._backend)}
+        run = self._bench.ours("combined", steps=STEPS, config=config, dataset=dataset, ask_at=ASK_AT)
+        run.reached(STEPS)
+        return run
+
+    def _with_backend(self) -> str:
+        seen = backend_active(self._run, need_backend(self._backend))
+        return f"{seen}; {features_on(self._run, ('store', 'caches', 'ramp', 'hints'))}"
+
+    @cached_property
+    def _audio(self) -> dict[str, object]:
+        script = Path(__file__).with_name("audio_path.py")
+        done = subprocess.run([sys.executable, str(script), str(self._bench.folder)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"the audio path: {done.stderr.strip()[-400:]}")
+        found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+        return found
+
+    def _audio_staged(self) -> str:
+        found = self._audio
+        assert found["same_bytes"], "what the in-memory backend returned differs from the files"
+        assert found["served"] == found["files"], f"{found['served']} of {found['files']} files were read from memory"
+        return f"{found['files']} files, read from memory, load_audio: {found['shape']}"
+
+    def _audio_hinted(self) -> str:
+        found = self._audio
+        assert found["recognised"] == 3, f"{found['recognised']} of 3 audio tensors recognised as ours to place"
+        if not accelerator_present():
+            raise Skip(
+                f"3 audio tensors recognised, but without a GPU there is nothing to place them on: {found['reasons']}"
+            )
+        assert found["helped"] == 3, f"{found['helped']} of 3 placed: {found['reasons']}"
+        return "3 audio tensors placed"
+
+    def _audio_training(self) -> str:
+        raise Skip(
+            "no audio family of SimpleTuner has a model small enough to be made on the spot; C4 and C5 test the path"
+        )
