@@ -94,9 +94,10 @@ def _launcher(environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...
     """accelerate, as SimpleTuner starts it; several ranks without a GPU need torchrun instead."""
     ranks = int(environment.get("TRAINING_NUM_PROCESSES", "1"))
     extra_arguments = shlex.split(environment.get("ACCELERATE_EXTRA_ARGS", ""))
-    if ranks > 1 and not accelerator_present():
+    one_node = environment.get("TRAINING_NUM_MACHINES", "1") == "1"
+    if ranks > 1 and one_node and not accelerator_present():
         notice = "no accelerator here: several ranks run on the CPU under torchrun, where accelerate would start one"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "0"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
         return [*command, *extra_arguments], (notice,), {"ACCELERATE_USE_CPU": "true"}
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     config_file = _accelerate_config(environment)

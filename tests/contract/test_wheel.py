@@ -1,0 +1,113 @@
+"""The built wheel: light, complete, and no danger to an installed torch or SimpleTuner."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.bench.suites.hooks import PTH_LINE
+
+ROOT = Path(__file__).resolve().parents[2]
+UV = ROOT / ".uv" / "bin" / "uv"
+
+
+def uv(*words: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PIP_FIND_LINKS"}
+    ran = subprocess.run([str(UV), *words], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout + ran.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    uv("build", "--wheel", "--quiet", "--out-dir", str(folder))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def outside(wheel, tmp_path_factory) -> Path:
+    """An environment away from the checkout with nothing but the wheel and what it asks for."""
+    folder = tmp_path_factory.mktemp("outside") / "env"
+    uv("venv", "--quiet", "--python", sys.executable, str(folder))
+    uv("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), str(wheel))
+    return folder
+
+
+def run(folder: Path, *words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), **variables}
+    command = [str(folder / "bin" / words[0]), *words[1:]]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_it_asks_for_neither_torch_nor_simpletuner(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    wanted = {
+        line.split(";")[0].split("[")[0].strip(" ()<>=!~.,0123456789") for line in metadata.get_all("Requires-Dist")
+    }
+    assert not wanted & {"torch", "simpletuner", "accelerate", "diffusers", "torchvision", "cuda-toolkit"}
+    assert metadata["License-Expression"] == "AGPL-3.0-or-later"
+
+
+def test_it_would_change_no_package_of_an_environment_with_torch(wheel):
+    """Into this very environment, which has SimpleTuner, torch and the rest: only our own package would change."""
+    planned = uv("pip", "install", "--dry-run", "--python", sys.executable, str(wheel))
+    changes = [line.split()[1] for line in planned.splitlines() if line.strip().startswith(("+", "-", "~"))]
+    assert {change.split("==")[0] for change in changes} <= {"simpletuner-gh200"}
+
+
+def test_it_works_outside_the_checkout(outside, tmp_path):
+    assert run(outside, "gh200", "--version", cwd=tmp_path).stdout.startswith("gh200 ")
+    helped = run(outside, "gh200", "--help", cwd=tmp_path)
+    assert helped.returncode == 0
+    assert "train" in helped.stdout
+
+
+def test_without_simpletuner_it_says_so(outside, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    ended = run(outside, "gh200", "train", "--config", "config.json", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "SimpleTuner is not installed" in ended.stderr
+    assert "remedy:" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_without_accelerate_it_says_so(outside, tmp_path):
+    fake = tmp_path / "site" / "simpletuner-4.10.1.dist-info"
+    fake.mkdir(parents=True)
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: simpletuner\nVersion: 4.10.1\n")
+    (tmp_path / "config.json").write_text("{}")
+    ended = run(outside, "gh200", "train", "--config", "config.json", cwd=tmp_path, PYTHONPATH=str(fake.parent))
+    assert ended.returncode == 2
+    assert "accelerate is not installed" in ended.stderr
+
+
+def test_the_start_up_hook_is_the_line_the_benchmark_measures(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("simpletuner_gh200.pth").decode() == PTH_LINE
+
+
+def test_uninstalling_leaves_nothing_behind(wheel, tmp_path):
+    folder = tmp_path / "env"
+    uv("venv", "--quiet", "--python", sys.executable, str(folder))
+    python = str(folder / "bin" / "python")
+
+    def files() -> set[Path]:
+        return {path for path in folder.rglob("*") if "__pycache__" not in path.parts and path.name != ".lock"}
+
+    before = files()
+    uv("pip", "install", "--quiet", "--no-deps", "--python", python, str(wheel))
+    assert any(path.suffix == ".pth" and "gh200" in path.name for path in files())
+    uv("pip", "uninstall", "--quiet", "--python", python, "simpletuner-gh200")
+    assert files() == before
+    shutil.rmtree(folder)

@@ -1,0 +1,90 @@
+"""The commands people type, as real processes: gh200 train, accelerate launch, plain simpletuner train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from conftest import clean_environment
+
+BIN = Path(sys.executable).parent
+RAMP = {
+    "enable_batch_size_rampup": True,
+    "initial_effective_batch_size": 4,
+    "target_effective_batch_size": 8,
+    "batch_rampup_steps": 2,
+}
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join((str(BIN), os.environ["PATH"]))
+    return {**clean_environment(), "PATH": path, "MIXED_PRECISION": "no", **more}
+
+
+def run(workbench, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BIN / words[0]), *words[1:]],
+        cwd=workbench.project.folder,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+
+
+def test_two_ranks_through_gh200_train(workbench, tmp_path):
+    workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=3)
+    config = str(workbench.project.config)
+    ended = run(
+        workbench,
+        "gh200",
+        "train",
+        "--config",
+        config,
+        "--num_processes",
+        "2",
+        SIMPLETUNER_GH200_KEEP_SUMMARY=str(tmp_path),
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    summaries = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
+    assert [summary["global_step"] for summary in summaries] == [3, 3]
+    assert {summary["features"]["ramp"] for summary in summaries} == {"on"}
+
+
+def test_accelerate_launch_with_our_module(workbench):
+    workbench.configure(max_train_steps=2)
+    words = ("accelerate", "launch", "--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no")
+    words += ("--dynamo_backend=no", "-m", "simpletuner_gh200.launch", "--config", str(workbench.project.config))
+    ended = run(workbench, *words)
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert (workbench.project.output / "pytorch_lora_weights.safetensors").is_file()
+
+
+def test_plain_simpletuner_opts_in_by_a_variable(workbench):
+    workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=2)
+    ended = run(workbench, "simpletuner", "train", SIMPLETUNER_GH200="1")
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert "GH200 gradient accumulation ramp enabled (initial=4, target=8, ramp_steps=2)" in ended.stdout
+    assert (workbench.project.output / "pytorch_lora_weights.safetensors").is_file()
+
+
+def test_a_signal_ends_every_process(workbench):
+    command = [str(BIN / "gh200"), "train", "--config", str(workbench.project.config)]
+    process = subprocess.Popen(command, cwd=workbench.project.folder, env=environment(), stdout=subprocess.DEVNULL)
+    family: list[psutil.Process] = []
+    while not any("simpletuner_gh200.launch" in " ".join(member.cmdline()) for member in family):
+        assert process.poll() is None
+        time.sleep(0.1)
+        family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 128 + signal.SIGTERM
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert alive == []
