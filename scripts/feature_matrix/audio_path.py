@@ -23,7 +23,7 @@ def main(folder: Path) -> dict[str, Any]:
     report = hinted(waves)
     return {
         "files": COUNT,
-        "served": dataset.summary()["hits"],
+        "served": dataset.counts.served,
         "same_bytes": contents == [path.read_bytes() for path in sounds],
         "shape": list(waves[0].shape),
         "recognised": report.helped + report.not_helped,

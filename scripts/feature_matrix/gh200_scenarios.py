@@ -17,7 +17,7 @@ from simpletuner_gh200.operate.launching import accelerator_present
 
 SCRIPT = "scripts/test_gh200_features.sh"
 DIAGNOSTIC = Path(__file__).parents[2] / "gh200_diagnostic.py"
-STEPS = 8
+STEPS = 24
 NOTES = (
     "the guides' validate_uvm.py is part of the diagnostic: placement and oversubscription are checks of gh200 doctor",
 )
@@ -36,10 +36,10 @@ class GH200Scenarios:
         if "features" in wanted:
             yield attempt("G3", "contract with SimpleTuner", "gh200 upstream check", self._contract)
             yield attempt("G4", "seams in a run", "gh200 demo", self._seams)
-            yield attempt("G5", "in-memory dataset", "gh200 demo", lambda: self._feature("store"))
-            yield attempt("G6", "unified caches", "gh200 demo", lambda: self._feature("caches"))
-            yield attempt("G7", "batch ramp", "gh200 demo", lambda: self._feature("ramp"))
-            yield attempt("G8", "placement hints", "gh200 demo", lambda: self._feature("hints"))
+            yield attempt("G5", "in-memory dataset", "gh200 demo", self._store)
+            yield attempt("G6", "unified caches", "gh200 demo", self._caches)
+            yield attempt("G7", "batch ramp", "gh200 demo", self._ramp)
+            yield attempt("G8", "placement hints", "gh200 demo", self._hints)
 
     @cached_property
     def _report(self) -> dict[str, Any]:
@@ -88,11 +88,36 @@ class GH200Scenarios:
         assert self._demo["global_step"] == STEPS, f"reached step {self._demo['global_step']}"
         return f"{len(self._demo['seams']) - len(wrong)} seams installed, {STEPS} steps"
 
-    def _feature(self, name: str) -> str:
+    def _store(self) -> str:
+        (found,) = self._details("store").values()
+        assert found["served"] > 0, f"nothing was read from memory: {found}"
+        assert found["mismatches"] == 0, f"{found['mismatches']} reads differed from their checksum"
+        return f"{found['files']} files staged, {found['served']} reads from memory"
+
+    def _caches(self) -> str:
+        found = [cache for cache in self._details("caches").values() if isinstance(cache, dict) and "hits" in cache]
+        unused = [cache for cache in found if cache["hits"] + cache["batched"] == 0]
+        assert found, "no cache was served"
+        assert not unused, f"a cache had no hit: {unused}"
+        return f"{len(found)} caches, {sum(cache['hits'] + cache['batched'] for cache in found)} hits"
+
+    def _ramp(self) -> str:
+        windows = self._details("ramp")["windows"]
+        assert windows[-1] > windows[0], f"the windows did not grow: {windows}"
+        return f"windows of {windows[0]} to {windows[-1]} micro-batches"
+
+    def _hints(self) -> str:
+        found = self._details("hints")
+        if not accelerator_present():
+            raise Skip(f"{found['tensors_not_helped']} tensors recognised, but there is no GPU to place them on")
+        assert found["tensors_helped"] > 0, f"no tensor was placed: {found['why_not']}"
+        return f"{found['tensors_helped']} tensors placed"
+
+    def _details(self, name: str) -> dict[str, Any]:
         status = self._demo["features"].get(name)
         assert status == "on", f"{name} is {status}"
-        facts = json.dumps(self._demo.get(name, {}), default=str)
-        return facts if len(facts) <= 160 else facts[:157] + "..."
+        details: dict[str, Any] = self._demo[name]
+        return details
 
 
 def _command(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
