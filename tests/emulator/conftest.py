@@ -1,4 +1,4 @@
-"""What is under ``emulated/`` runs only in the child processes that test_memory_emulated.py starts."""
+"""``emulated/`` and ``with_torch/`` run only in the child processes that test_memory_emulated.py starts."""
 
 import os
 import sys
@@ -6,4 +6,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-collect_ignore_glob = [] if os.environ.get("GH200_EMULATED") else ["emulated/*"]
+collect_ignore_glob = [] if os.environ.get("GH200_EMULATED") else ["emulated/*", "with_torch/*"]

@@ -1,4 +1,4 @@
-"""Run what is under ``emulated/`` on the emulated driver, with NVIDIA's bindings of both majors."""
+"""Run the emulated tests: NVIDIA's bindings of both majors on our driver, stock CUDA torch on our runtime over it."""
 
 import re
 import shutil
@@ -7,18 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import cuda12_site, environment
+from emulation import cuda12_site, environment, installed_runtime
 
-EMULATED = Path(__file__).parent / "emulated"
+HERE = Path(__file__).parent
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to build the emulated driver with")
 
 
-def run(*, cuda12: bool) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(EMULATED)]
-    done = subprocess.run(command, env=environment(cuda12=cuda12), capture_output=True, text=True)
+def passed(folder: Path, surroundings: dict[str, str]) -> int:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(folder)]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout
+    counted = re.search(r"(\d+) passed", done.stdout)
+    assert counted is not None, done.stdout
+    return int(counted.group(1))
 
 
 @needs_gcc
@@ -26,6 +28,12 @@ def run(*, cuda12: bool) -> str:
 def test_room_on_the_emulated_driver(cuda12: bool) -> None:
     if cuda12 and not cuda12_site().exists():
         pytest.skip("bindings 12 are not there: scripts/dev/setup_cuda12_bindings.sh")
-    passed = re.search(r"(\d+) passed", run(cuda12=cuda12))
-    assert passed is not None
-    assert int(passed.group(1)) > 40
+    assert passed(HERE / "emulated", environment(cuda12=cuda12)) > 100
+
+
+@needs_gcc
+def test_stock_cuda_torch_over_an_emulated_runtime() -> None:
+    runtime = installed_runtime()
+    if runtime is None:
+        pytest.skip("this torch is a CPU build")
+    assert passed(HERE / "with_torch", environment(torch_runtime=runtime)) > 10

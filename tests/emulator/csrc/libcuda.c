@@ -88,6 +88,12 @@ Result cuDevicePrimaryCtxRetain(void **out, int dev) {
     FINISH(OK);
 }
 Result cuDevicePrimaryCtxRelease_v2(int dev) { (void)dev; ENTER_READY("cuDevicePrimaryCtxRelease"); FINISH(OK); }
+Result cuDevicePrimaryCtxGetState(int dev, unsigned *flags, int *active) {
+    (void)dev;
+    ENTER_READY("cuDevicePrimaryCtxGetState");
+    *flags = 0, *active = 1;
+    FINISH(OK);
+}
 Result cuCtxGetCurrent(void **out) {
     ENTER_READY("cuCtxGetCurrent");
     *out = depth ? stack[depth - 1] : NULL;

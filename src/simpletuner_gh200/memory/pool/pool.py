@@ -84,6 +84,7 @@ class ManagedPool:
             str(self._allocator.path), "gh200_pool_alloc", "gh200_pool_free"
         )
         self._pool = torch.cuda.MemPool(self._plugged.allocator())
+        _keep_forever(self._plugged, self._pool)
 
     def use(self) -> AbstractContextManager[None]:
         import torch
@@ -129,6 +130,12 @@ class RecordingPool:
 
     def state(self) -> PoolState:
         return PoolState(self._held, self._held, self._limit, self._count, 0, 0)
+
+
+def _keep_forever(*things: object) -> None:
+    """Tensors may outlive whoever made the pool, and torch crashes where the allocator goes before its memory does."""
+    for thing in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def rehome(pool: Pool, tensors: Iterable[Any]) -> int:
