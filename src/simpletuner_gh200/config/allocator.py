@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from simpletuner_gh200.config.parts.oversubscription import PART
+
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-OUR_KEYS = {
-    "use_uvm": "gh200_optimizations.use_uvm",
-    "uvm_oversubscription_ratio": "GH200_UVM_OVERSUBSCRIPTION_RATIO",
-    "uvm_access_pattern": "GH200_UVM_ACCESS_PATTERN",
-}
-"""Keys of the earlier guides, which only privately patched torch knows, and what carries their meaning now."""
+OUR_KEYS = dict(PART.environment)
+"""Keys of the earlier guides, which only privately patched torch knows, and the variables that carry their meaning."""
 
 _PARSERS = ("libc10.so", "libc10_cuda.so")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -27,7 +27,7 @@ class Exports:
 def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     """What a GH200 run wants set, keeping a ratio and pattern that are set already; ConfigError if they are bad."""
     allocator = {name: split_options(environment[name]) for name in VARIABLES if environment.get(name)}
-    chosen = _ratio_and_pattern(environment, allocator.values())
+    chosen = _chosen(environment, allocator.values())
     exports = Exports({HINTS: "1", **chosen, "ACCELERATE_MIXED_PRECISION": "bf16"})
     for name, options in allocator.items():
         _keep_accepted(name, options, torch, exports)
@@ -36,12 +36,17 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     return exports
 
 
-def _ratio_and_pattern(environment: Mapping[str, str], allocator: Iterable[Options]) -> dict[str, str]:
-    """Our own variables rule; then what the allocator's variable says, as the earlier guides write it."""
+def _chosen(environment: Mapping[str, str], allocator: Iterable[Options]) -> dict[str, str]:
+    """Our own variables rule; then what the allocator's variable says, as earlier guides write it; then defaults."""
     carried = {OUR_KEYS[key]: value for options in allocator for key, value in options if key in OUR_KEYS}
-    known = {name: environment.get(name) or carried.get(name, "") for name in (RATIO, PATTERN)}
+    known = {name: environment.get(name) or carried.get(name, "") for name in OUR_KEYS.values()}
     values = read_variables(known)
-    return {name: str(values.get(name, default_of(name))) for name in (RATIO, PATTERN)}
+    wanted = {RATIO, PATTERN, *carried}
+    return {name: _text(values.get(name, default_of(name))) for name in OUR_KEYS.values() if name in wanted}
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _keep_accepted(name: str, options: Options, torch: TorchBuild | None, exports: Exports) -> None:

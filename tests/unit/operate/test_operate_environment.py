@@ -66,6 +66,7 @@ def test_keys_that_torch_rejects_are_taken_out_and_carried(stock: TorchBuild) ->
     exports = decide({ALLOCATOR: given}, stock)
     assert exports.values[ALLOCATOR] == "expandable_segments:True"
     assert exports.values["GH200_UVM_OVERSUBSCRIPTION_RATIO"] == "3.0"
+    assert exports.values["GH200_USE_UVM"] == "1"
     assert "use_uvm" in exports.notes[0]
 
 

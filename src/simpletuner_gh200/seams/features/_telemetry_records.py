@@ -37,7 +37,9 @@ def start_record(runtime: Runtime, trainer: Any) -> dict[str, Any]:
         "pid": os.getpid(),
         "host": platform.node(),
         "versions": {"simpletuner-gh200": __version__, "python": platform.python_version(), **_versions()},
-        "settings": redact([{"key": key, "value": value, "origin": origin} for key, value, origin in rows]),
+        "settings": {
+            key: {"value": redact(value, name=key.rpartition(".")[2]), "origin": origin} for key, value, origin in rows
+        },
         "training": redact(_plain(runtime.raw_config or {})),
         "command": redact_command(sys.argv),
         "seams": {name: seam.status for name, seam in runtime.seams.items()},

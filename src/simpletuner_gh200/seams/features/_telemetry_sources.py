@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,6 @@ from simpletuner_gh200.telemetry.sampler import Source
 if TYPE_CHECKING:
     from simpletuner_gh200.seams.runtime import Runtime
 
-_PAGE = os.sysconf("SC_PAGESIZE")
-
 
 def sources(runtime: Runtime) -> dict[str, Source]:
     found: dict[str, Source] = {"host": _host}
@@ -22,15 +19,17 @@ def sources(runtime: Runtime) -> dict[str, Source]:
 
 def _host() -> Mapping[str, Any]:
     memory = host_memory()
-    return {"available": memory.available, "total": memory.total, "resident": _resident(), "slabs": _slabs()}
+    resident = _resident()
+    return {
+        "available": memory.available,
+        "total": memory.total,
+        "resident": resident.get("VmRSS", 0),
+        "slabs": resident.get("RssShmem", 0),
+    }
 
 
-def _resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE
-
-
-def _slabs() -> int:
-    """Bytes of shared memory (memfd) that this process has resident: our slabs, for the most part."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[2]) * _PAGE
+def _resident() -> dict[str, int]:
+    """Bytes that this process has in memory; RssShmem is what it has mapped of memfds, which are our slabs."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        lines = (line.split() for line in file if line.startswith(("VmRSS", "RssShmem")))
+        return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}

@@ -1,0 +1,155 @@
+"""``gh200 init`` and the example files: what is written is accepted by our checks and by accelerate's own loader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.config.files import read_datasets, read_training_config
+from simpletuner_gh200.config.legacy import modernise
+from simpletuner_gh200.config.settings import resolve, resolve_dataset
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.accelerate_file import accelerate_file
+from simpletuner_gh200.operate.models import FAMILIES, choose_model
+from simpletuner_gh200.operate.preflight import check_configuration
+from simpletuner_gh200.operate.project import Wish, files, write
+from simpletuner_gh200.upstream.options import option_names
+
+EXAMPLES = Path(__file__).parents[3] / "config"
+FLUX = FAMILIES["flux"].blocks
+
+GENERATED = {
+    "accelerate_config_gh200.yaml": {"nodes": 1, "gpus_per_node": 1},
+    "accelerate_config_gh200_fsdp2.yaml": {"nodes": 1, "gpus_per_node": 4},
+    "accelerate_config_gh200_fsdp2_two_nodes.yaml": {"nodes": 2, "gpus_per_node": 4},
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"x" * 100)
+    (folder / "a.txt").write_text("a caption")
+    return folder
+
+
+def load_with_accelerate(path: Path):
+    """accelerate's own loader, then its own launcher's parser and merging: what ``accelerate launch`` would do."""
+    pytest.importorskip("accelerate")
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    config = load_config_from_file(str(path))
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
+    merged, _defaults, _mp = _validate_launch_command(arguments)
+    return config, merged
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
+def test_every_launch_example_is_what_we_write_and_what_accelerate_takes(name: str) -> None:
+    pytest.importorskip("accelerate")
+    shape = GENERATED[name]
+    assert (EXAMPLES / name).read_text() == accelerate_file(**shape, blocks=FLUX)
+    config, merged = load_with_accelerate(EXAMPLES / name)
+    assert config.num_processes == shape["nodes"] * shape["gpus_per_node"]
+    assert merged.mixed_precision == "bf16"
+    if "fsdp" in name:
+        assert merged.use_fsdp
+        assert str(merged.fsdp_version) == "2"
+        assert str(merged.fsdp_activation_checkpointing).lower() == "true"
+        assert merged.num_machines == shape["nodes"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*example.json")))
+def test_every_training_example_is_sound(name: str) -> None:
+    config = read_training_config(EXAMPLES / name)
+    settings = resolve(modernise(config).blocks, {})
+    assert settings.any_given
+    assert (EXAMPLES.parent / config["accelerate_config"]).is_file()
+    entries = read_datasets(EXAMPLES.parent / config["data_backend_config"])
+    assert [entry["id"] for entry in entries if entry["type"] == "in_memory"] == ["train_images"]
+    resolve_dataset(entries[0]["in_memory"], where="example")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*example.json")))
+def test_the_installed_simpletuner_knows_every_option(name: str) -> None:
+    import sys
+
+    known = option_names(sys.path)
+    if not known:
+        pytest.skip("SimpleTuner is not installed in this environment")
+    ours = {"cache_config", "gh200_optimizations"}
+    assert {key for key in read_training_config(EXAMPLES / name) if key not in known} - ours == set()
+
+
+def test_no_example_is_left_out() -> None:
+    names = {path.name for path in EXAMPLES.iterdir()}
+    tested = set(GENERATED) | {path.name for path in EXAMPLES.glob("*example.json")} | {"gh200_in_memory_datasets.json"}
+    assert names == tested
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 4), (2, 1), (2, 4)])
+def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: int, gpus: int) -> None:
+    wish = Wish(tmp_path / "run", choose_model("flux"), data, nodes=nodes, gpus_per_node=gpus)
+    write(wish)
+    checked = check_configuration(explicit=str(tmp_path / "run/config/config.json"), env_name=None, flags=())
+    assert checked.settings.in_memory_datasets == ("train_images",)
+    config = checked.config
+    assert config.get("fsdp_enable", False) == (nodes * gpus > 1)
+    loaded, merged = load_with_accelerate(tmp_path / "run/config/accelerate.yaml")
+    assert loaded.num_processes == nodes * gpus
+    assert merged.use_fsdp == (nodes * gpus > 1)
+
+
+def test_the_ramp_comes_out_even_for_any_number_of_ranks(tmp_path: Path, data: Path) -> None:
+    for ranks in (1, 3, 8):
+        wish = Wish(tmp_path, choose_model("sdxl"), data, gpus_per_node=ranks, batch=3)
+        block = json.loads(files(wish)["config/config.json"])["gh200_optimizations"]
+        assert block["initial_effective_batch_size"] == 3 * ranks
+        assert block["target_effective_batch_size"] % (3 * ranks) == 0
+
+
+def test_captions_decide_the_strategy(tmp_path: Path, data: Path) -> None:
+    wish = Wish(tmp_path, choose_model("sdxl"), data)
+    assert json.loads(files(wish)["config/datasets.json"])[0]["caption_strategy"] == "textfile"
+    (data / "a.txt").unlink()
+    assert json.loads(files(wish)["config/datasets.json"])[0]["caption_strategy"] == "filename"
+
+
+def test_nothing_is_replaced_unless_told_to(tmp_path: Path, data: Path) -> None:
+    wish = Wish(tmp_path / "run", choose_model("sdxl"), data)
+    write(wish)
+    (tmp_path / "run/config/config.json").write_text("mine")
+    (tmp_path / "run/config/datasets.json").unlink()
+    with pytest.raises(UsageError, match="--force"):
+        write(wish)
+    assert (tmp_path / "run/config/config.json").read_text() == "mine"
+    assert not (tmp_path / "run/config/datasets.json").exists()
+    write(wish, force=True)
+    assert (tmp_path / "run/config/config.json").read_text() != "mine"
+
+
+@pytest.mark.parametrize(("model", "says"), [("flax", "families: flux"), ("/nowhere", "families: flux")])
+def test_an_unknown_model_names_the_known_ones(model: str, says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        choose_model(model)
+    assert says in str(refused.value)
+
+
+def test_a_local_pipeline_tells_its_family(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    model = choose_model(str(tmp_path))
+    assert (model.family.name, model.local) == ("sdxl", True)
+    (tmp_path / "model_index.json").write_text('{"_class_name": "OtherPipeline"}')
+    with pytest.raises(UsageError, match="OtherPipeline"):
+        choose_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="--data"):
+        write(Wish(tmp_path / "run", choose_model("sdxl"), tmp_path / folder))
