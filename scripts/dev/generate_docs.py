@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Write the generated pages of docs/reference from the code. `make docs`; a test fails when a page is stale."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import typer
+
+from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS, all_parts
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
+
+
+def pages() -> dict[Path, str]:
+    """Path -> text of every generated page."""
+    reference = ROOT / "docs" / "reference"
+    return {reference / "configuration.md": configuration_page(), reference / "cli.md": cli_page()}
+
+
+def configuration_page() -> str:
+    lines = [NOTE, "# Configuration keys", ""]
+    lines.append("`gh200 config check FILE` prints what is in force for a file, and where each value comes from.")
+    for block in (*TRAINING_BLOCKS, DATASET_BLOCK):
+        place = "in a dataset entry of type `in_memory`" if block == DATASET_BLOCK else "in the training configuration"
+        lines += ["", f"## `{block}` ({place})"]
+        for part in all_parts():
+            if part.block == block:
+                lines += ["", *part_table(part)]
+    return "\n".join(lines) + "\n"
+
+
+def part_table(part: Any) -> Iterator[str]:
+    yield f"Feature *{part.feature}*" + ("" if part.landed else ", not available in this version") + ":"
+    yield ""
+    yield "| key | type | default | environment | meaning |"
+    yield "|---|---|---|---|---|"
+    for name, field in part.model.model_fields.items():
+        default = "unset" if field.default is None else f"`{json.dumps(field.default)}`"
+        variable = part.environment.get(name)
+        shown = f"`{variable}`" if variable else ""
+        yield f"| `{name}` | {type_text(field.annotation)} | {default} | {shown} | {field.description} |"
+
+
+def type_text(annotation: Any) -> str:
+    """`int | None` -> int; Literal choices are spelt out."""
+    if annotation is type(None):
+        return ""
+    if annotation is None or not get_args(annotation):
+        return getattr(annotation, "__name__", str(annotation))
+    if str(get_origin(annotation)).endswith("Literal"):
+        return " or ".join(f'`"{choice}"`' for choice in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"list of {type_text(get_args(annotation)[0])}"
+    return " or ".join(text for text in map(type_text, get_args(annotation)) if text)
+
+
+def cli_page() -> str:
+    lines = [NOTE, "# The `gh200` command", ""]
+    lines.append("Exit codes: 0 done, 1 a check or run failed, 2 usage or configuration. With `--json`, one object is")
+    lines.append("the last line of standard output, and nothing else is there. `gh200 --debug ...` shows tracebacks.")
+    for words, command in commands(typer.main.get_command(build_app()), ("gh200",)):
+        lines += ["", f"## `{' '.join(words)}`", "", *command_text(command)]
+    return "\n".join(lines) + "\n"
+
+
+def commands(group: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name))
+        else:
+            yield (*words, name), command
+
+
+def command_text(command: Any) -> Iterator[str]:
+    for part in (command.help, command.epilog):
+        if part:
+            yield from prose(inspect.cleandoc(part))
+    rows = [row for parameter in command.params if (row := parameter_row(parameter))]
+    if rows:
+        yield from ("", "| argument or option | meaning |", "|---|---|", *rows)
+
+
+def prose(text: str) -> Iterator[str]:
+    """Examples, which the terminal needs as separate paragraphs, become one block."""
+    in_examples = False
+    for line in text.replace("\f", "").splitlines():
+        if line.strip().rstrip(":").lower() in {"example", "examples"}:
+            in_examples = True
+            yield from ("", "```bash")
+        elif in_examples:
+            if line.strip():
+                yield line.strip()
+        else:
+            yield line
+    if in_examples:
+        yield "```"
+
+
+def parameter_row(parameter: Any) -> str | None:
+    if "--help" in parameter.opts or getattr(parameter, "hidden", False):
+        return None
+    is_option = parameter.opts[0].startswith("-")
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    names = names if is_option else f"`{parameter.name.upper()}`"
+    help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("\n", " ")
+    return f"| {names} | {help_text} |"
+
+
+def main() -> int:
+    for path, text in pages().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
