@@ -6,8 +6,11 @@ import io
 import os
 from pathlib import Path
 
-EXTENSIONS = ("jpg", "jpeg", "png", "webp", "txt", "json")
-"""What the reference discovery looks for, one ``rglob`` each: images, captions, side files."""
+EXTENSIONS = (
+    *("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff"),
+    *("txt", "json", "pt", "safetensors", "wav", "mp4"),
+)
+"""What the reference discovery looks for, one ``rglob`` each: the kinds of file that a dataset folder holds."""
 
 SIZES = {"400B": 400, "100KB": 100_000, "2MB": 2_000_000}
 FOLDER_FILES = 500

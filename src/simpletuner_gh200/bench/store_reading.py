@@ -18,7 +18,7 @@ from simpletuner_gh200.store.staging import StagingRequest, stage
 
 
 def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[str, float]:
-    """CPU time of one thread: a random order over all files, each copied once into a hot buffer."""
+    """CPU time of one thread over all files in random order: get the content, copy it once into a hot buffer."""
     paths = make_files(folder, size, count)
     memory, _report = stage(StagingRequest(folder, verify="none"))
     dataset = StagedDataset(memory)
@@ -40,13 +40,13 @@ def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[s
     def local() -> None:
         for path in paths:
             with open(path, "rb") as file:
-                file.read()
+                hot_view[:] = file.read()
 
     def as_bytes() -> None:
         for path in paths:
             found = dataset.view(path)
             assert found is not None
-            bytes(found)
+            hot_view[:] = bytes(found)
 
     def memcpy() -> None:
         for block in blocks:

@@ -7,7 +7,7 @@ the core's cache, and is written once into the slab, where the kernel fills page
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -40,12 +40,24 @@ class StagingPlan:
     """Drop the page cache of what was staged: it would hold the dataset a second time."""
 
 
-@dataclass
 class _Pending:
-    """Files of a batch that are read but not yet written."""
+    """Files of a batch that are read but not yet written: columns of what will be their rows."""
 
-    numbers: list[int] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.pieces: list[Piece] = []
+        self.keys: list[bytes] = []
+        self.sizes: list[int] = []
+        self.checksums: list[int] = []
+        self.forms: list[int] = []
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How files of one extension are treated."""
+
+    codec: Codec
+    image: bool
 
 
 class BatchStager:
@@ -54,28 +66,30 @@ class BatchStager:
     def __init__(self, plan: StagingPlan) -> None:
         self._plan = plan
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        self._images = image_extensions() if plan.verify != "none" else frozenset()
+        self._kinds: dict[bytes, _Kind] = {}
         self.checked = 0
         """Images looked at."""
 
     def stage(self, batch: Batch) -> None:
         pending, position, cold = _Pending(), 0, False
-        for at, path in enumerate(batch.paths()):
+        buffer, sizes, give_back, folder = self._buffer, batch.sizes, self._plan.give_back, batch.folder
+        for at, name in enumerate(batch.names):
+            path = folder + name
             try:
                 fd = os.open(path, OPEN_FLAGS)
             except OSError as unreadable:
                 self._plan.problems.add(Problem.from_error(path, unreadable))
                 continue
             try:
-                if not cold and at % 16 == 0 and is_cold(fd, self._buffer[position:]):
+                if not cold and at % 16 == 0 and is_cold(fd, buffer[position:]):
                     cold = True
-                    read_ahead([batch.folder + name for name in batch.names[at : at + READ_AHEAD_FILES]])
-                size = batch.sizes[at]
+                    read_ahead([folder + later for later in batch.names[at : at + READ_AHEAD_FILES]])
+                size = sizes[at]
                 if size <= BATCH_BYTES:
                     position += self._small(fd, path, batch.first + at, size, position, pending)
                 else:
                     self._large(fd, path, batch.first + at)
-                if self._plan.give_back:
+                if give_back:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             except Unstable:
                 self._plan.problems.add(Problem(path, "unstable", "it kept changing while it was read"))
@@ -87,26 +101,47 @@ class BatchStager:
 
     def _small(self, fd: int, path: bytes, number: int, size: int, position: int, pending: _Pending) -> int:
         """Read one file behind the others in the buffer; how much of the buffer it took."""
-        got = read_small(fd, self._buffer[position:], size)
-        if got < 0:
-            self._large(fd, path, number)
-            return 0
+        # One byte more than expected is asked for, so that growth shows without asking for the size.
+        got = os.preadv(fd, [self._buffer[position : position + size + 1]], 0)
+        if got != size:
+            got = read_small(fd, self._buffer[position:])
+            if got < 0:
+                self._large(fd, path, number)
+                return 0
         content = self._buffer[position : position + got]
-        codec = self._examine(path, content, True, fd)
-        piece = _smaller(codec, content)
+        kind = self._kinds.get(path[path.rfind(b".") :]) or self._kind(path)
+        if kind.image:
+            self._check(path, content, True, fd)
+        piece = _smaller(kind.codec, content)
         compressed = piece is not content
-        self._record(path, number, got, xxhash.xxh3_64_intdigest(content), codec.number if compressed else 0)
         pending.numbers.append(number)
         pending.pieces.append(piece)
+        pending.keys.append(xxhash.xxh3_128_digest(path))
+        pending.sizes.append(got)
+        pending.checksums.append(xxhash.xxh3_64_intdigest(content))
+        pending.forms.append(kind.codec.number if compressed else 0)
         return 0 if compressed else got
 
     def _write(self, pending: _Pending) -> None:
         if not pending.pieces:
             return
-        rows, at = self._plan.rows, self._plan.slab.append(pending.pieces)
-        for number, piece in zip(pending.numbers, pending.pieces, strict=True):
-            rows.offset[number], rows.stored[number] = at, len(piece)
-            at += len(piece)
+        start = self._plan.slab.append(pending.pieces)
+        stored = np.fromiter(map(len, pending.pieces), np.uint64, len(pending.pieces))
+        keys = np.frombuffer(b"".join(pending.keys), np.uint64).reshape(-1, 2)
+        columns, numbers = self._plan.rows.columns, np.array(pending.numbers)
+        columns["key_low"][numbers], columns["key_high"][numbers] = keys[:, 0], keys[:, 1]
+        columns["offset"][numbers] = start + np.cumsum(stored) - stored
+        columns["stored"][numbers] = stored
+        columns["size"][numbers] = pending.sizes
+        columns["checksum"][numbers] = np.array(pending.checksums, np.uint64)
+        columns["form"][numbers] = pending.forms
+
+    def _kind(self, path: bytes) -> _Kind:
+        extension = extension_of(path)
+        images = image_extensions() if self._plan.verify != "none" else frozenset()
+        kind = _Kind(self._plan.choice.for_extension(extension), extension in images)
+        self._kinds[path[path.rfind(b".") :]] = kind
+        return kind
 
     def _large(self, fd: int, path: bytes, number: int) -> None:
         for _attempt in range(ATTEMPTS):
@@ -123,7 +158,10 @@ class BatchStager:
 
     def _copy(self, fd: int, path: bytes, number: int, size: int) -> bool:
         """Stream ``size`` bytes into the slab, chunk by chunk."""
-        codec = self._examine_head(fd, path, size)
+        kind = self._kind(path)
+        if kind.image:
+            self._check(path, self._chunk(fd, 0, size), size <= CHUNK_BYTES, fd)
+        codec = kind.codec
         if codec.name == "raw":
             offset, checksum = self._copy_raw(fd, size)
             self._place(number, offset, size)
@@ -165,20 +203,8 @@ class BatchStager:
             got += more
         return self._buffer[:got]
 
-    def _examine_head(self, fd: int, path: bytes, size: int) -> Codec:
-        if extension_of(path) not in self._images:
-            return self._plan.choice.for_extension(extension_of(path))
-        return self._examine(path, self._chunk(fd, 0, size), size <= CHUNK_BYTES, fd)
-
-    def _examine(self, path: bytes, head: memoryview, whole: bool, fd: int) -> Codec:
-        """Check it if it is an image; the codec for it."""
-        extension = extension_of(path)
-        if extension in self._images:
-            self.checked += 1
-            self._check(path, head, whole, fd)
-        return self._plan.choice.for_extension(extension)
-
     def _check(self, path: bytes, head: memoryview, whole: bool, fd: int) -> None:
+        self.checked += 1
         if not head:
             self._plan.problems.add(Problem(path, "empty image"))
             return

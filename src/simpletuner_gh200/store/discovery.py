@@ -113,60 +113,87 @@ class _Walker:
         return True
 
     def _folder(self, folder: bytes) -> list[tuple[bytes, bool]]:
-        """List one folder; returns the folders in it, and whether a link leads there."""
+        """List one folder; returns the folders in it, and whether a link leads there.
+
+        A million files pass through this loop, so the usual case, a plain file, is handled without a call.
+        """
         inside: list[tuple[bytes, bool]] = []
-        prefix = folder + b"/"
-        batch = Batch(prefix, self._listing.files)
-        room = BATCH_BYTES
+        prefix, endings, only = folder + b"/", self._endings, self._only
+        cut = _Cut(self._listing, prefix)
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = entry.name
                 try:
-                    if entry.is_dir():
+                    if entry.is_file(follow_symlinks=False):
+                        size = entry.stat(follow_symlinks=False).st_size
+                    elif entry.is_dir():
                         if name not in SKIPPED_FOLDERS:
                             inside.append((prefix + name, entry.is_symlink()))
                         continue
-                    if not self._wanted(prefix, name):
-                        continue
-                    found = entry.stat()
+                    else:
+                        found = entry.stat()
+                        if not stat.S_ISREG(found.st_mode):
+                            continue
+                        size = found.st_size
                 except OSError as broken:
                     self._listing.problems.add(Problem.from_error(prefix + name, broken, link=entry.is_symlink()))
                     continue
-                if not stat.S_ISREG(found.st_mode):
+                if name.endswith(b".json") or name.startswith(b"aspect_ratio_bucket_"):
                     continue
-                size = found.st_size
-                if batch.names and (size > room or len(batch.names) == BATCH_FILES):
-                    batch, room = self._finish(batch), BATCH_BYTES
-                batch.names.append(name)
-                batch.sizes.append(size)
-                room -= size
-                self._count(prefix, name, size)
-        self._finish(batch)
+                if endings is not None and not name.lower().endswith(endings):
+                    continue
+                if only is None or only(prefix + name):
+                    cut.add(name, size)
+        cut.finish()
         return inside
 
-    def _wanted(self, prefix: bytes, name: bytes) -> bool:
-        if is_bookkeeping(name) or (self._only is not None and not self._only(prefix + name)):
-            return False
-        return self._endings is None or name.lower().endswith(self._endings)
 
-    def _finish(self, batch: Batch) -> Batch:
-        if batch.names:
-            self._listing.batches.append(batch)
-        return Batch(batch.folder, self._listing.files)
+class _Cut:
+    """Cuts one folder's files into batches and counts them by extension."""
 
-    def _count(self, prefix: bytes, name: bytes, size: int) -> None:
-        listing = self._listing
-        listing.files += 1
-        listing.size += size
-        ending = extension_of(name)
-        totals = listing.extensions.get(ending)
+    def __init__(self, listing: Listing, prefix: bytes) -> None:
+        self._listing = listing
+        self._prefix = prefix
+        self._totals: dict[bytes, ExtensionTotals] = {}
+        self._start()
+
+    def _start(self) -> None:
+        self._batch = Batch(self._prefix, self._listing.files)
+        self._names, self._sizes = self._batch.names, self._batch.sizes
+        self._room = BATCH_BYTES
+
+    def add(self, name: bytes, size: int) -> None:
+        names = self._names
+        if names and (size > self._room or len(names) == BATCH_FILES):
+            self._end_batch()
+            names = self._names
+        names.append(name)
+        self._sizes.append(size)
+        self._room -= size
+        ending = name[name.rfind(b".") :]
+        totals = self._totals.get(ending)
         if totals is None:
-            totals = listing.extensions[ending] = ExtensionTotals()
+            totals = self._totals_of(ending)
         totals.files += 1
         totals.size += size
         # Files 1, 2, 4, 8 ... of an extension: spread over the folder without knowing how many there will be.
-        if totals.files & (totals.files - 1) == 0 and len(totals.samples) < SAMPLES_PER_EXTENSION:
-            totals.samples.append((prefix + name, size))
+        if not totals.files & (totals.files - 1) and len(totals.samples) < SAMPLES_PER_EXTENSION:
+            totals.samples.append((self._prefix + name, size))
+
+    def finish(self) -> None:
+        self._end_batch()
+
+    def _end_batch(self) -> None:
+        if self._names:
+            self._listing.batches.append(self._batch)
+            self._listing.files += len(self._names)
+            self._listing.size += sum(self._sizes)
+        self._start()
+
+    def _totals_of(self, ending: bytes) -> ExtensionTotals:
+        totals = self._listing.extensions.setdefault(extension_of(ending), ExtensionTotals())
+        self._totals[ending] = totals
+        return totals
 
 
 def extension_of(name: bytes) -> str:

@@ -13,18 +13,14 @@ class Unstable(Exception):
     """The file kept changing while it was read."""
 
 
-def read_small(fd: int, buffer: memoryview, expected: int) -> int:
-    """Read a file that was ``expected`` bytes long into ``buffer``; its size now. -1 where it no longer fits.
-
-    One byte more than expected is asked for, so that growth shows without asking for the size.
-    """
+def read_small(fd: int, buffer: memoryview) -> int:
+    """Read all of a file that is not what was expected into ``buffer``; its size, -1 where it does not fit."""
     for _attempt in range(ATTEMPTS):
-        got = os.preadv(fd, [buffer[: expected + 1]], 0)
-        if got == expected:
-            return got
-        expected = os.fstat(fd).st_size
-        if expected >= len(buffer):
+        size = os.fstat(fd).st_size
+        if size >= len(buffer):
             return -1
+        if os.preadv(fd, [buffer[: size + 1]], 0) == size:
+            return size
     raise Unstable
 
 
