@@ -39,13 +39,15 @@ def check_image(head: bytes | memoryview, whole: bool, fd: int, verify: Verify) 
 
 
 def _examine(source: io.IOBase, verify: Verify) -> tuple[bool, str]:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(source) as image:
             width, height = image.size
             if verify == "decode" and width * height <= DECODE_PIXELS:
                 _decode(image, width * height)
+    except UnidentifiedImageError:
+        return False, "no decoder knows it"  # Pillow's own text names the address of the buffer
     except Exception as broken:  # noqa: BLE001 - decoders raise whatever they like on damaged data
         return False, f"{type(broken).__name__}: {broken}"[:200]
     return True, ""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.config.parts.in_memory import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, StoreError
 from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
@@ -45,6 +46,19 @@ class StagingRequest:
     verify: Verify = "header"
     extensions: tuple[str, ...] | None = None
     give_back_page_cache: bool = True
+
+
+def request_for(folder: Path, settings: InMemorySettings) -> StagingRequest:
+    """The request that an ``in_memory`` block makes for ``folder``."""
+    return StagingRequest(
+        root=folder,
+        compression=settings.compression,
+        workers=settings.workers(),
+        memory_limit_gb=settings.memory_limit_gb,
+        max_corruption_rate=settings.max_corruption_rate,
+        verify=settings.verify,
+        extensions=settings.file_extensions,
+    )
 
 
 def stage(

@@ -19,7 +19,7 @@ from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.scrub import Scrub
 from simpletuner_gh200.store.shared_memory import StagedMemory, receive_memory, share_memory
-from simpletuner_gh200.store.staging import StagingRequest, stage
+from simpletuner_gh200.store.staging import request_for, stage
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -126,7 +126,7 @@ class StoreFeature(Feature):
 
     def _stage(self, name: str, entry: _Entry, group: NodeGroup) -> StagedMemory:
         try:
-            memory, report = stage(_request(entry), tick=group.beat, label=f"staging {name}")
+            memory, report = stage(request_for(entry.folder, entry.settings), tick=group.beat, label=f"staging {name}")
         except GH200Error as failure:
             group.fail(f"dataset {name}", failure.message)
             raise
@@ -139,19 +139,6 @@ class StoreFeature(Feature):
 
     def _output_folder(self) -> Path:
         return Path(getattr(getattr(self.runtime.trainer, "config", None), "output_dir", None) or os.getcwd())
-
-
-def _request(entry: _Entry) -> StagingRequest:
-    settings = entry.settings
-    return StagingRequest(
-        root=entry.folder,
-        compression=settings.compression,
-        workers=settings.workers(),
-        memory_limit_gb=settings.memory_limit_gb,
-        max_corruption_rate=settings.max_corruption_rate,
-        verify=settings.verify,
-        extensions=settings.file_extensions,
-    )
 
 
 def _without_list(report: StagingReport) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""``gh200 stage``: one JSON object, exit codes, and nothing left in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_samples import fill, image, open_memfds
+
+from simpletuner_gh200.cli.main import main
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def gh200(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gh200", "stage", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        shown = capsys.readouterr()
+        return int(left.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+def test_json_is_one_object_with_what_is_promised(tmp_path: Path, gh200: Command) -> None:
+    fill(tmp_path, {"a.png": image(), "a.txt": b"caption " * 500, "b.bin": os.urandom(5000)})
+    before = open_memfds()
+    code, out, _err = gh200(str(tmp_path), "--compression", "auto", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["files"], found["staged"], found["problems"]) == (3, 3, [])
+    assert found["held_bytes"] < found["bytes"]
+    assert set(found["estimates"]) == {"lz4", "zlib", "snappy", "zstd"}
+    assert open_memfds() == before
+
+
+def test_broken_files_are_named_and_make_it_fail(tmp_path: Path, gh200: Command) -> None:
+    fill(tmp_path, {"a.png": image(), "bad.png": b"no image"})
+    code, out, _err = gh200(str(tmp_path))
+    assert code == 1
+    assert "bad.png: image does not open (no decoder knows it)" in out
+
+
+def test_what_does_not_fit_says_so(tmp_path: Path, gh200: Command) -> None:
+    fill(tmp_path, {"a.bin": os.urandom(50_000)})
+    code, _out, err = gh200(str(tmp_path), "--memory-limit-gb", "0.00001")
+    assert code == 1
+    assert "48.8 KiB in memory, allowed are 10.5 KiB" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--compression", "brotli"], "'brotli': accepted: 'lz4'"), (["--verify", "hope"], "'hope': accepted: 'header'")],
+)
+def test_wrong_options_are_quoted(tmp_path: Path, gh200: Command, arguments: list[str], words: str) -> None:
+    code, _out, err = gh200(str(tmp_path), *arguments)
+    assert code == 2
+    assert words in err
+
+
+def test_a_missing_folder_is_a_usage_error(tmp_path: Path, gh200: Command) -> None:
+    code, _out, err = gh200(str(tmp_path / "nowhere"))
+    assert code == 2
+    assert "nowhere" in err
