@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import traceback
@@ -45,7 +46,8 @@ def staged(folder: Path, **settings: object) -> tuple[StagedDataset, StagingRepo
 
 
 def open_memfds() -> int:
-    """How many memfds of ours this process holds."""
+    """How many memfds of ours this process holds, those of earlier tests collected first."""
+    gc.collect()
     found = 0
     for name in os.listdir("/proc/self/fd"):
         try:
