@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,3 +89,14 @@ def test_a_signal_ends_every_process(workbench):
     assert process.wait(timeout=120) == 128 + signal.SIGTERM
     _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
+
+
+def test_a_demo_that_fails_says_so(workbench, tmp_path):
+    """The model's weights are gone: SimpleTuner 3.x prints the reason and exits 0, the demo exits 1."""
+    folder = tmp_path / "demo"
+    shutil.copytree(workbench.project.model, folder / "model")
+    shutil.rmtree(folder / "model" / "unet")
+    ended = run(workbench, "gh200", "demo", "--folder", str(folder), "--steps", "2", "--json")
+    assert ended.returncode == 1
+    assert "the demo reached step 0 of 2" in ended.stdout
+    assert "Traceback" not in ended.stdout

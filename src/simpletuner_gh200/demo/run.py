@@ -35,7 +35,8 @@ class DemoResult:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        details = self.summary["details"]
+        # The contract names the caches' part "cache"; the feature carries the name of its configuration part.
+        details = {("cache" if name == "caches" else name): part for name, part in self.summary["details"].items()}
         return {
             "simpletuner": importlib.metadata.version("simpletuner"),
             "python": platform.python_version(),

@@ -1,0 +1,30 @@
+"""A SimpleTuner that changed at a seam: who asked for the feature is told and stopped, everyone else trains on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROBE = Path(__file__).with_name("probe_changed_seam.py")
+RAMP = {
+    "enable_batch_size_rampup": True,
+    "initial_effective_batch_size": 2,
+    "target_effective_batch_size": 4,
+    "batch_rampup_steps": 2,
+}
+
+
+def test_a_feature_asked_for_stops_the_run_at_start(workbench):
+    workbench.configure(blocks={"gh200_optimizations": RAMP})
+    run = workbench.train(probe=PROBE)
+    assert run.exit_codes == [2]
+    reason = run.summaries[0]["reason"]
+    assert "'ramp'" in reason
+    assert "found Trainer.init_hooks(self, something_new); expected Trainer.init_hooks(self)" in reason
+    assert not run.output.exists() or not list(run.output.glob("checkpoint-*"))
+
+
+def test_without_it_training_is_stock_and_the_summary_names_the_seam(workbench):
+    workbench.configure(max_train_steps=2)
+    run = workbench.train(probe=PROBE)
+    assert run.ok, run.explain()
+    assert run.summaries[0]["seams"]["trainer.init_hooks"].startswith("off: seam 'trainer.init_hooks' does not match")
