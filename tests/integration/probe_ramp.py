@@ -17,7 +17,9 @@ def install(record: dict[str, Any]) -> None:
     record.update(
         windows=[], weights=[], logged=[], fired=[], scheduler_steps=0, uploads=[], applied_rates=[], lines=[]
     )
-    logging.getLogger("simpletuner_gh200").addHandler(Lines(record["lines"]))
+    ours = logging.getLogger("simpletuner_gh200")
+    ours.addHandler(Lines(record["lines"]))
+    ours.setLevel(logging.DEBUG)
     watch = Watch(record, wishes)
     watch.accelerate()
     watch.trainer()

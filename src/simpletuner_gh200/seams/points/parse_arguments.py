@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from simpletuner_gh200.seams.tracker_log import observe_log
 def _patches(module: ModuleType, runtime: Runtime) -> Sequence[AnyPatch]:
     def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         runtime.phases.end("import")
+        _speak_again()
         result = wrapped(*args, **kwargs)
         try:
             configure_from(instance, runtime)
@@ -29,6 +31,13 @@ def _patches(module: ModuleType, runtime: Runtime) -> Sequence[AnyPatch]:
         return result
 
     return [wrap_method(module.Trainer, "parse_arguments", after)]
+
+
+def _speak_again() -> None:
+    """Releases up to 3.x configure logging so that every logger made before it is silenced, ours among them."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "simpletuner_gh200":
+            logger.disabled = False
 
 
 SEAM = Seam("trainer.parse_arguments", _patches)
