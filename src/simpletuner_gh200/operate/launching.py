@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -137,35 +138,54 @@ def run(planned: Plan) -> Ended:
     """Start it, pass signals on to all of it, wait for it, and judge by what the ranks say, not by 0 alone."""
     with tempfile.TemporaryDirectory(prefix="gh200-") as folder:  # 0700: mkdtemp
         environment = {**os.environ, **planned.environment, SUMMARY_FOLDER: folder}
-        process = subprocess.Popen(planned.command, env=environment, start_new_session=True)
-        interrupted = _wait(process)
+        with _Signals() as signals:
+            process = subprocess.Popen(planned.command, env=environment, start_new_session=True)
+            signals.pass_on_to(process)
+            process.wait()
         left = sorted(Path(folder).glob("rank-*.json"))
         summaries = [json.loads(path.read_text(encoding="utf-8")) for path in left]
         keep = os.environ.get(KEEP_SUMMARY)
         for path in left if keep else ():
             shutil.copy(path, str(keep))
-    return Ended(_exit_code(process.returncode, interrupted, summaries), summaries)
+    return Ended(_exit_code(process.returncode, signals.stopping, summaries), summaries)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    """Wait while handing every signal we get to the whole process group; returns the first that was meant to stop."""
-    received: list[int] = []
+class _Signals:
+    """Hands every signal we get to the whole process group of a child, from before the child exists."""
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-    try:
-        process.wait()
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._handle) for number in _PASSED_ON}
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
-    stopping = [number for number in received if number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}]
-    return stopping[0] if stopping else None
+
+    @property
+    def stopping(self) -> int | None:
+        """The first signal that was meant to stop the run."""
+        stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        return next((number for number in self._received if number in stops), None)
+
+    def pass_on_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        for number in tuple(self._received):  # what came while it was being started
+            self._send(number)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        if self._process is not None:
+            # It may be gone already, which is what the signal wanted.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
 
 def _exit_code(returned: int, interrupted: int | None, summaries: Sequence[Mapping[str, Any]]) -> int:
