@@ -9,11 +9,12 @@ from typing import Any
 HIDDEN = "<hidden>"
 
 _SECRET_NAME = re.compile(
-    r"token|secret|passw(or)?d|passphrase|credential|webhook|api_?key|access_?key|private_?key|auth(?!or)|_key$|^key$|cookie|"
+    r"token|secret|passw(or)?d|passphrase|credential|webhook|api_?key|access_?key|private_?key|auth(?!or(s|ed|ing|_|$))|_key$|^key$|cookie|"
     r"signature|dsn|connection_?string",
     re.IGNORECASE,
 )
 _NOT_SECRET = re.compile(r"tokenizer|max_token|token_?(count|length|limit|drop)|keyword|caption_", re.IGNORECASE)
+_SECRET_NUMBER = re.compile(r"passw(or)?d|passphrase|secret|(^|_)pin$", re.IGNORECASE)
 
 # Shapes that are secrets whatever they are called: hub and API tokens, cloud keys, signed links, credentials in a link.
 _SECRET_SHAPES = (
@@ -21,48 +22,73 @@ _SECRET_SHAPES = (
     re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"),
     re.compile(r"\b(ghp|gho|ghs|github_pat)_[A-Za-z0-9_]{16,}"),
     re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}"),
+    re.compile(r"\bglpat-[A-Za-z0-9_-]{16,}"),
+    re.compile(r"\br8_[A-Za-z0-9]{20,}"),
+    re.compile(r"\bAIza[0-9A-Za-z_-]{30,}"),
+    re.compile(r"\bbot[0-9]{6,}:[A-Za-z0-9_-]{20,}"),
+    re.compile(r"(?<=\bBearer )[A-Za-z0-9._~+/-]{8,}=*", re.IGNORECASE),
+    re.compile(r"(?<=\bBasic )[A-Za-z0-9+/]{8,}=*"),
     re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{12,}"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
     re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])"),
-    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
+    re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+(?=@)"),
     re.compile(r"https?://[^\s\"']*(hooks\.|webhook)[^\s\"']*", re.IGNORECASE),
     re.compile(r"(?<=[?&])(?P<name>sig|signature|token|key|X-Amz-[A-Za-z-]+)=[^&\s\"']+", re.IGNORECASE),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|$)"),
 )
-_ASSIGNED = re.compile(r"(?P<name>--?[\w-]+|\b[\w]+)(?P<sep>[=:]\s*|\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s,;]+)")
+# name=value, name: value, "name": "value", 'name': 'value' and, for flags, --name value; quotes may be escaped.
+_NAME = re.compile(r"(?P<flag>--[\w-]+)\s+|(?P<name>[\w-]+)\\?[\"']?\s*[=:]\s*")
+_VALUE = re.compile(r"\\?\"(?:[^\"\\]|\\.)*\"|\\?'(?:[^'\\]|\\.)*'|[^\s,;}\])]+")
 
 
 def names_secret(name: str) -> bool:
     """Does a setting, flag or variable of this name hold a secret?"""
-    return bool(_SECRET_NAME.search(name)) and not _NOT_SECRET.search(name)
+    plain = name.replace("-", "_")
+    return bool(_SECRET_NAME.search(plain)) and not _NOT_SECRET.search(plain)
 
 
 def redact_text(text: str) -> str:
     """Hide secrets in free text: known shapes, and values assigned to names that sound secret."""
     for shape in _SECRET_SHAPES:
         text = shape.sub(HIDDEN, text)
-    return _ASSIGNED.sub(_hide_assigned, text)
+    return _hide_assigned(text)
 
 
-def _hide_assigned(match: re.Match[str]) -> str:
-    name, separator = match["name"], match["sep"]
-    # "the token was" is prose; "--hub_token x", "TOKEN=x" and "token: x" are assignments.
-    if not names_secret(name) or (separator.isspace() and not name.startswith("--")):
-        return match[0]
-    return f"{name}{separator}{HIDDEN}"
+def _hide_assigned(text: str) -> str:
+    """Hide what follows a secret name. What follows another name is looked at again: it may be a name itself."""
+    shown, position = [], 0
+    while (name := _NAME.search(text, position)) is not None:
+        value = _VALUE.match(text, name.end()) if names_secret(name["flag"] or name["name"]) else None
+        shown.append(text[position : name.end()])
+        position = name.end()
+        if value is not None:
+            shown.append(HIDDEN)
+            position = value.end()
+    return "".join([*shown, text[position:]])
 
 
 def redact(value: Any, *, name: str = "") -> Any:
     """A JSON-like value with its secrets hidden; containers are rebuilt, the original is left alone."""
-    if name and names_secret(name) and value not in (None, "", False, True) and not isinstance(value, (int, float)):
+    if name and names_secret(name) and _worth_hiding(name, value):
         return HIDDEN
     if isinstance(value, Mapping):
-        return {key: redact(item, name=str(key)) for key, item in value.items()}
+        return {_redact_key(key): redact(item, name=str(key)) for key, item in value.items()}
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [redact(item) for item in value]
     return value
+
+
+def _worth_hiding(name: str, value: Any) -> bool:
+    """Switches and counts are no secrets, whatever they are called; a number can be a password."""
+    if value is None or value == "" or isinstance(value, bool):
+        return False
+    return not isinstance(value, int | float) or bool(_SECRET_NUMBER.search(name))
+
+
+def _redact_key(key: Any) -> Any:
+    return redact_text(key) if isinstance(key, str) else key
 
 
 def redact_command(words: Sequence[str]) -> list[str]:
@@ -76,7 +102,7 @@ def redact_command(words: Sequence[str]) -> list[str]:
             continue
         hide_next = False
         name, separator, value = word.partition("=")
-        if word.startswith("--") and names_secret(name):
+        if (separator or word.startswith("--")) and names_secret(name):
             shown.append(f"{name}={HIDDEN}" if separator else word)
             hide_next = not separator
         else:
