@@ -36,7 +36,14 @@ def main() -> int:
 
 
 def wheels_exist(python: str) -> bool:
-    command = [str(ROOT / ".uv" / "bin" / "uv"), "pip", "compile", "--quiet", str(ROOT / "pyproject.toml"), "--all-extras"]
+    command = [
+        str(ROOT / ".uv" / "bin" / "uv"),
+        "pip",
+        "compile",
+        "--quiet",
+        str(ROOT / "pyproject.toml"),
+        "--all-extras",
+    ]
     command += ["--python-version", python, "--python-platform", PLATFORM, "--only-binary", ":all:", "--no-header"]
     environment = {key: value for key, value in os.environ.items() if key != "PIP_FIND_LINKS"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)

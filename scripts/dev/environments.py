@@ -77,8 +77,7 @@ def find_python(versions: tuple[str, ...]) -> str | None:
 def answers(python: str, version: str) -> bool:
     """Is this a CPython of that version, outside any virtual environment, with the venv module?"""
     code = (
-        "import sys, venv;"
-        "print('%d.%d' % sys.version_info[:2], sys.implementation.name, sys.prefix == sys.base_prefix)"
+        "import sys, venv;print('%d.%d' % sys.version_info[:2], sys.implementation.name, sys.prefix == sys.base_prefix)"
     )
     try:
         ran = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30)

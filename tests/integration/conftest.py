@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -8,13 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from workbench import Forge, Workbench
-
-
-def clean_environment() -> dict[str, str]:
-    """One thread, so that sums are repeatable; bytecode on, or every import compiles SimpleTuner anew."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return {**environment, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
+from workbench import Forge, Workbench, clean_environment
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from conftest import clean_environment
+from workbench import clean_environment
 
 BIN = Path(sys.executable).parent
 RAMP = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,12 @@ class JobResult:
         """For assertion messages: exit codes and the end of each rank's log."""
         tails = [f"--- rank {rank}\n{self.log(rank)[-4000:]}" for rank in range(len(self.exit_codes))]
         return f"exit codes {self.exit_codes}\n" + "\n".join(tails)
+
+
+def clean_environment() -> dict[str, str]:
+    """One thread, so that sums are repeatable; bytecode on, or every import compiles SimpleTuner anew."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return {**environment, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
 
 
 class Forge:
