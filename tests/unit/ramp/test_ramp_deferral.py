@@ -95,3 +95,14 @@ def test_everything_is_put_back() -> None:
     loop.open, loop.trainer.manual_validation = True, True
     assert loop.trainer._consume_manual_validation_request()
     assert set(vars(loop.trainer)) == {"validation", "manual_validation", "manual_checkpoint"}
+
+
+def test_what_someone_else_wrapped_since_is_left_in_place() -> None:
+    loop = Loop()
+    ours = loop.trainer._consume_manual_validation_request
+    loop.trainer._consume_manual_validation_request = theirs = lambda: ours()
+    loop.open = False
+    loop.deferral.uninstall()
+    assert loop.trainer._consume_manual_validation_request is theirs
+    loop.trainer.manual_validation = True
+    assert loop.trainer._consume_manual_validation_request()

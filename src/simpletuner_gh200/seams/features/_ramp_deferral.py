@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from simpletuner_gh200.seams.features._ramp_wraps import Wraps
+
 Predicate = Callable[[], bool]
 
 
@@ -20,7 +22,7 @@ class Deferral:
         self._mid_window = mid_window
         self._checkpoint_due = False
         self._validation_due = False
-        self._wrapped: list[tuple[Any, str]] = []
+        self._wraps = Wraps()
         self._trainer = trainer
 
     def install(self) -> None:
@@ -32,9 +34,7 @@ class Deferral:
             self._wrap(trainer.validation, "should_perform_intermediary_validation", self._validation)
 
     def uninstall(self) -> None:
-        while self._wrapped:
-            owner, name = self._wrapped.pop()
-            delattr(owner, name)
+        self._wraps.remove()
 
     def window_opened(self, _window: object) -> None:
         """What was due at the window before has had its chance."""
@@ -44,8 +44,7 @@ class Deferral:
         original = getattr(owner, name, None)
         if original is None:  # an older release, which never does this
             return
-        setattr(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
-        self._wrapped.append((owner, name))
+        self._wraps.put(owner, name, lambda *args, **kwargs: around(original, *args, **kwargs))
 
     def _manual_validation(self, original: Predicate) -> bool:
         # Not asking leaves the request where it is, so that it is found at the window's end.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.seams.features._ramp_wraps import Wraps
 
 
 class RateRule:
@@ -16,7 +17,7 @@ class RateRule:
 
     def __init__(self, factor: Callable[[], float]) -> None:
         self._factor = factor
-        self._wrapped: list[Any] = []
+        self._wraps = Wraps()
 
     def install(self, *optimizers: Any) -> None:
         for optimizer in optimizers:
@@ -27,15 +28,15 @@ class RateRule:
                     f"ramp_lr_rule: {type(optimizer).__name__} has parameter groups without a learning rate",
                     remedy='set "ramp_lr_rule": "none", or use another optimizer',
                 )
-            optimizer.step = self._around(optimizer, optimizer.step)
-            self._wrapped.append(optimizer)
+            self._wraps.put(optimizer, "step", self._around(optimizer, optimizer.step))
 
     def uninstall(self) -> None:
-        while self._wrapped:
-            del self._wrapped.pop().step
+        self._wraps.remove()
 
     def _around(self, optimizer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
+            if not self._wraps.active:
+                return original(*args, **kwargs)
             groups = optimizer.param_groups
             rates = [group["lr"] for group in groups]
             factor = self._factor()

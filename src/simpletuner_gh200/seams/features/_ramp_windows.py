@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from simpletuner_gh200.ramp.schedule import Window
+from simpletuner_gh200.seams.features._ramp_wraps import Wraps
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -52,6 +53,7 @@ class Windows:
         self._target = target
         self._next_window = next_window
         self._original: Any = None
+        self._wraps = Wraps()
         self.current: Window | None = None
         """The window that is open, or that was completed last."""
         self.on_open: list[Callable[[Window], None]] = []
@@ -65,16 +67,18 @@ class Windows:
         # A loader that accelerate prepared would close a window early, at less than its weight.
         self._accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
         self._original = self._accelerator.accumulate
-        self._accelerator.accumulate = self.accumulate
+        self._wraps.put(self._accelerator, "accumulate", self.accumulate)
 
     def uninstall(self) -> None:
-        if self._original is not None:
-            del self._accelerator.accumulate
-            self._original = None
+        self._wraps.remove()
         self._config.gradient_accumulation_steps = self._target
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
+        if not self._wraps.active:  # the run is over, and someone who wrapped us still calls
+            with self._original(*models):
+                yield
+            return
         if self.current is None or not self.mid_window:
             self._open(self._next_window())
         assert self.current is not None
