@@ -93,6 +93,8 @@ def training_config(wish: Wish) -> dict[str, Any]:
         "gradient_checkpointing": True,
         "max_train_steps": wish.steps,
         "num_train_epochs": 0,
+        # A set smaller than the ramp's target is repeated instead of refused.
+        "allow_dataset_oversubscription": True,
         "checkpoint_step_interval": max(1, wish.steps // 4),
         "checkpoints_total_limit": 3,
         "resume_from_checkpoint": "latest",

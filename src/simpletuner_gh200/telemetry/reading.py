@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,18 @@ class Recorded:
         points = []
         for record in self.steps:
             value = dig(record, name)
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
                 points.append((int(record["step"]), float(value)))
         return points
 
 
 def dig(record: dict[str, Any], name: str) -> Any:
-    """The value at ``name``: as it is, or else one level down for each slash."""
+    """The value at ``name``, one level down per slash; a metric's own name may have slashes too."""
     if name in record:
         return record[name]
-    value: Any = record
-    for piece in name.split("/"):
-        value = value.get(piece) if isinstance(value, dict) else None
-    return value
+    first, _, rest = name.partition("/")
+    inside = record.get(first)
+    return dig(inside, rest) if rest and isinstance(inside, dict) else None
 
 
 def find_telemetry(run: Path) -> Path:
@@ -81,8 +81,10 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 def add(recorded: Recorded, record: dict[str, Any]) -> None:
     """Take one record in."""
     if record["kind"] == "start":
+        resumed = record.get("step")
         recorded.start, recorded.end = record, {}
-        recorded.steps = [step for step in recorded.steps if step["step"] <= record.get("step", 0)]
+        if isinstance(resumed, int):
+            recorded.steps = [step for step in recorded.steps if step["step"] <= resumed]
     elif record["kind"] == "end":
         recorded.end = record
     elif record["kind"] == "step" and isinstance(record.get("step"), int):

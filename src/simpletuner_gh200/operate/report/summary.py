@@ -1,0 +1,64 @@
+"""The few numbers that say how a run went."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+from simpletuner_gh200.telemetry.reading import Recorded
+from simpletuner_gh200.units import format_bytes, format_seconds
+
+
+def summary(run: Recorded) -> list[tuple[str, str]]:
+    """(what, value), ready for people. The first step is left out of medians: it pays for the others' warm-up."""
+    rows = [("status", _status(run)), ("optimizer steps", _progress(run))]
+    started = run.start.get("time")
+    if isinstance(started, int | float):
+        rows.append(("started", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started))))
+    rows += _speed(run)
+    losses = [value for _step, value in run.series("loss")]
+    if losses:
+        rows.append(("last loss", f"{losses[-1]:.5g}"))
+    for what, name, pick in _EXTREMES:
+        values = [value for _step, value in run.series(name)]
+        if values:
+            rows.append((what, format_bytes(pick(values))))
+    if run.unreadable:
+        rows.append(("unreadable records", str(run.unreadable)))
+    return rows
+
+
+def _speed(run: Recorded) -> list[tuple[str, str]]:
+    seconds, waits, rates = (_values(run, name) for name in ("step_seconds", "data_wait_seconds", "samples_per_second"))
+    rows = []
+    if seconds and sum(seconds) > 0:
+        rows.append(("median step", format_seconds(median(seconds))))
+        rows.append(("data wait", f"{sum(waits) / sum(seconds) * 100:.1f} % of the time"))
+    if rates:
+        rows.append(("throughput", f"{median(rates):.3g} samples/s"))
+    return rows
+
+
+def _values(run: Recorded, name: str) -> list[float]:
+    values = [value for _step, value in run.series(name)]
+    return values[1:] or values
+
+
+_EXTREMES = (
+    ("least host memory available", "host/available", min),
+    ("most memory of the process", "host/resident", max),
+    ("most HBM in use", "device/used", max),
+)
+
+
+def _status(run: Recorded) -> str:
+    if not run.end:
+        return "no end recorded: still running, or killed"
+    reason = run.end.get("reason")
+    return f"{run.end.get('status')}" + (f": {reason}" if reason else "")
+
+
+def _progress(run: Recorded) -> str:
+    last = run.steps[-1]["step"] if run.steps else run.start.get("step", 0)
+    wanted = run.start.get("max_steps")
+    return f"{last} of {wanted}" if wanted else str(last)
