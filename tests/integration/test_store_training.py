@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,37 @@ def test_losses_are_those_of_local_files(workbench, world):
     assert staged["staged"] == 48, "images and captions"
     for summary in ours.summaries:
         assert summary["details"]["store"]["tiny-images"]["files"] == 48, "every rank serves the same memory"
+
+
+def test_fresh_caches_are_filled_from_memory(workbench):
+    """Captions, VAE and text encoding, all from memory. Newer releases probe each image's header on disk, once."""
+    for folder in ("cache", "output"):
+        shutil.rmtree(workbench.project.folder / folder, ignore_errors=True)
+    for index in workbench.project.images.glob("aspect_ratio_bucket_*"):
+        index.unlink()
+    workbench.configure(dataset={"type": "in_memory"}, max_train_steps=2)
+    run = workbench.train(probe=PROBE)
+    assert run.ok, run.explain()
+    opened = run.records[0]["opened"]
+    assert len(opened) == len(set(opened)), "no file twice"
+    assert not [name for name in opened if name.endswith(".txt")]
+    served = run.summaries[0]["details"]["store"]["tiny-images"]
+    assert served["served"] >= 48
+    assert served["mismatches"] == 0
+    assert list(workbench.project.images.glob("aspect_ratio_bucket_indices_*")), "bookkeeping went through to disk"
+
+
+def test_with_shard_a_node_stages_what_its_ranks_were_dealt(workbench):
+    workbench.configure(dataset={"type": "in_memory", "in_memory": {"per_node": "shard"}})
+    run = workbench.train(world=2, probe=Path(__file__).with_name("probe_store_two_nodes.py"))
+    assert run.ok, run.explain()
+    held = [summary["details"]["store"]["tiny-images"]["staged"] for summary in run.summaries]
+    assert held == [24, 24], "half of the images each, with their captions"
+
+
+def test_too_large_a_dataset_stops_every_rank_with_the_reason(workbench):
+    workbench.configure(dataset={"type": "in_memory", "in_memory": {"memory_limit_gb": 1e-6}})
+    run = workbench.train(world=2, timeout=120)
+    assert not run.ok
+    for rank in (0, 1):
+        assert "allowed are 1.05 KiB" in run.log(rank), run.explain()

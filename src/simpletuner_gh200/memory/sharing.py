@@ -4,6 +4,7 @@ Every rank makes the same ``NodeGroup`` from its environment and joins it. Joini
 leader (local rank 0) waits for the others. After that the leader only ever sends: ``share`` and ``fail`` return at
 once, and the others ``receive`` by name, in any order, whenever they get there. So it can't deadlock with the
 barriers of a training framework. A leader that dies is noticed at once, a leader that hangs after ``patience``.
+The way back, ``tell`` and ``hear``, is for moments that all ranks reach together: there the leader does wait.
 
 Changes that any rank makes are told through shared memory: share a memfd and write into its mapping.
 """
@@ -124,7 +125,7 @@ class NodeGroup:
         if self._leader is None:
             raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
         while name not in self._waiting:
-            header, fds = self._next_message(name, patience)
+            header, fds = _next_message(self._leader, "local rank 0", name, patience)
             if "name" in header:
                 self._waiting[str(header["name"])] = (header, fds)
         header, fds = self._waiting.pop(name)
@@ -132,6 +133,23 @@ class NodeGroup:
             raise SharingError(f"local rank 0 could not provide {name!r}: {header['failure']}")
         note = header.get("note")
         return (note if isinstance(note, dict) else {}), fds
+
+    def tell(self, name: str, *fds: int, note: Mapping[str, object] | None = None) -> None:
+        """Others: hand something to the leader, who hears it from every rank."""
+        if self._leader is None:
+            raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
+        _send(self._leader, {"name": name, "note": dict(note or {})}, fds)
+
+    def hear(self, name: str, patience: float = PATIENCE_SECONDS) -> list[tuple[dict[str, object], list[int]]]:
+        """Leader: what every other rank told under ``name``, by rank. Ranks tell in the same order everywhere."""
+        heard = []
+        for rank, connection in enumerate(self._peers, 1):
+            header, fds = _next_message(connection, f"local rank {rank}", name, patience)
+            if header.get("name") != name:
+                raise SharingError(f"local rank {rank} told {header.get('name')!r} where {name!r} was due")
+            note = header.get("note")
+            heard.append((note if isinstance(note, dict) else {}, fds))
+        return heard
 
     def close(self) -> None:
         """Hang up. Descriptors and mappings that were handed out live on."""
@@ -195,35 +213,39 @@ class NodeGroup:
             time.sleep(_POLL_SECONDS)
 
     def _send_all(self, header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0) -> None:
-        message = json.dumps(header).encode()
-        if len(message) > _LARGEST_MESSAGE:
-            raise SharingError(f"a note of {len(message)} bytes is too long to share; put it into a memfd")
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         for connection in self._peers:
             try:
-                connection.sendmsg([message], rights, flags)
+                _send(connection, header, fds, flags)
             except BlockingIOError:
                 continue  # only beats go unblocked, and whoever has unread ones needs no more
             except (BrokenPipeError, ConnectionResetError):
                 # A rank that is gone ends the run by itself; the launcher reports it with the better message.
                 logger.debug("gh200: a rank of this node has hung up")
 
-    def _next_message(self, name: str, patience: float) -> tuple[dict[str, object], list[int]]:
-        assert self._leader is not None
-        self._leader.settimeout(patience)
-        try:
-            message, fds, _flags, _address = socket.recv_fds(self._leader, _LARGEST_MESSAGE, 64)
-        except TimeoutError as silent:
-            raise SharingError(
-                f"local rank 0 gave no sign of life for {patience:.0f} s while we wait for {name!r}"
-            ) from silent
-        except ConnectionResetError:
-            message, fds = b"", []
-        if not message:
-            raise SharingError(
-                f"local rank 0 ended before it shared {name!r}", remedy="look for its error further up in the log"
-            )
-        return json.loads(message), list(fds)
+
+def _send(connection: socket.socket, header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0) -> None:
+    message = json.dumps(header).encode()
+    if len(message) > _LARGEST_MESSAGE:
+        raise SharingError(f"a note of {len(message)} bytes is too long to share; put it into a memfd")
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    connection.sendmsg([message], rights, flags)
+
+
+def _next_message(
+    connection: socket.socket, who: str, name: str, patience: float
+) -> tuple[dict[str, object], list[int]]:
+    connection.settimeout(patience)
+    try:
+        message, fds, _flags, _address = socket.recv_fds(connection, _LARGEST_MESSAGE, 64)
+    except TimeoutError as silent:
+        raise SharingError(f"{who} gave no sign of life for {patience:.0f} s while we wait for {name!r}") from silent
+    except ConnectionResetError:
+        message, fds = b"", []
+    finally:
+        connection.settimeout(None)
+    if not message:
+        raise SharingError(f"{who} ended before it shared {name!r}", remedy="look for its error further up in the log")
+    return json.loads(message), list(fds)
 
 
 def _peer_user(connection: socket.socket) -> int:

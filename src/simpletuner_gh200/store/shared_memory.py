@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from simpletuner_gh200.memory.sealed import SIZE_SEALS, create_memfd, seal
 from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.store.index import Rows, write_index
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ def new_state(count: int) -> int:
     fd = create_memfd("state", max(count, 1))
     seal(fd, SIZE_SEALS)
     return fd
+
+
+def nothing_staged() -> StagedMemory:
+    """A dataset of no files: everything is read from disk."""
+    return StagedMemory(data=create_memfd("dataset"), index=write_index(Rows.new(0)), state=new_state(0), count=0)
 
 
 def share_memory(group: NodeGroup, name: str, memory: StagedMemory) -> None:

@@ -80,6 +80,27 @@ def test_descriptors_reach_every_rank_by_name_in_any_order(tmp_path: Path) -> No
     leader.close()
 
 
+def tell_own_rank(rank: int, folder: Path) -> None:
+    mine = group(rank, 3, folder)
+    mine.join(10)
+    fd = create_memfd("told")
+    os.write(fd, b"from %d" % rank)
+    mine.tell("files", fd, note={"rank": rank})
+    mine.receive("thanks", 10)
+
+
+def test_the_leader_hears_every_rank(tmp_path: Path) -> None:
+    ranks = [start(tell_own_rank, rank, tmp_path) for rank in (1, 2)]
+    leader = group(0, 3, tmp_path)
+    leader.join(10)
+    heard = leader.hear("files", 10)
+    assert [note for note, _fds in heard] == [{"rank": 1}, {"rank": 2}]
+    assert [os.pread(fds[0], 10, 0) for _note, fds in heard] == [b"from 1", b"from 2"]
+    leader.share("thanks")
+    assert ended_well(*ranks)
+    leader.close()
+
+
 def test_one_rank_needs_no_meeting(tmp_path: Path) -> None:
     alone = NodeGroup(NodePosition.from_environment("test", {}), folder=tmp_path)
     alone.join(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features._store_report import write_problems
+from simpletuner_gh200.seams.features._store_shard import SplitWatch, dealt_stems, gather_stems, node_count, stem
 from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.scrub import Scrub
-from simpletuner_gh200.store.shared_memory import StagedMemory, receive_memory, share_memory
+from simpletuner_gh200.store.shared_memory import StagedMemory, nothing_staged, receive_memory, share_memory
 from simpletuner_gh200.store.staging import request_for, stage
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -42,6 +44,7 @@ class StoreFeature(Feature):
         self._reports: dict[str, StagingReport] = {}
         self._scrubs: list[Scrub] = []
         self._group: NodeGroup | None = None
+        self._split_watch = SplitWatch()
         self._final: dict[str, Any] = {}
 
     def request(self, settings: Settings) -> Request:
@@ -61,12 +64,17 @@ class StoreFeature(Feature):
         entry = self._entries.get(config.id)
         if entry is None:
             return None
-        if config.id not in self._staged:
-            self._staged[config.id] = self._obtain(config.id, entry)
+        name = str(config.id)
+        later = entry.settings.per_node == "shard" and node_count(os.environ) > 1
+        if name not in self._staged:
+            self._staged[name] = StagedDataset(nothing_staged()) if later else self._obtain(name, entry, None)
         from simpletuner_gh200.seams.in_memory_backend import backend_class
 
         compress = builder._get_compression_setting(config)
-        return backend_class()(builder.accelerator, config.id, self._staged[config.id], compress_cache=compress)
+        backend = backend_class()(builder.accelerator, name, self._staged[name], compress_cache=compress)
+        if later:
+            self._split_watch.once(name, lambda metadata: self._stage_shard(name, entry, backend, metadata))
+        return backend
 
     def summary(self) -> dict[str, Any]:
         return self._final or {
@@ -76,6 +84,7 @@ class StoreFeature(Feature):
 
     def close(self) -> None:
         self._final = self.summary()
+        self._split_watch.stop()
         for scrub in self._scrubs:
             scrub.stop()
         if self._group is not None:
@@ -110,10 +119,16 @@ class StoreFeature(Feature):
             )
         return wins
 
-    def _obtain(self, name: str, entry: _Entry) -> StagedDataset:
+    def _stage_shard(self, name: str, entry: _Entry, backend: Any, metadata: Any) -> None:
+        """Every rank of the node has its share now: stage the union, and serve it from here on."""
+        assert self._group is not None
+        wanted = gather_stems(self._group, f"share of {name}", dealt_stems(metadata))
+        self._staged[name] = backend.staged = self._obtain(name, entry, lambda path: stem(path) in wanted)
+
+    def _obtain(self, name: str, entry: _Entry, only: Callable[[bytes], bool] | None) -> StagedDataset:
         assert self._group is not None
         if self._group.is_leader:
-            memory = self._stage(name, entry, self._group)
+            memory = self._stage(name, entry, self._group, only)
         else:
             memory = receive_memory(self._group, f"dataset {name}")
         dataset = StagedDataset(memory)
@@ -124,9 +139,10 @@ class StoreFeature(Feature):
             self._scrubs.append(scrub)
         return dataset
 
-    def _stage(self, name: str, entry: _Entry, group: NodeGroup) -> StagedMemory:
+    def _stage(self, name: str, entry: _Entry, group: NodeGroup, only: Callable[[bytes], bool] | None) -> StagedMemory:
+        request = request_for(entry.folder, entry.settings)
         try:
-            memory, report = stage(request_for(entry.folder, entry.settings), tick=group.beat, label=f"staging {name}")
+            memory, report = stage(request, tick=group.beat, label=f"staging {name}", only=only)
         except GH200Error as failure:
             group.fail(f"dataset {name}", failure.message)
             raise
