@@ -18,6 +18,7 @@ from simpletuner_gh200.memory import advice, numa
 from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.mapping import Region
+from simpletuner_gh200.memory.measure import copy_speeds
 from simpletuner_gh200.memory.placement import Asked, Choice, choose_kind
 from simpletuner_gh200.memory.slab import Slab, SlabKind
 
@@ -49,12 +50,17 @@ class SlabMaker:
         ranks: int = 1,
         measured: Mapping[SlabKind, float] | None = None,
     ) -> None:
-        """Raises FeatureUnavailable at once when the kind asked for can't be had."""
+        """Raises FeatureUnavailable at once when the kind asked for can't be had.
+
+        ``measured`` is what ``copy_speeds`` found; by default ``auto`` measures by itself where kinds can be compared.
+        """
         self.driver = driver
         self.budget = budget
         self.ordinal = ordinal
         self.asked = asked
         self.caps = driver.capabilities(ordinal)
+        if measured is None and asked == "auto":
+            measured = copy_speeds(driver, ordinal)
         self.choice = choose_kind(asked, self.caps, ranks=ranks, measured=measured)
         self.records: list[SlabRecord] = []
 

@@ -62,15 +62,18 @@ class Region:
 
 
 def _unwind(releases: list[Callable[[], None]]) -> None:
-    """All steps run even if one fails: a registration that can't be undone is no reason to leak the mapping too.
+    """Newest first, and no further than the first failure: memory CUDA would not let go of must stay mapped.
 
-    Runs wherever the last view happens to die, so a failure is logged: nobody is there to catch it.
+    Runs wherever the last view happens to die, so a failure is logged: nobody is there to catch it. What stays is
+    still counted in its budget.
     """
     while releases:
         try:
-            releases.pop()()
+            releases[-1]()
         except MemoryRoomError as failed:
-            logger.warning("gh200: memory could not be given back cleanly: %s", str(failed))
+            logger.warning("gh200: memory could not be given back, and is kept: %s", str(failed))
+            return
+        releases.pop()
 
 
 def map_anonymous(size: int) -> Region:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 
@@ -27,7 +28,7 @@ def budget() -> Budget:
 def test_auto_registers_on_every_personality_and_says_why(
     personality: str, driver: CudaDriver, budget: Budget, emulator: Emulator
 ) -> None:
-    maker = SlabMaker(driver, budget)
+    maker = SlabMaker(driver, budget, measured={})
     slab = maker.make(1 << 20, label="latents", shared=True)
     assert slab.kind == "registered"
     assert maker.records[0].reason == maker.choice.reason != ""
@@ -67,7 +68,7 @@ def test_explicit_kind_is_refused_with_the_reason(
 
 
 def test_over_budget_allocates_nothing(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
-    maker = SlabMaker(driver, budget)
+    maker = SlabMaker(driver, budget, measured={})
     slab = maker.make(6 << 20, label="latents")
     with pytest.raises(BudgetExceeded):
         maker.make(3 << 20, label="more")
@@ -79,7 +80,7 @@ def test_over_budget_allocates_nothing(driver: CudaDriver, budget: Budget, emula
 
 def test_auto_survives_a_refused_registration(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
     emulator.fail("cuMemHostRegister", 1, 304)
-    maker = SlabMaker(driver, budget)
+    maker = SlabMaker(driver, budget, measured={})
     slab = maker.make(1 << 20, label="latents")
     assert slab.kind == "host"
     assert "registering failed" in maker.records[0].reason
@@ -186,3 +187,18 @@ def test_child_drops_slabs_without_touching_the_driver(driver: CudaDriver, budge
     slab.close()
     del slab
     gc.collect()
+
+
+def test_memory_that_cuda_keeps_stays_mapped_and_counted(
+    driver: CudaDriver, budget: Budget, emulator: Emulator, caplog: pytest.LogCaptureFixture
+) -> None:
+    slab = SlabMaker(driver, budget, asked="registered").make(1 << 20, label="latents")
+    address = slab.address
+    emulator.fail("cuMemHostUnregister", 1, 999)
+    slab.close()
+    gc.collect()
+    assert "is kept" in caplog.text
+    assert budget.used == 1 << 20
+    assert ctypes.string_at(address, 1) == b"\0", "still mapped"
+    emulator.heal()
+    driver.unregister_host(address, 0)

@@ -41,7 +41,7 @@ def ranges(slab: Slab, *offsets: int) -> list[Range]:
 
 @pytest.fixture
 def slab(driver: CudaDriver) -> Iterator[Slab]:
-    made = SlabMaker(driver, Budget("node 0", None)).make(4096, label="latents")
+    made = SlabMaker(driver, Budget("node 0", None), measured={}).make(4096, label="latents")
     made.array[:] = [index % 251 for index in range(4096)]
     yield made
     made.close()

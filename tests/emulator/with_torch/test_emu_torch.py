@@ -62,7 +62,7 @@ def pool(emulator: Emulator) -> ManagedPool:
 
 @pytest.fixture
 def slab(driver: Driver) -> Iterator[Slab]:
-    made = SlabMaker(driver, Budget("node 0", None)).make(MIB, label="latents")
+    made = SlabMaker(driver, Budget("node 0", None), measured={}).make(MIB, label="latents")
     yield made
     made.close()
 

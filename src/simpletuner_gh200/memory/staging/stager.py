@@ -57,8 +57,17 @@ class Ticket:
 
     def wait(self) -> list[torch.Tensor | None]:
         """The stacked tensors, ordered after their copies on the caller's stream; None for a group that failed."""
-        self._stager._claim(self)
+        self.claim()
         return [self._tensor(index) for index in range(len(self._groups))]
+
+    def claim(self) -> None:
+        """As ``wait``, for a caller that wants ``address`` instead of tensors."""
+        self._stager._claim(self)
+
+    @property
+    def address(self) -> int | None:
+        """Where on the device the batch begins, once claimed; None if it could not be staged."""
+        return self._buffer.address if self._buffer is not None and not self.errors else None
 
     def cancel(self) -> None:
         """The batch is not wanted any more; nothing is left behind."""

@@ -1,0 +1,107 @@
+"""Running the checks and writing the report a user can send: no secrets, no paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from simpletuner_gh200 import __version__
+from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, Failed, Skipped, all_checks
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.telemetry.redact import redact
+
+Status = Literal["pass", "fail", "skip"]
+
+_PATH = re.compile(r"(?<![\w.])(/[\w.+@-]+){2,}/?")
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    what: str
+    status: Status
+    found: str
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    rows: tuple[Row, ...]
+    device: dict[str, Any]
+    measured: dict[str, float]
+    emulated: bool
+
+    def count(self, status: Status) -> int:
+        return sum(row.status == status for row in self.rows)
+
+    @property
+    def ok(self) -> bool:
+        return self.count("fail") == 0
+
+    @property
+    def closing_line(self) -> str:
+        return f"{self.count('pass')} passed, {self.count('fail')} failed, {self.count('skip')} skipped"
+
+    def to_json(self) -> dict[str, Any]:
+        """What is printed, written and sent."""
+        raw = {
+            "version": __version__,
+            "machine": {"system": platform.system(), "arch": platform.machine(), "python": platform.python_version()},
+            "libraries": _libraries(),
+            "emulated": self.emulated,
+            "device": self.device,
+            "measured": self.measured,
+            "checks": [asdict(row) for row in self.rows],
+            "summary": {"pass": self.count("pass"), "fail": self.count("fail"), "skip": self.count("skip")},
+        }
+        cleaned: dict[str, Any] = json.loads(without_paths(json.dumps(redact(raw))))
+        return cleaned
+
+
+def without_paths(text: str) -> str:
+    """Paths tell names of people and projects; none is needed to understand a report."""
+    return _PATH.sub("<path>", text)
+
+
+def selftest(driver: Driver, *, ordinal: int = 0, before: Callable[[Check], None] | None = None) -> SelfTest:
+    """Run every check on one device; ``before`` is told which one is next."""
+    bench = Bench(driver, ordinal, emulated=bool(os.environ.get("GH200_EMULATED")))
+    rows = []
+    for check in all_checks():
+        if before is not None:
+            before(check)
+        rows.append(_run(check, bench))
+    return SelfTest(tuple(rows), asdict(bench.caps), bench.measured, bench.emulated)
+
+
+def _run(check: Check, bench: Bench) -> Row:
+    try:
+        return Row(check.name, check.what, "pass", check.run(bench))
+    except Skipped as skipped:
+        return Row(check.name, check.what, "skip", str(skipped))
+    except Failed as failed:
+        return Row(check.name, check.what, "fail", str(failed))
+    except (GH200Error, RuntimeError, OSError, ValueError) as broken:
+        return Row(check.name, check.what, "fail", f"{type(broken).__name__}: {broken}")
+
+
+def _libraries() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("torch", "cuda-bindings", "numpy", "simpletuner"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def write_report(result: SelfTest, path: Path) -> None:
+    path.write_text(json.dumps(result.to_json(), indent=2) + "\n")

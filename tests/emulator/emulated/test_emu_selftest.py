@@ -1,0 +1,64 @@
+"""The selftest finds what is wrong: a driver that lies, one that fails, flags that promise too much."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from emulation import Emulator
+
+from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, all_checks
+from simpletuner_gh200.diagnostics.selftest.run import Row, _run
+from simpletuner_gh200.memory.driver.cuda import CudaDriver
+
+# view.cuda needs a CUDA runtime for torch: with_torch and make selftest run it.
+CHECKS = {check.name: check for check in all_checks() if not check.name.startswith("view.")}
+
+
+def run(driver: CudaDriver, check: Check) -> Row:
+    row = _run(check, Bench(driver, emulated=True))
+    gc.collect()
+    return row
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_every_check_passes_or_is_skipped_on_a_healthy_machine(driver: CudaDriver, name: str) -> None:
+    row = run(driver, CHECKS[name])
+    assert row.status in {"pass", "skip"}, row
+    assert row.found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["advice.read_mostly", "advice.accessed_by", "advice.preferred_host", "advice.prefetch", "advice.prefetch_batch"],
+)
+def test_a_lying_driver_fails_the_advice_checks(driver: CudaDriver, emulator: Emulator, kind: str) -> None:
+    emulator.lie()
+    assert run(driver, CHECKS[f"advice.{kind}"]).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("capability.managed", "cuMemAllocManaged"),
+        ("capability.host_register", "cuMemHostRegister"),
+        ("capability.device_total", "cuMemGetInfo"),
+        ("slab.managed", "cuMemAllocManaged"),
+        ("slab.registered", "cuMemHostRegister"),
+        ("staging.ordering", "cuStreamWaitEvent"),
+        ("staging.arrives", "cuMemcpyAsync"),
+        ("failure.pool_limit", "cuMemAllocManaged"),
+    ],
+)
+def test_a_failing_call_fails_its_check(driver: CudaDriver, emulator: Emulator, name: str, call: str) -> None:
+    driver.capabilities(0)
+    emulator.fail(call, 1, 999)
+    assert run(driver, CHECKS[name]).status == "fail"
+    emulator.heal()
+
+
+def test_a_flag_that_promises_too_much_is_found_out(driver: CudaDriver, emulator: Emulator) -> None:
+    driver.capabilities(0)
+    emulator.become("legacy")
+    assert run(driver, CHECKS["capability.concurrent_managed"]).status == "fail"
+    assert run(driver, CHECKS["capability.host_page_tables"]).status == "fail"

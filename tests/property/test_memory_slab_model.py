@@ -1,0 +1,103 @@
+"""Slabs against a model: whatever is made, viewed, written and closed, bytes and budget are as a dict of bytes says."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from simpletuner_gh200.errors import BudgetExceeded, MemoryRoomError
+from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.slab import Slab
+
+LIMIT = 40_000
+
+
+class SlabMachine(RuleBasedStateMachine):
+    slabs = Bundle("slabs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = Budget("node 0", LIMIT)
+        self.maker = SlabMaker(NullDriver("a test"), self.budget)
+        self.model: dict[int, bytearray] = {}
+        self.held: dict[int, Slab] = {}
+        self.views: dict[int, np.ndarray] = {}
+        self.next = 0
+
+    @rule(target=slabs, size=st.integers(1, 15_000), shared=st.booleans())
+    def make(self, size: int, shared: bool) -> int:
+        self.next += 1
+        used = sum(len(content) for content in self.model.values())
+        if used + size > LIMIT:
+            with pytest.raises(BudgetExceeded):
+                self.maker.make(size, label="x", shared=shared)
+            return 0
+        self.held[self.next] = self.maker.make(size, label="x", shared=shared)
+        self.model[self.next] = bytearray(size)
+        return self.next
+
+    @rule(key=slabs, where=st.floats(0, 1), data=st.binary(min_size=1, max_size=64))
+    def write(self, key: int, where: float, data: bytes) -> None:
+        slab = self.held.get(key)
+        if slab is None:
+            return
+        offset = int(where * (slab.size - 1))
+        data = data[: slab.size - offset]
+        slab.bytes_at(offset, len(data))[:] = np.frombuffer(data, np.uint8)
+        self.model[key][offset : offset + len(data)] = data
+
+    @rule(key=slabs, value=st.integers(1, 255))
+    def write_privately(self, key: int, value: int) -> None:
+        slab = self.held.get(key)
+        if slab is None:
+            return
+        if slab.fd is None:
+            with pytest.raises(MemoryRoomError):
+                slab.private()
+        else:
+            slab.private().array[:] = value
+
+    @rule(key=slabs)
+    def view(self, key: int) -> None:
+        if key in self.held:
+            self.views[key] = self.held[key].bytes_at(0, self.held[key].size)
+
+    @rule(key=consumes(slabs))
+    def close(self, key: int) -> None:
+        slab = self.held.pop(key, None)
+        if slab is None:
+            return
+        slab.close()
+        with pytest.raises(MemoryRoomError):
+            slab.bytes_at(0, 1)
+        if key not in self.views:
+            del self.model[key]
+
+    @rule()
+    def drop_views(self) -> None:
+        for key in list(self.views):
+            del self.views[key]
+            if key not in self.held:
+                del self.model[key]
+
+    @invariant()
+    def bytes_are_the_models(self) -> None:
+        for key, content in self.model.items():
+            seen = self.held[key].array if key in self.held else self.views[key]
+            assert bytes(seen) == bytes(content)
+
+    @invariant()
+    def budget_is_the_models(self) -> None:
+        assert self.budget.used == sum(len(content) for content in self.model.values())
+
+    def teardown(self) -> None:
+        self.held.clear()
+        self.views.clear()
+        assert self.budget.used == 0
+
+
+SlabMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+TestSlabs = SlabMachine.TestCase

@@ -1,0 +1,83 @@
+"""The selftest without a device: what needs one is skipped with the reason, and the report gives nothing away."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, Failed, Skipped, all_checks, expect
+from simpletuner_gh200.diagnostics.selftest.run import SelfTest, _run, selftest, without_paths, write_report
+from simpletuner_gh200.errors import DriverError
+from simpletuner_gh200.memory.driver.null import NullDriver
+
+GROUPS = {"capability", "advice", "slab", "view", "staging", "failure"}
+
+
+@pytest.fixture(scope="module")
+def result() -> SelfTest:
+    return selftest(NullDriver("a test without a GPU"))
+
+
+def test_every_group_has_checks_with_names_of_their_own() -> None:
+    names = [check.name for check in all_checks()]
+    assert len(names) == len(set(names))
+    assert {name.split(".")[0] for name in names} == GROUPS
+
+
+def test_without_a_device_nothing_fails_and_skips_say_why(result: SelfTest) -> None:
+    assert result.ok, [row for row in result.rows if row.status == "fail"]
+    assert result.count("pass") >= 5, "host slabs, budgets and CPU views need no device"
+    skipped = [row for row in result.rows if row.status == "skip"]
+    assert skipped
+    assert all("no CUDA device" in row.found for row in skipped)
+    passed, skips = result.count("pass"), result.count("skip")
+    assert result.closing_line == f"{passed} passed, 0 failed, {skips} skipped"
+
+
+def test_report_is_json_without_paths_and_secrets(result: SelfTest, tmp_path: Path) -> None:
+    write_report(result, tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["summary"]["fail"] == 0
+    assert {"version", "machine", "libraries", "device", "checks", "measured"} <= report.keys()
+    assert str(tmp_path) not in json.dumps(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("failed in /home/someone/project/train.py: no", "failed in <path>: no"),
+        ("100 GB/s to device, and/or", "100 GB/s to device, and/or"),
+        ('"found": "/data/sets/secret"', '"found": "<path>"'),
+    ],
+)
+def test_paths_are_taken_out(text: str, cleaned: str) -> None:
+    assert without_paths(text) == cleaned
+
+
+def broken(_bench: Bench) -> str:
+    raise DriverError("cuMemAlloc", 2, "OUT_OF_MEMORY")
+
+
+def unequal(_bench: Bench) -> str:
+    expect(False, "found 3")
+    return "unreachable"
+
+
+def absent(bench: Bench) -> str:
+    bench.need(False, "not here")
+    return "unreachable"
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "found"),
+    [(broken, "fail", "cuMemAlloc failed"), (unequal, "fail", "found 3"), (absent, "skip", "not here")],
+)
+def test_what_a_check_raises_becomes_its_row(check: object, status: str, found: str) -> None:
+    row = _run(Check("a.b", "what", check), Bench(NullDriver()))  # type: ignore[arg-type]
+    assert row.status == status
+    assert found in row.found
+
+
+def test_expectations_are_exceptions_of_their_own() -> None:
+    assert not issubclass(Failed, AssertionError), "python -O must not switch them off"
+    assert not issubclass(Skipped, Failed)
