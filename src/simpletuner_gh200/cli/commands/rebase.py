@@ -1,0 +1,113 @@
+"""``gh200 rebase``: carry the extension into a git checkout of SimpleTuner, step by step, and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simpletuner_gh200.cli.command import Command
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.upstream.rebase.journal import Journal, StepRecord
+
+app = typer.Typer(
+    help="Bring the extension into your own SimpleTuner tree, on a fresh upstream.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+Repo = Annotated[Path, typer.Option("--repo", help="The git checkout of SimpleTuner.")]
+HERE = Path()
+
+START_EXAMPLES = """
+Examples:
+
+  gh200 rebase start --repo ~/SimpleTuner --onto origin/main --remote origin
+
+  gh200 rebase start --repo ~/SimpleTuner --onto v4.10.1 --skip-tests
+"""
+
+
+@app.command(epilog=START_EXAMPLES)
+def start(
+    onto: Annotated[str, typer.Option(help="Upstream's branch, tag or commit to build on.")],
+    repo: Repo = HERE,
+    remote: Annotated[str | None, typer.Option(help="Fetch this remote first, such as origin or upstream.")] = None,
+    skip_tests: Annotated[bool, typer.Option("--skip-tests", help="No smoke and integration tests.")] = False,
+) -> None:
+    """Back up, branch from upstream, test it, then bring in the package, one commit per component."""
+    from simpletuner_gh200.upstream.rebase import workflow
+
+    journal = workflow.start(repo, onto=onto, remote=remote, skip_tests=skip_tests, tell=_tell)
+    _conclude(journal)
+
+
+@app.command("continue", epilog="\nExample:\n\n  gh200 rebase continue --repo ~/SimpleTuner\n")
+def go_on(repo: Repo = HERE) -> None:
+    """Go on where an interrupted or failed rebase stopped."""
+    from simpletuner_gh200.upstream.rebase import workflow
+
+    _conclude(workflow.go_on(repo, _tell))
+
+
+@app.command(epilog="\nExample:\n\n  gh200 rebase status --repo ~/SimpleTuner --json\n")
+def status(
+    repo: Repo = HERE,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+) -> None:
+    """Show what is done and what is next. Exit code 1 if a step failed."""
+    from simpletuner_gh200.upstream.rebase import workflow
+
+    journal = workflow.status(repo)
+    if as_json:
+        typer.echo(
+            json.dumps({**asdict(journal), "finished": journal.finished, "backup_branch": journal.backup_branch})
+        )
+    else:
+        for record in journal.steps:
+            _tell(record)
+        _conclude(journal)
+    if any(record.status == "failed" for record in journal.steps):
+        raise typer.Exit(1)
+
+
+@app.command("test", epilog="\nExample:\n\n  gh200 rebase test --repo ~/SimpleTuner\n")
+def run_tests(repo: Repo = HERE) -> None:
+    """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed."""
+    from simpletuner_gh200.upstream.rebase import workflow
+
+    found = workflow.run_tests(repo)
+    for trial in found:
+        typer.echo(str(trial))
+    if any(trial.outcome == "failed" for trial in found):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="\nExample:\n\n  gh200 rebase rollback --repo ~/SimpleTuner --yes\n")
+def rollback(repo: Repo = HERE, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
+    """Go back to the branch it started from. The new branch and the backup are kept."""
+    from simpletuner_gh200.upstream.rebase import workflow
+
+    journal = workflow.status(repo)
+    where = journal.original_branch or journal.original_commit[:12]
+    if not yes and not typer.confirm(f"Go back to {where}? Uncommitted changes are kept as a patch only."):
+        raise typer.Exit(1)
+    typer.echo(workflow.rollback(repo))
+
+
+def _tell(record: StepRecord) -> None:
+    typer.echo(f"{record.status:>8}  {record.name}" + (f": {record.result}" if record.result else ""))
+
+
+def _conclude(journal: Journal) -> None:
+    following = journal.next_step()
+    if following is None:
+        typer.echo(f"done. Read GH200_REBASE_CHECKLIST.md; the backup is {journal.backup_branch}")
+    else:
+        typer.echo(f"next: {following.name} (gh200 rebase continue)")
+
+
+COMMAND = Command(name="rebase", run=app, panel="Upstream")
