@@ -45,6 +45,8 @@ class SegmentRow:
     size: int
     live: int
     """Entries in it that are still published."""
+    file: int
+    """1 for a pack file, 0 for memory."""
 
 
 class Control:
@@ -128,7 +130,7 @@ class Control:
 
     # -- segments --------------------------------------------------------------------------------------
 
-    def add_segment(self, fd: int | None, size: int) -> int:
+    def add_segment(self, fd: int | None, size: int, *, file: bool = False) -> int:
         """List a segment of this process; returns its number, which is never used again."""
         number = self._words[_SEGMENTS] + 1
         start = self._row_start(number)
@@ -136,7 +138,7 @@ class Control:
             raise CacheError(f"more than {_ROWS} segments at once")
         found = os.fstat(fd) if fd is not None else None
         identity = (fd or 0, found.st_ino, found.st_dev) if found else (0, 0, 0)
-        fields = (os.getpid(), *identity, size, 0)
+        fields = (os.getpid(), *identity, size, 0, int(file))
         for step, value in enumerate(fields, 1):
             self._words[start + step] = value
         self._words[start] = number
@@ -145,7 +147,7 @@ class Control:
 
     def row(self, number: int) -> SegmentRow | None:
         start = self._row_start(number)
-        row = SegmentRow(*self._words[start : start + 7].tolist())
+        row = SegmentRow(*self._words[start : start + _ROW_WORDS].tolist())
         return row if row.number == number else None
 
     def rows(self) -> list[SegmentRow]:

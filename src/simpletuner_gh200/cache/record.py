@@ -172,26 +172,29 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def tensor_maker(payload: Bytes) -> Callable[[Leaf], torch.Tensor]:
     """Makes tensors on ``payload`` itself; the payload lives as long as any of them."""
-    import torch
-
-    def make(leaf: Leaf) -> torch.Tensor:
-        dtype: torch.dtype = getattr(torch, leaf.dtype)
-        if not leaf.count:
-            return torch.empty_strided(leaf.shape, leaf.strides or contiguous_strides(leaf.shape), dtype=dtype)
-        flat = torch.frombuffer(payload, dtype=dtype, count=leaf.count, offset=leaf.offset)
-        return flat.view(leaf.shape) if leaf.strides is None else torch.as_strided(flat, leaf.shape, leaf.strides)
-
-    return lambda leaf: make(leaf).detach().requires_grad_() if leaf.grad else make(leaf)
+    return lambda leaf: tensor_on(payload, leaf, leaf.offset)
 
 
 def copying_maker(payload: Bytes) -> Callable[[Leaf], torch.Tensor]:
-    """Makes tensors that own their bytes."""
+    """Makes tensors that own their bytes. Copied by numpy: torch's thread pool would hang in a forked child."""
     import torch
 
-    make = tensor_maker(payload)
-
     def copy(leaf: Leaf) -> torch.Tensor:
-        own = make(leaf).detach().clone(memory_format=torch.preserve_format)
-        return own.requires_grad_() if leaf.grad else own
+        end = leaf.offset + leaf.count * getattr(torch, leaf.dtype).itemsize
+        return tensor_on(payload[leaf.offset : end].copy(), leaf, 0)
 
     return copy
+
+
+def tensor_on(data: Bytes, leaf: Leaf, offset: int) -> torch.Tensor:
+    """The tensor that ``leaf`` describes, on the bytes of ``data`` from ``offset``."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, leaf.dtype)
+    strides = leaf.strides
+    if not leaf.count:
+        made = torch.empty_strided(leaf.shape, strides or contiguous_strides(leaf.shape), dtype=dtype)
+    else:
+        flat = torch.frombuffer(data, dtype=dtype, count=leaf.count, offset=offset)
+        made = flat.view(leaf.shape) if strides is None else torch.as_strided(flat, leaf.shape, strides)
+    return made.detach().requires_grad_() if leaf.grad else made

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import cache_files, fill
+from simpletuner_gh200.cache.pack_folder import Loaded, PackFolder, folder_for
 from simpletuner_gh200.cache.plan import Plan, divide, plan
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import GROWTH, Table
+from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.telemetry.progress import progress
-from simpletuner_gh200.units import MIB
+from simpletuner_gh200.units import MIB, format_bytes, format_seconds
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -61,7 +64,11 @@ class Caches:
         self.wanted = {want.name: want for want in wanted}
         self.packs = packs
         self._slabs = slabs
+        self._tight = tight
         self._growth = TIGHT_GROWTH if tight else GROWTH
+        self._pack_folders: dict[str, PackFolder] = {}
+        self._saving: threading.Thread | None = None
+        self.loaded: dict[str, Loaded] = {}
         self.group = group
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
         self.files = {name: list(cache_files(want.folder)) for name, want in self.wanted.items()}
@@ -104,23 +111,73 @@ class Caches:
             level = logging.INFO if chosen.complete else logging.WARNING
             logger.log(level, "gh200: cache %s", chosen.text(name))
 
-    def fill(self) -> None:
-        """Take in what is on disk; each rank of the node does its part of the keys."""
+    def fill(self, *, lazy: bool = False) -> None:
+        """Take in what is on disk, packs first; each rank of the node does its part of the rest.
+
+        ``lazy``: only the packs; other entries are taken in when they are first read.
+        """
+        if self.group.is_leader:
+            self._load_packs()
+            self.group.share("packs loaded")
+        elif self.group.local_world_size > 1:
+            self.group.receive("packs loaded")
         share = self.group.local_rank, self.group.local_world_size
-        for name, table in self.tables.items():
+        for name, table in self.tables.items() if not lazy else ():
             files = self.files[name]
             with progress(f"filling cache {name}", items=len(files)) as bar:
                 fill(table, (path for path, _ in files), workers=self.workers, progress=bar, share=share)
         self.files = {name: [] for name in self.files}
+        if self.group.is_leader and self.packs is not None:
+            self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
+            self._saving.start()
+
+    def _load_packs(self) -> None:
+        if self.packs is None:
+            return
+        for name, table in self.tables.items():
+            folder = self.wanted[name].folder
+            packs = PackFolder(folder_for(self.packs, name, folder))
+            packs.make(folder)
+            self._pack_folders[name] = packs
+            loaded = packs.load(table, copy=self._tight, workers=self.workers)
+            table.statistics.fill_seconds += loaded.seconds
+            self.loaded[name] = loaded
+            if loaded.entries or loaded.damaged or loaded.changed:
+                logger.info(
+                    "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged",
+                    name,
+                    loaded.entries,
+                    format_bytes(loaded.bytes),
+                    format_seconds(loaded.seconds),
+                    loaded.changed,
+                    loaded.damaged,
+                )
 
     def save(self) -> None:
-        """Write what is new to the packs."""
+        """Write to the packs what they lack; the leader does it for the node."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+            self._save_all()
+
+    def _save_all(self) -> None:
+        for name, packs in self._pack_folders.items():
+            table = self.tables[name]
+            try:
+                written = packs.save(table, (path for path, _ in cache_files(self.wanted[name].folder)))
+            except (CacheError, OSError) as failed:
+                logger.warning("gh200: packs of cache %s were not written: %s", name, failed)
+                continue
+            if written:
+                logger.info("gh200: cache %s: %s written to %s", name, format_bytes(written), packs.folder)
 
     def report(self) -> dict[str, Any]:
         tables = {name: table.report() for name, table in self.tables.items()}
         for name, found in tables.items():
             found["budget_bytes"] = self.tables[name].allowed
             found["bytes_for_all"] = self.plans[name].total_bytes
+            if name in self.loaded:
+                found["packs"] = asdict(self.loaded[name])
         return tables
 
     def close(self) -> None:

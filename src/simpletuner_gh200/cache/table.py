@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from simpletuner_gh200.cache import layout as layouts
-from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.control import Control, SegmentRow
 from simpletuner_gh200.cache.layout import Layout
 from simpletuner_gh200.cache.lending import PAGE
-from simpletuner_gh200.cache.record import Bytes, Record, aligned, copying_maker, tensor_maker
+from simpletuner_gh200.cache.record import Bytes, Record, aligned, tensor_maker
 from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer
 from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, ORDINARY, Key, Range, Slot, key_of, source_words
 from simpletuner_gh200.cache.tally import Statistics
@@ -196,9 +196,7 @@ class Table:
 
     def value_of(self, found: Found) -> Any:
         lent = found.segment.lend(found.slot.offset, found.slot.length)
-        if lent is not None:
-            return found.layout.build(tensor_maker(lent))
-        return found.layout.build(copying_maker(found.payload))
+        return found.layout.build(tensor_maker(found.payload.copy() if lent is None else lent))
 
     def _open(self, slot: Slot) -> Found | None:
         number = slot.segment
@@ -217,21 +215,27 @@ class Table:
             row = self.control.row(number)
             if row is None:
                 return None
-            try:
-                fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError:
-                return None
-            try:
-                found = os.fstat(fd)
-                if (found.st_ino, found.st_dev) != (row.inode, row.device):
-                    return None
-                segment = Segment(self._slabs.attach(fd, row.size, label=self.name))
-            except MemoryRoomError:
-                return None
-            finally:
-                os.close(fd)
-            self._segments[number] = segment
+            segment = self._reach(row)
+            if segment is not None:
+                self._segments[number] = segment
             return segment
+
+    def _reach(self, row: SegmentRow) -> Segment | None:
+        try:
+            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", (os.O_RDONLY if row.file else os.O_RDWR) | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if (found.st_ino, found.st_dev) != (row.inode, row.device):
+                return None
+            if row.file:
+                return Segment.of_file(fd, row.size, label=self.name)
+            return Segment(self._slabs.attach(fd, row.size, label=self.name))
+        except MemoryRoomError:
+            return None
+        finally:
+            os.close(fd)
 
     def _read_layout(self, slot: Slot) -> Layout | None:
         place = slot.layout_place
@@ -270,8 +274,8 @@ class Table:
         self.statistics.published.add()
         return True
 
-    def enter(self, key: Key, slot: Slot) -> bool:
-        """Publish bytes that are in a listed segment already."""
+    def enter(self, key: Key, slot: Slot, *, adds: int = 0) -> bool:
+        """Publish bytes that are in a listed segment; ``adds`` of them were not counted as held yet."""
         with self.control.writing():
             old = self.control.slots.remove(key)
             if old is not None:
@@ -279,6 +283,7 @@ class Table:
             if self.control.keys >= self.control.slots.capacity * MOST_FULL or not self.control.slots.put(key, slot):
                 return False
             self.control.keys += 1
+            self.control.hold(adds)
             self.control.count_live(slot.segment, 1)
         return True
 
@@ -324,10 +329,10 @@ class Table:
         number = self.add_segment(segment)
         self._writer = number, Writer(segment.slab)
 
-    def add_segment(self, segment: Segment) -> int:
+    def add_segment(self, segment: Segment, *, file: bool = False) -> int:
         """List a segment, so that this and other ranks find its bytes."""
         with self.control.writing():
-            number = self.control.add_segment(segment.slab.fd, segment.slab.size)
+            number = self.control.add_segment(segment.slab.fd, segment.slab.size, file=file)
             self._segments[number] = segment
         return number
 

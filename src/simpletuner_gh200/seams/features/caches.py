@@ -64,8 +64,7 @@ class CachesFeature(Feature):
             return
         self._caches = self._open(settings, found, _pack_folder(settings, trainer))
         self._attach(found)
-        if settings.fill == "start":
-            self._caches.fill()
+        self._caches.fill(lazy=settings.fill == "lazy")
         self.batch_path = self._batch_path(found)
 
     def rebuild_cache(self, cache: Any) -> None:

@@ -1,0 +1,247 @@
+"""Packs: complete or absent, never believed when damaged, and never older than their sources."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.pack import DamagedPack, Pack
+from simpletuner_gh200.cache.pack_folder import PackFolder, folder_for
+from simpletuner_gh200.cache.table import MISSING, Table
+
+COUNT = 5
+
+
+def fresh_table():
+    return Table("packed", Control.create(64, label="packed", shared=False), look_for_nan=True)
+
+
+def value(number):
+    return {"latents": torch.full((100 + number * 80_000,), float(number)), "note": f"entry {number}"}
+
+
+@pytest.fixture
+def packed(tmp_path, saved):
+    """A folder with one pack of COUNT entries, small ones and ones that are lent; (folder, paths)."""
+    table = fresh_table()
+    paths = [saved(value(number), f"src/{number}.pt") for number in range(COUNT)]
+    assert all(take_in(table, path) for path in paths)
+    folder = PackFolder(tmp_path / "packs")
+    folder.make("src")
+    assert folder.save(table, paths) > 0
+    return folder.folder, paths
+
+
+def load(folder, *, copy=False):
+    table = fresh_table()
+    return table, PackFolder(folder).load(table, copy=copy, workers=2)
+
+
+def check_all(table, paths):
+    for number, path in enumerate(paths):
+        got = table.get(path)
+        assert got is not MISSING, path
+        assert got["note"] == f"entry {number}"
+        assert torch.equal(got["latents"], value(number)["latents"])
+        got["latents"].fill_(-1)
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["mapped", "copied"])
+def test_what_was_packed_is_served_after_a_start(packed, copy):
+    folder, paths = packed
+    table, loaded = load(folder, copy=copy)
+    assert (loaded.entries, loaded.changed, loaded.damaged) == (COUNT, 0, 0)
+    check_all(table, paths)
+    check_all(table, paths)
+    assert table.statistics.fallbacks == {}
+
+
+def test_packs_are_private(packed):
+    folder, _ = packed
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.pack")] == [0o600]
+
+
+def test_entries_whose_source_changed_or_vanished_are_dropped(packed):
+    folder, paths = packed
+    torch.save(value(9), paths[0])
+    os.remove(paths[1])
+    table, loaded = load(folder)
+    assert (loaded.entries, loaded.changed) == (COUNT - 2, 2)
+    assert table.get(paths[0]) is MISSING
+    assert table.get(paths[1]) is MISSING
+
+
+def test_nothing_new_writes_nothing_and_something_new_is_added(packed, saved):
+    folder, paths = packed
+    table = fresh_table()
+    packs = PackFolder(folder)
+    packs.load(table, copy=False, workers=1)
+    assert packs.save(table, paths) == 0
+    more = saved(value(1), "src/more.pt")
+    assert take_in(table, more)
+    assert packs.save(table, [*paths, more]) > 0
+    assert len(packs.packs()) == 2
+    again, loaded = load(folder)
+    assert loaded.entries == COUNT + 1
+    assert torch.equal(again.get(more)["latents"], value(1)["latents"])
+
+
+def test_mostly_dead_packs_are_made_into_one(packed):
+    folder, paths = packed
+    for path in paths[1:]:
+        torch.save(value(3), path)
+    table = fresh_table()
+    packs = PackFolder(folder)
+    packs.load(table, copy=False, workers=1)
+    for path in paths[1:]:
+        assert take_in(table, path)
+    assert packs.save(table, paths) > 0
+    assert len(packs.packs()) == 1
+    _, loaded = load(folder)
+    assert (loaded.entries, loaded.changed) == (COUNT, 0)
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["mapped", "copied"])
+def test_a_flipped_byte_anywhere_is_never_served(packed, copy):
+    folder, paths = packed
+    (pack,) = folder.glob("*.pack")
+    original = pack.read_bytes()
+    for position in [0, 9, 50, 70, 4097, 4200, 5000, len(original) // 2, len(original) - 100, len(original) - 1]:
+        damaged = bytearray(original)
+        damaged[position] ^= 0x40
+        pack.write_bytes(damaged)
+        table, loaded = load(folder, copy=copy)
+        for number, path in enumerate(paths):
+            got = table.get(path)
+            assert got is MISSING or (
+                torch.equal(got["latents"], value(number)["latents"]) and got["note"] == f"entry {number}"
+            ), position
+        assert loaded.entries < COUNT or loaded.damaged == 0
+        pack.write_bytes(original)
+
+
+def test_a_truncated_pack_is_removed_and_made_again(packed):
+    folder, paths = packed
+    (pack,) = folder.glob("*.pack")
+    os.truncate(pack, pack.stat().st_size - 10)
+    with pytest.raises(DamagedPack, match="header says"):
+        Pack(pack)
+    table = fresh_table()
+    packs = PackFolder(folder)
+    assert packs.load(table, copy=False, workers=1).entries == 0
+    assert all(take_in(table, path) for path in paths)
+    assert packs.save(table, paths) > 0
+    assert load(folder)[1].entries == COUNT
+
+
+def test_a_full_disk_leaves_the_old_state(packed, monkeypatch, caplog):
+    folder, paths = packed
+    torch.save(value(2), paths[0])
+    table = fresh_table()
+    packs = PackFolder(folder)
+    packs.load(table, copy=False, workers=1)
+    assert take_in(table, paths[0])
+    before = sorted(os.listdir(folder))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("simpletuner_gh200.cache.pack._to_disk", full)
+    with caplog.at_level("WARNING", "simpletuner_gh200"):
+        assert packs.save(table, paths) == 0
+    assert "free" in caplog.text
+    assert sorted(os.listdir(folder)) == sorted({*before, ".lock"})
+
+
+def test_another_job_at_the_same_folder_is_left_alone(packed):
+    folder, paths = packed
+    torch.save(value(2), paths[0])
+    table = fresh_table()
+    assert take_in(table, paths[0])
+    first, second = PackFolder(folder), PackFolder(folder)
+    with first._locked() as ours:
+        assert ours
+        assert second.save(table, paths) == 0
+    assert second.save(table, paths) > 0
+
+
+def test_names_stay_inside_the_folder(tmp_path):
+    assert folder_for(tmp_path, "../../etc", "/x").parent == tmp_path
+    assert folder_for(tmp_path, "a", "/x") != folder_for(tmp_path, "a", "/y")
+
+
+KILLED = """
+    import os, sys, torch
+    from pathlib import Path
+    from simpletuner_gh200.cache import pack
+    from simpletuner_gh200.cache.control import Control
+    from simpletuner_gh200.cache.fill import take_in
+    from simpletuner_gh200.cache.pack_folder import PackFolder
+    from simpletuner_gh200.cache.table import Table
+
+    folder, deaths, *paths = sys.argv[1:]
+    table = Table("packed", Control.create(64, label="packed", shared=False))
+    assert all(take_in(table, path) for path in paths)
+    for death in map(int, deaths.split(",")):
+        if os.fork() == 0:
+            steps = 0
+            def mortal(function):
+                def step(*args, **kwargs):
+                    global steps
+                    steps += 1
+                    if steps == death:
+                        args and hasattr(args[0], "flush") and args[0].flush()
+                        os.kill(os.getpid(), 9)
+                    return function(*args, **kwargs)
+                return step
+            pack.PackWriter._put = mortal(pack.PackWriter._put)
+            pack._to_disk = mortal(pack._to_disk)
+            pack.os.replace = mortal(os.replace)
+            pack._sync_folder = mortal(pack._sync_folder)
+            PackFolder(Path(folder)).save(table, paths)
+            os._exit(0)
+        os.wait()
+        found = PackFolder(Path(folder))
+        check = Table("packed", Control.create(64, label="packed", shared=False))
+        loaded = found.load(check, copy=False, workers=1)
+        values = {float(check.get(path)["latents"][0]) for path in paths}
+        print(death, loaded.entries, loaded.damaged, len(found.packs()), sorted(values), flush=True)
+"""
+
+
+def test_kill_9_at_any_step_leaves_the_old_state_or_the_new(packed, tmp_path):
+    """The old pack holds 0..4; a writer that adds two changed entries dies at each of its steps in turn."""
+    folder, paths = packed
+    torch.save(value(7), paths[0])
+    torch.save(value(8), paths[1])
+    script = tmp_path / "killed.py"
+    script.write_text(textwrap.dedent(KILLED).replace("check.get(path)[", "(check.get(path) if check.find(path) else fallback)["
+        ).replace("folder, deaths", 'fallback = {"latents": [-1.0]}\nfolder, deaths'))  # fmt: skip
+    deaths = ",".join(str(step) for step in range(1, 20))
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), deaths, *paths],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" ", 4) for line in done.stdout.splitlines()]
+    assert len(lines) == 19
+    for death, entries, damaged, packs, values in lines:
+        assert damaged == "0", death
+        old = (entries, packs, values) == ("3", "1", "[-1.0, 2.0, 3.0, 4.0]")
+        new = (entries, packs, values) != ("3", "1", "[-1.0, 2.0, 3.0, 4.0]") and values == "[2.0, 3.0, 4.0, 7.0, 8.0]"
+        assert old or new, (death, entries, packs, values)
+    assert lines[0][3] == "1", "the first step kills before anything is there"
+    assert lines[-1][4] == "[2.0, 3.0, 4.0, 7.0, 8.0]", "the last deaths come after the work is done"
