@@ -109,7 +109,7 @@ class Watch:
             return standard(self, *args, upload_to_hub=False, **kwargs)
 
         def watched_pipeline(self: Any, *args: Any, **kwargs: Any) -> Any:
-            watch.fired("validation", self)
+            watch.fired(f"{args[0]} validation", self)
             return pipeline(self, *args, **kwargs)
 
         Trainer.train, Trainer.checkpoint_state_save = watched_train, watched_save

@@ -77,7 +77,7 @@ def test_windows_losses_and_rates_are_right(workbench, world):
 VALIDATION = {
     "validation_disable": False,
     "validation_prompt": "a red circle",
-    "validation_step_interval": 3,
+    "validation_step_interval": 4,
     "validation_epoch_interval": 1,
     "validation_num_inference_steps": 1,
     "validation_resolution": "64x64",
@@ -103,12 +103,12 @@ def test_nothing_fires_in_mid_window_and_nothing_is_missed(workbench):
     record = run.records[0]
     assert record["windows"] == [1, 1, 1, 1, 1, 1, 2, 2, 3, 4]
     assert all(fired["closed"] and fired["in_window"] == 0 for fired in record["fired"]), record["fired"]
+    # Every fourth step, and once more at step 9 for the requests and for the epoch that ended in its window.
     checkpoints = [fired["step"] for fired in record["fired"] if fired["what"] == "checkpoint"]
-    validations = [fired["step"] for fired in record["fired"] if fired["what"] == "validation"]
-    # Every fourth step, and once more at step 9 for the request and for the epoch that ended in its window.
     assert checkpoints == [4, 8, 9]
-    assert {3, 6, 9} <= set(validations)
-    assert len(validations) == len(set(validations))
+    validations = [fired["step"] for fired in record["fired"] if fired["what"] == "intermediary validation"]
+    # 3.1 validates an epoch when the last target-sized share of its micro-batches begins: here with step 7.
+    assert [step for step in validations if step != 7] == [4, 8, 9]
     # Each checkpoint is made at a window's end, so each is uploaded; stock's remainder would let step 8 and 9 slip.
     assert record["uploads"] == [[step, True] for step in checkpoints]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from math import ceil
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from simpletuner_gh200.seams.checkpoint_state import CheckpointState
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features._ramp_bar import show_on_bar
 from simpletuner_gh200.seams.features._ramp_deferral import Deferral
+from simpletuner_gh200.seams.features._ramp_epochs import Epochs
 from simpletuner_gh200.seams.features._ramp_rate import RateRule
 from simpletuner_gh200.seams.features._ramp_refusals import refuse_impossible
 from simpletuner_gh200.seams.features._ramp_windows import Windows
@@ -34,12 +36,12 @@ class RampFeature(Feature):
     def __init__(self) -> None:
         self._ramp: GH200GradientRamp
         self._settings: RampSettings
-        self._windows: Windows
-        self._deferral: Deferral
         self._rate: RateRule | None = None
+        self._undo: list[Callable[[], None]] = []
         self._saved: RampState | None = None
         self._epochs_derived = False
-        self._done: list[Window] = []
+        self._first: Window | None = None
+        self._last: Window | None = None
 
     def request(self, settings: Settings) -> Request:
         self._settings = settings.part(RampSettings)
@@ -57,6 +59,7 @@ class RampFeature(Feature):
     def start(self, trainer: Any) -> None:
         config, accelerator = trainer.config, trainer.accelerator
         refuse_impossible(config, accelerator)
+        self._saved = self._first = self._last = self._rate = None
         self._ramp = plan(
             self._settings,
             train_batch_size=int(config.train_batch_size),
@@ -95,58 +98,63 @@ class RampFeature(Feature):
             return self._ramp.window(int(trainer.state["global_step"]))
 
         windows = Windows(trainer.accelerator, trainer.config, self._ramp.target_accumulation, next_window)
-        self._deferral = Deferral(trainer, lambda: windows.mid_window)
-        windows.on_open += [self._done.append, self._deferral.window_opened]
-        windows.on_open.append(show_on_bar(trainer))
-        windows.install()
-        self._deferral.install()
-        self._windows = windows
+        deferral = Deferral(trainer, lambda: windows.mid_window)
+        epochs = Epochs(trainer, lambda: next_window().samples // self._ramp.unit)
+        windows.on_open += [self._opened, deferral.window_opened, show_on_bar(trainer)]
+        for part in (windows, deferral, epochs):
+            part.install()
+            self._undo.append(part.uninstall)
         if self._settings.ramp_lr_rule != "none":
             self._rate = RateRule(self._factor)
+            self._undo.append(self._rate.uninstall)
             self._rate.install(trainer.optimizer, getattr(trainer, "sidecar_optimizer", None))
 
+    def _opened(self, window: Window) -> None:
+        self._first, self._last = self._first or window, window
+
     def log_values(self, values: dict[str, Any], step: int | None) -> None:
-        if not self._done:
-            return
         values.update(self._metrics())
-        if self._rate is not None and isinstance(values.get("learning_rate"), int | float):
-            values["learning_rate"] *= self._factor()
+        self._apply_rule(values)
 
     def status_event(self, trainer: Any, event: dict[str, Any]) -> None:
         metrics = (event.get("progress") or {}).get("metrics")
-        if self._done and isinstance(metrics, dict):
+        if isinstance(metrics, dict):
             metrics.update(self._metrics())
+            self._apply_rule(metrics)
 
     def after_train(self, trainer: Any) -> None:
-        if not hasattr(self, "_windows"):
-            return
-        self._windows.uninstall()
-        self._deferral.uninstall()
-        if self._rate is not None:
-            self._rate.uninstall()
+        while self._undo:
+            self._undo.pop()()
 
     def summary(self) -> dict[str, Any]:
-        if not hasattr(self, "_ramp"):
+        if self._first is None or self._last is None:
             return {}
+        windows = [self._ramp.window(step) for step in range(self._first.step, self._last.step + 1)]
         changes = [
             {"step": window.step, "accumulation": window.accumulation, "effective": window.effective}
-            for before, window in zip((None, *self._done), self._done, strict=False)
-            if before is None or before.accumulation != window.accumulation
+            for before, window in pairwise((None, *windows))
+            if window is not None and (before is None or before.accumulation != window.accumulation)
         ]
         return {
             "initial": self._ramp.initial,
             "target": self._ramp.target,
-            "windows": [window.accumulation for window in self._done],
+            "windows": [window.accumulation for window in windows],
             "changes": changes,
-            "samples": sum(window.effective for window in self._done),
+            "samples": sum(window.effective for window in windows),
         }
 
     def _factor(self) -> float:
-        return rate_factor(self._ramp, self._done[-1].step, self._settings.ramp_lr_rule) if self._done else 1.0
+        return rate_factor(self._ramp, self._last.step, self._settings.ramp_lr_rule) if self._last else 1.0
 
     def _metrics(self) -> dict[str, int]:
-        window = self._done[-1]
-        return {EFFECTIVE_KEY: window.effective, ACCUMULATION_KEY: window.accumulation}
+        if self._last is None:
+            return {}
+        return {EFFECTIVE_KEY: self._last.effective, ACCUMULATION_KEY: self._last.accumulation}
+
+    def _apply_rule(self, values: dict[str, Any]) -> None:
+        """Report the rate that was used, not the scheduler's."""
+        if self._rate is not None and isinstance(values.get("learning_rate"), int | float):
+            values["learning_rate"] *= self._factor()
 
     def _announce(self) -> None:
         ramp = self._ramp
