@@ -28,10 +28,7 @@ def test_every_check_passes_or_is_skipped_on_a_healthy_machine(driver: CudaDrive
     assert row.found
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["advice.read_mostly", "advice.accessed_by", "advice.preferred_host", "advice.prefetch", "advice.prefetch_batch"],
-)
+@pytest.mark.parametrize("kind", ["read_mostly", "accessed_by", "preferred_host", "prefetch", "prefetch_batch"])
 def test_a_lying_driver_fails_the_advice_checks(driver: CudaDriver, emulator: Emulator, kind: str) -> None:
     emulator.lie()
     assert run(driver, CHECKS[f"advice.{kind}"]).status == "fail"
