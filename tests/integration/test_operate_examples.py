@@ -1,0 +1,85 @@
+"""What ``gh200 init`` writes, and the example files, train the tiny model; the FSDP2 settings shard a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.operate.models import choose_model
+from simpletuner_gh200.operate.project import Wish, write
+from simpletuner_gh200.telemetry.reading import read_run
+
+ROOT = Path(__file__).parents[2]
+SHARDED = Path(__file__).with_name("sharded_flux.py")
+
+
+def test_a_project_of_init_trains_unchanged(workbench, tmp_path):
+    project = workbench.project
+    wish = Wish(tmp_path, choose_model(str(project.model)), project.images, steps=3, batch=2, resolution=64, cpu=True)
+    write(wish)
+    run = workbench.train(argv=["--config", str(tmp_path / "config" / "config.json")])
+    assert run.ok, run.explain()
+    assert run.summaries[0]["global_step"] == 3
+    assert {
+        name: run.summaries[0]["features"][name] for name in ("store", "caches", "ramp", "telemetry")
+    } == dict.fromkeys(("store", "caches", "ramp", "telemetry"), "on")
+    assert read_run(tmp_path / "output").steps[0]["effective_batch"] == 2
+
+
+def test_the_example_trains_on_the_tiny_model(workbench, tmp_path):
+    """Only what a CPU and a tiny model need is overridden; our blocks are the example's."""
+    project = workbench.project
+    example = ROOT / "config" / "gh200_in_memory_example.json"
+    datasets = json.loads((ROOT / "config" / "gh200_in_memory_datasets.json").read_text())
+    datasets[0].update(instance_data_dir=str(project.images), resolution=64, cache_dir_vae=str(tmp_path / "vae"))
+    datasets[1]["cache_dir"] = str(tmp_path / "text")
+    (tmp_path / "datasets.json").write_text(json.dumps(datasets))
+    config = json.loads(example.read_text())
+    config["cache_config"]["cache_dir"] = str(tmp_path / "packs")
+    needs = {
+        "model_family": "sdxl",
+        "pretrained_model_name_or_path": str(project.model),
+        "pretrained_vae_model_name_or_path": str(project.model),
+        "data_backend_config": str(tmp_path / "datasets.json"),
+        "output_dir": str(project.output),
+        "optimizer": "optimi-adamw",
+        "mixed_precision": "no",
+        "resolution": 64,
+        "max_train_steps": 3,
+        "lr_warmup_steps": 0,
+        "gradient_checkpointing": False,
+        "disable_bucket_pruning": True,
+        "checkpoint_step_interval": 3,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**config, **needs}))
+    run = workbench.train(argv=["--config", str(tmp_path / "config.json")])
+    assert run.ok, run.explain()
+    assert run.summaries[0]["global_step"] == 3
+    assert run.summaries[0]["features"]["store"] == "on"
+
+
+@pytest.mark.slow
+def test_the_fsdp2_settings_shard_a_flux_on_two_cpu_ranks():
+    """accelerate shards on accelerators only, so torch's own FSDP2 is driven by the example's settings."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--standalone",
+        str(SHARDED),
+    ]
+    example = ROOT / "config" / "accelerate_config_gh200_fsdp2.yaml"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, str(example)], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = json.loads(done.stdout.splitlines()[-1])
+    assert losses["sharded_parameters"] > 0
+    assert losses["checkpointed_blocks"] == 2
+    assert losses["sharded"] == pytest.approx(losses["whole"], rel=1e-5)
