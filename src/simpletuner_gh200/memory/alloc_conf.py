@@ -6,23 +6,16 @@ moves into our own settings; a build of torch that knows them gets them as they 
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from simpletuner_gh200.config.parts.oversubscription import PART
+from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, TorchBuild, find_torch, join_options, split_options
+from simpletuner_gh200.config.part import flag_from_text
+from simpletuner_gh200.config.parts.oversubscription import OversubscriptionSettings
 
 logger = logging.getLogger("simpletuner_gh200")
-
-VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-OURS = ("use_uvm", "uvm_oversubscription_ratio", "uvm_access_pattern")
-"""Keys of the patched builds, by the same names as in ``gh200_optimizations``."""
-
-PASSED_ON = {key: PART.environment[key] for key in OURS}
-"""Key -> the variable that carries it to our configuration."""
 
 
 @dataclass(frozen=True)
@@ -41,47 +34,34 @@ class Translation:
         return bool(self.settings or self.problems)
 
 
-def parse(text: str) -> list[tuple[str, str]]:
-    """``a:1,b:[2,3]`` -> [("a", "1"), ("b", "[2,3]")]: commas inside brackets belong to the value."""
-    items, depth, start = [], 0, 0
-    for position, letter in enumerate(text + ","):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth <= 0:
-            items.append(text[start:position])
-            start = position + 1
-    pairs = (item.partition(":") for item in items if item.strip())
-    return [(key.strip(), value.strip()) for key, _, value in pairs]
-
-
 def translate(text: str) -> Translation:
-    """Take our keys out of an allocator configuration."""
-    kept: list[str] = []
+    """Take our keys out of an allocator configuration; without any, the text stays to the letter."""
+    options = split_options(text)
+    if not any(key in OUR_KEYS for key, _ in options):
+        return Translation(text)
     settings: dict[str, Any] = {}
     problems: list[str] = []
-    for key, value in parse(text):
-        if key not in OURS:
-            kept.append(f"{key}:{value}" if value else key)
-            continue
-        try:
-            settings[key] = _value(key, value)
-        except ValueError as unreadable:
-            problems.append(f"{key}:{value} ({unreadable})")
-    return Translation(",".join(kept), settings, tuple(problems))
+    for key, value in options:
+        if key in OUR_KEYS:
+            try:
+                settings[key] = _value(key, value)
+            except ValueError as unreadable:
+                problems.append(f"{key}:{value} ({unreadable})")
+    kept = join_options([(key, value) for key, value in options if key not in OUR_KEYS])
+    return Translation(kept, settings, tuple(problems))
 
 
 def _value(key: str, text: str) -> Any:
     if key == "use_uvm":
-        lowered = text.lower()
-        if lowered not in {"true", "false"}:
-            raise ValueError("True or False is accepted")
-        return lowered == "true"
+        return flag_from_text(text)
     if key == "uvm_oversubscription_ratio":
         ratio = float(text)
         if not ratio > 0:
             raise ValueError("a number above 0 is accepted")
         return ratio
-    if text not in {"gpu_first", "balanced", "cpu_first"}:
-        raise ValueError("gpu_first, balanced or cpu_first is accepted")
+    accepted = get_args(OversubscriptionSettings.model_fields[key].annotation)
+    if text not in accepted:
+        raise ValueError(f"accepted: {', '.join(accepted)}")
     return text
 
 
@@ -93,15 +73,20 @@ def activate(environment: MutableMapping[str, str]) -> None:
     """
     for name in VARIABLES:
         found = translate(environment.get(name, ""))
-        if not found.changed or knows_uvm(_torch_libraries()):
+        if not found.changed or knows_uvm(find_torch()):
             continue
         if found.kept:
             environment[name] = found.kept
         else:
             del environment[name]
         for key, value in found.settings.items():
-            environment.setdefault(PASSED_ON[key], str(value))
+            environment.setdefault(OUR_KEYS[key], str(value))
         logger.warning("gh200: %s", notice(name, found))
+
+
+def knows_uvm(torch: TorchBuild | None) -> bool:
+    """Is this a build with an allocator of its own for these keys? A CPU build has none that could."""
+    return torch is not None and torch.cuda is not None and all(torch.knows(key) for key in OUR_KEYS)
 
 
 def notice(variable: str, found: Translation) -> str:
@@ -113,16 +98,3 @@ def notice(variable: str, found: Translation) -> str:
     if found.problems:
         text += f"; dropped: {', '.join(found.problems)}"
     return text
-
-
-def knows_uvm(libraries: Path | None) -> bool:
-    """Does the torch whose libraries are there know these keys? Its own text tells, not a version."""
-    if libraries is None:
-        return False
-    files = (libraries / name for name in ("libc10_cuda.so", "libc10.so"))
-    return any(OURS[1].encode() in file.read_bytes() for file in files if file.exists())
-
-
-def _torch_libraries() -> Path | None:
-    found = importlib.util.find_spec("torch")
-    return Path(found.origin).parent / "lib" if found is not None and found.origin else None

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.config.allocator import TorchBuild, find_torch
 from simpletuner_gh200.memory import alloc_conf
-from simpletuner_gh200.memory.alloc_conf import activate, knows_uvm, parse, translate
+from simpletuner_gh200.memory.alloc_conf import activate, knows_uvm, translate
 
 GUIDES = "use_uvm:True,uvm_oversubscription_ratio:5.0,uvm_access_pattern:gpu_first"
 
@@ -40,14 +41,10 @@ def test_an_unreadable_value_is_dropped_and_named(text: str) -> None:
     assert text in found.problems[0]
 
 
-def test_brackets_keep_their_commas() -> None:
-    assert parse(" a : 1 , b:[x,y] ,") == [("a", "1"), ("b", "[x,y]")]
-
-
 def test_activation_cleans_passes_on_and_gives_notice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(alloc_conf, "_torch_libraries", lambda: None)
+    monkeypatch.setattr(alloc_conf, "find_torch", lambda: None)
     environment = {
         "PYTORCH_CUDA_ALLOC_CONF": GUIDES,
         "PYTORCH_ALLOC_CONF": "use_uvm:True,max_split_size_mb:64",
@@ -76,14 +73,16 @@ def test_what_was_passed_on_is_read_by_the_configuration() -> None:
 
 
 def test_a_build_that_knows_the_keys_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "libc10_cuda.so").write_bytes(b"...\0uvm_oversubscription_ratio\0...")
-    monkeypatch.setattr(alloc_conf, "_torch_libraries", lambda: tmp_path)
+    (tmp_path / "lib").mkdir()
+    literals = b"\0use_uvm\0uvm_oversubscription_ratio\0uvm_access_pattern\0"
+    (tmp_path / "lib" / "libc10_cuda.so").write_bytes(literals)
+    monkeypatch.setattr(alloc_conf, "find_torch", lambda: TorchBuild(tmp_path, "2.9.0a0", "13.0", None))
     environment = {"PYTORCH_CUDA_ALLOC_CONF": GUIDES}
     activate(environment)
     assert environment == {"PYTORCH_CUDA_ALLOC_CONF": GUIDES}
 
 
 def test_the_installed_torch_is_a_stock_one() -> None:
-    libraries = alloc_conf._torch_libraries()
-    assert libraries is not None
-    assert not knows_uvm(libraries)
+    assert find_torch() is not None
+    assert not knows_uvm(find_torch())
+    assert not knows_uvm(None)

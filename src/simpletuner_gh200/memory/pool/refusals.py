@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.memory.alloc_conf import parse
+from simpletuner_gh200.config.allocator import split_options
 from simpletuner_gh200.memory.driver.interface import Capabilities
 
 OLDEST_TORCH = Version("2.8")
@@ -30,4 +30,4 @@ def pool_refusal(torch_version: str, alloc_conf: str, caps: Capabilities, *, dee
 
 
 def _expandable(alloc_conf: str) -> bool:
-    return dict(parse(alloc_conf)).get("expandable_segments", "").strip().lower() == "true"
+    return dict(split_options(alloc_conf)).get("expandable_segments", "").strip().lower() == "true"
