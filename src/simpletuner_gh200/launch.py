@@ -29,10 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns a truthful exit code whatever SimpleTuner makes of its own exceptions."""
     config, flags = take(list(sys.argv[1:] if argv is None else argv), "config")
     script = train_script()
+    _point_at(config)
     if os.environ.get(KILL_SWITCH) == "0":
-        _run_script(script, flags if config is None else [f"--config={config}", *flags])
+        _run_script(script, flags)
         return 0
-    runtime = activate(_launch(config, flags))
+    runtime = activate(Launch(config_path=config, flags=tuple(flags)))
     try:
         _run_script(script, flags)
     except SystemExit as stopped:
@@ -56,12 +57,12 @@ def train_script() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "train.py"
 
 
-def _launch(config: str | None, flags: list[str]) -> Launch:
+def _point_at(config: str | None) -> None:
+    """Tell SimpleTuner in its own variables which file is meant."""
     if config is not None:
         located = locate_training_config(os.environ, explicit=config, env_name=None)
         os.environ["CONFIG_BACKEND"] = located.backend
         os.environ["CONFIG_PATH"] = str(located.path)
-    return Launch(config_path=config, flags=tuple(flags))
 
 
 def _run_script(script: Path, flags: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -33,7 +35,9 @@ def test_every_seam_is_installed(workbench):
 def test_the_output_folder_holds_nothing_of_ours(workbench):
     stock = workbench.train(stock=True)
     names = {path.relative_to(stock.output) for path in stock.output.rglob("*")}
+    written = json.loads((stock.output / "simpletuner_config.json").read_text())
     workbench.restore()
     workbench.configure()
     ours = workbench.train()
     assert {path.relative_to(ours.output) for path in ours.output.rglob("*")} == names
+    assert json.loads((ours.output / "simpletuner_config.json").read_text()) == written

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 from simpletuner_gh200.api import PUBLIC_NAMES
 
@@ -30,3 +33,17 @@ def test_the_names_of_the_guides():
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip().splitlines()[-1] == str(sorted(PUBLIC_NAMES))
+
+
+WEB_UI = "simpletuner.simpletuner_sdk.server.services.field_registry"
+
+
+@pytest.mark.parametrize(("switch", "expected"), [("1", "True True"), ("0", "False False")])
+def test_the_web_ui_shows_our_blocks_when_asked(switch, expected):
+    """The Web UI builds its pages from this registry; its process opts in through the environment alone."""
+    code = f"from {WEB_UI} import field_registry as r;"
+    code += "print(r.get_field('cache_config') is not None, r.get_field('gh200_optimizations') is not None)"
+    environment = {**os.environ, "SIMPLETUNER_GH200": switch}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip().splitlines()[-1] == expected
