@@ -47,6 +47,13 @@ def figures(run: Recorded) -> list[Figure]:
         ),
         _figure(
             run,
+            "Chip-to-chip link",
+            "Bytes per second over the link between CPU and GPU, as NVML tells.",
+            {"to the device": "device/link_in_per_second", "to the host": "device/link_out_per_second"},
+            format_bytes,
+        ),
+        _figure(
+            run,
             "Effective batch",
             "Samples per optimizer step, over all ranks.",
             {"effective batch": "effective_batch"},

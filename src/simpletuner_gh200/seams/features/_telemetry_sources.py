@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
+from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.driver.nvml import Nvml, NvmlDevice
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.telemetry.sampler import Source
 
-if TYPE_CHECKING:
-    from simpletuner_gh200.seams.runtime import Runtime
+logger = logging.getLogger("simpletuner_gh200")
 
 
-def sources(runtime: Runtime) -> dict[str, Source]:
+def sources(trainer: Any) -> dict[str, Source]:
+    """What this machine can tell; without a GPU there is no device to ask."""
     found: dict[str, Source] = {"host": _host}
-    return found
+    device = _device(trainer)
+    return found if device is None else {**found, "device": device}
+
+
+def _device(trainer: Any) -> Source | None:
+    place = trainer.accelerator.device
+    if place.type != "cuda":
+        return None
+    try:
+        asked = Nvml().device(place.index or 0, os.environ)
+    except FeatureUnavailable as missing:
+        logger.info("gh200: no device numbers in telemetry: %s", missing.message)
+        return None
+    return partial(_device_numbers, asked)
+
+
+def _device_numbers(device: NvmlDevice) -> Mapping[str, Any]:
+    """Only what the device has an answer to."""
+    numbers: dict[str, Any] = {}
+    memory = device.memory()
+    if memory is not None:
+        numbers.update(total=memory.total, used=memory.used, free=memory.free)
+    traffic = device.link_traffic()
+    if traffic is not None:
+        numbers.update(link_in_per_second=traffic[0], link_out_per_second=traffic[1])
+    return numbers
 
 
 def _host() -> Mapping[str, Any]:

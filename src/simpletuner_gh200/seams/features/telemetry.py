@@ -72,7 +72,7 @@ class TelemetryFeature(Feature):
         self._trainer = trainer
         self._sink = JsonLines(_path(trainer))
         self._sink.write(start_record(self.runtime, trainer))
-        self._sampler = Sampler(sources(self.runtime))
+        self._sampler = Sampler(sources(trainer))
         self._sampler.start()
         self._loop.watch(trainer)
         self._clock.step_done()  # the first step begins here, not when the process did

@@ -1,0 +1,118 @@
+"""NVML, as far as telemetry and the doctor need it: memory of a device, traffic over the chip-to-chip link.
+
+Not every device answers every question. A GB10 has no memory of its own and says "not supported"; older drivers have
+no link counters. Such an answer is None here, never an exception and never a zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simpletuner_gh200.errors import FeatureUnavailable
+
+_LINK_METRICS = ("NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC", "NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes."""
+
+    total: int
+    used: int
+    free: int
+
+
+class Nvml:
+    """One connection to the library. Raises FeatureUnavailable where there is none to connect to."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+        except ImportError:
+            raise FeatureUnavailable(
+                "nvidia-ml-py is not installed", remedy="pip install 'simpletuner-gh200[cuda]'"
+            ) from None
+        self._api: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as refused:
+            raise FeatureUnavailable(f"NVML does not answer: {refused}") from None
+
+    def device(self, ordinal: int, environment: Mapping[str, str]) -> NvmlDevice:
+        """The device that CUDA calls ``ordinal`` in a process with this environment."""
+        api = self._api
+        try:
+            name = visible(ordinal, environment)
+            handle = (
+                api.nvmlDeviceGetHandleByIndex(name) if isinstance(name, int) else api.nvmlDeviceGetHandleByUUID(name)
+            )
+        except api.NVMLError as refused:
+            raise FeatureUnavailable(f"NVML has no device {ordinal}: {refused}") from None
+        return NvmlDevice(api, handle)
+
+    def close(self) -> None:
+        self._api.nvmlShutdown()
+
+
+class NvmlDevice:
+    def __init__(self, api: Any, handle: Any) -> None:
+        self._api = api
+        self._handle = handle
+        self._samples: list[Any] = []
+        self._link = self._has_link_counters()
+
+    def memory(self) -> DeviceMemory | None:
+        """None where the device has no memory of its own to tell of."""
+        try:
+            info = self._api.nvmlDeviceGetMemoryInfo(self._handle)
+        except self._api.NVMLError_NotSupported:
+            return None
+        return DeviceMemory(int(info.total), int(info.used), int(info.free))
+
+    def link_traffic(self) -> tuple[float, float] | None:
+        """Bytes per second (to the device, from the device) over the chip-to-chip link since the last call."""
+        if not self._link:
+            return None
+        api = self._api
+        try:
+            self._samples.append(api.nvmlGpmSampleGet(self._handle, api.nvmlGpmSampleAlloc()))
+            if len(self._samples) < 2:
+                return None
+            traffic = self._between(*self._samples)
+            api.nvmlGpmSampleFree(self._samples.pop(0))
+        except api.NVMLError:
+            self._link = False
+            return None
+        return traffic
+
+    def _between(self, first: Any, second: Any) -> tuple[float, float]:
+        api = self._api
+        question = api.c_nvmlGpmMetricsGet_t()
+        question.version = api.NVML_GPM_METRICS_GET_VERSION
+        question.numMetrics = len(_LINK_METRICS)
+        question.sample1, question.sample2 = first, second
+        for place, name in enumerate(_LINK_METRICS):
+            question.metrics[place].metricId = getattr(api, name)
+        answer = api.nvmlGpmMetricsGet(question)
+        received, sent = (float(answer.metrics[place].value) * _MIB for place in range(2))
+        return received, sent
+
+    def _has_link_counters(self) -> bool:
+        api = self._api
+        if not all(hasattr(api, name) for name in _LINK_METRICS):
+            return False
+        try:
+            return bool(api.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice)
+        except api.NVMLError:
+            return False
+
+
+def visible(ordinal: int, environment: Mapping[str, str]) -> int | str:
+    """What NVML calls CUDA's device ``ordinal``: CUDA_VISIBLE_DEVICES hides and reorders, and NVML ignores it."""
+    listed = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if ordinal >= len(listed):
+        return ordinal
+    return int(listed[ordinal]) if listed[ordinal].isdigit() else listed[ordinal]
