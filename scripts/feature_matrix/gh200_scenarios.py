@@ -116,7 +116,7 @@ class GH200Scenarios:
     def _details(self, name: str) -> dict[str, Any]:
         status = self._demo["features"].get(name)
         assert status == "on", f"{name} is {status}"
-        details: dict[str, Any] = self._demo[name]
+        details: dict[str, Any] = self._demo["cache" if name == "caches" else name]
         return details
 
 

@@ -26,13 +26,15 @@ class Skip(Exception):
 
 
 def attempt(test: str, scenario: str, command: str, try_it: Callable[[], str]) -> Row:
-    """Run ``try_it``, which returns what it saw or raises AssertionError, Skip or RunError."""
+    """Run ``try_it``, which returns what it saw, or raises."""
     try:
         return Row(test, scenario, command, PASSED, try_it())
     except Skip as reason:
         return Row(test, scenario, command, SKIPPED, str(reason))
-    except (AssertionError, RuntimeError) as wrong:
+    except AssertionError as wrong:
         return Row(test, scenario, command, FAILED, str(wrong))
+    except Exception as broken:  # noqa: BLE001 - whatever breaks in a test is that test's failure, not the matrix's
+        return Row(test, scenario, command, FAILED, f"{type(broken).__name__}: {broken}".replace("\n", " "))
 
 
 def show(rows: Iterable[Row], notes: Iterable[str], *, as_json: bool) -> int:
