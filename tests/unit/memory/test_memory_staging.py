@@ -1,6 +1,7 @@
 """The stager on host memory: right bytes, never a deadlock, survives failures, ends quickly."""
 
 import gc
+import os
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -169,3 +170,33 @@ def test_layout_aligns_groups_and_refuses_a_mixed_one(slab: Slab) -> None:
     mixed = [*group(slab, 1), Range(slab, 0, (4,), torch.float32)]
     with pytest.raises(ValueError, match="alike"):
         lay_out([mixed])
+
+
+def test_a_consumer_that_copies_itself_does_not_wait_for_the_copy(stager: DeviceStager, slab: Slab) -> None:
+    released = threading.Event()
+    driver = stager._driver
+    assert isinstance(driver, Gate)
+    driver.synchronize_event = lambda event, ordinal: released.wait(10)  # type: ignore[assignment, method-assign]
+    stager._schedule.depth = 1
+    first = stager.submit("keeps the worker busy", [group(slab, 1)])
+    second = stager.submit("taken at once", [group(slab, 2)])
+    expect(second.wait()[0], 2)
+    expect(first.wait()[0], 1)
+    assert second._sources or first._sources, "a copy under way keeps its source"
+    released.set()
+    stager.close()
+    assert second._sources == first._sources == []
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_is_refused_instead_of_waiting_for_a_thread_it_has_not(stager: DeviceStager, slab: Slab) -> None:
+    ticket = stager.submit(0, [group(slab, 0)])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ticket.wait()
+        except MemoryRoomError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    expect(ticket.wait()[0], 0)

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from simpletuner_gh200.errors import GH200Error, MemoryRoomError
@@ -107,6 +110,8 @@ class DeviceStager:
         self._schedule = Schedule(self._pace.depth, capacity)
         self._keys = itertools.count()
         self._queued: dict[int, Ticket] = {}
+        self._unsettled: deque[Ticket] = deque()
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._last_taken: float | None = None
         self.staged = self.inline = self.failed = 0
@@ -121,6 +126,7 @@ class DeviceStager:
 
     def submit(self, batch: Hashable, groups: Sequence[Group]) -> Ticket:
         """Queue a batch. Never blocks: with a full queue the copy happens in ``wait`` instead."""
+        self._refuse_fork()
         ticket = Ticket(self, next(self._keys), batch, groups)
         with self._changed:
             if self._schedule.submit(ticket._key) is State.QUEUED:
@@ -138,6 +144,9 @@ class DeviceStager:
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             logger.warning("gh200: a staging copy is still under way; its thread ends with it")
+            return
+        while self._unsettled:
+            self._settle(self._unsettled.popleft())
 
     def _forget(self, key: int) -> None:
         with self._changed:
@@ -148,16 +157,19 @@ class DeviceStager:
     # -- the worker --------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (ticket := self._next()) is not None:
-            self._bring(ticket)
-            del ticket  # while waiting for the next one, hold nothing of the last
+        while (job := self._next()) is not None:
+            job()
+            del job  # while waiting for the next one, hold nothing of the last
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> Callable[[], object] | None:
+        """A batch to bring; else one a consumer brought himself, whose sources are to be let go when it is done."""
         with self._changed:
             while not self._schedule.closed:
                 key = self._schedule.start()
                 if key is not None:
-                    return self._queued.pop(key)
+                    return partial(self._bring, self._queued.pop(key))
+                if self._unsettled:
+                    return partial(self._settle, self._unsettled.popleft())
                 self._changed.wait()
         return None
 
@@ -212,6 +224,7 @@ class DeviceStager:
     # -- the consumer ------------------------------------------------------------------------------------
 
     def _claim(self, ticket: Ticket) -> None:
+        self._refuse_fork()
         arrived = time.monotonic()
         with self._changed:
             claim = self._schedule.claim(ticket._key)
@@ -226,9 +239,7 @@ class DeviceStager:
             self.inline += 1
             self.failed += len(ticket.errors)
         self._hand_over(ticket)
-        self._consumed(ticket, arrived)
-        if claim == "yours":
-            self._settle(ticket)
+        self._consumed(ticket, arrived, settle=claim == "yours")
 
     def _hand_over(self, ticket: Ticket) -> None:
         if ticket._event is None or ticket._buffer is None:
@@ -240,11 +251,23 @@ class DeviceStager:
         except GH200Error as failed:
             ticket.fail_all(failed)
 
-    def _consumed(self, ticket: Ticket, arrived: float) -> None:
+    def _consumed(self, ticket: Ticket, arrived: float, *, settle: bool) -> None:
         now = time.monotonic()
         with self._changed:
             self._schedule.take(ticket._key)
+            closed = self._schedule.closed
+            if settle and not closed:
+                self._unsettled.append(ticket)
             if self._last_taken is not None:
                 self._schedule.depth = self._pace.consumed(now - self._last_taken, now - arrived)
             self._last_taken = now
             self._changed.notify_all()
+        if settle and closed:
+            self._settle(ticket)
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise MemoryRoomError(
+                "device staging belongs to the process that started it, and this is a forked child",
+                remedy="stage in the training process only",
+            )

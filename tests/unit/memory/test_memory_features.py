@@ -1,0 +1,134 @@
+"""The memory room's features at their moments: when they are asked for, what they refuse, what they account for."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory import hints
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.interface import Capabilities
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
+from simpletuner_gh200.seams.features.oversubscription import OversubscriptionFeature
+
+UNIFIED = {"cache_config": {"vae_cache_type": "unified_memory"}}
+VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
+
+
+@pytest.fixture
+def driver() -> Iterator[NullDriver]:
+    with detect.using(NullDriver("a test")) as null:
+        assert isinstance(null, NullDriver)
+        yield null
+    hints.set_uvm_hint_override(None)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "environment", "request_"),
+    [
+        ({}, {}, "off"),
+        ({"gh200_optimizations": {"enable_uvm_hints": True}}, {}, "asked"),
+        ({}, {VARIABLE: "1"}, "asked"),
+        (UNIFIED, {}, "auto"),
+        (UNIFIED | {"gh200_optimizations": {"enable_uvm_hints": False}}, {VARIABLE: "1"}, "off"),
+    ],
+)
+def test_hints_by_key_environment_or_unified_caches(
+    driver: NullDriver, blocks: dict[str, Any], environment: dict[str, str], request_: str
+) -> None:
+    assert HintsFeature().request(resolve(blocks, environment)) == request_
+
+
+def test_an_explicit_false_reaches_direct_callers(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    HintsFeature().request(resolve({"gh200_optimizations": {"enable_uvm_hints": False}}, {VARIABLE: "1"}))
+    assert not hints.gh200_uvm_enabled()
+
+
+def test_batches_that_cannot_be_helped_are_soon_left_alone(driver: NullDriver) -> None:
+    feature = HintsFeature()
+    feature.start(None)
+    batch = {"latents": torch.zeros(4), "prompt_embeds": torch.zeros(4)}
+    for _ in range(LOOK_AGAIN):
+        assert feature.batch_prepared(None, batch) is batch
+    summary = feature.summary()
+    assert summary["batches"] == LOOK_AGAIN
+    assert summary["looked_at"] == TRIES + 1
+    assert summary["tensors_not_helped"] == 2 * (TRIES + 1)
+    feature.close()
+    assert not hints.gh200_uvm_enabled()
+
+
+def trainer(**more: Any) -> SimpleNamespace:
+    accelerator = SimpleNamespace(device=torch.device("cpu"), distributed_type="DistributedType.NO")
+    return SimpleNamespace(accelerator=accelerator, **more)
+
+
+def asked(**keys: Any) -> OversubscriptionFeature:
+    feature = OversubscriptionFeature()
+    assert feature.request(resolve({"gh200_optimizations": {"use_uvm": True, **keys}}, {})) == "asked"
+    return feature
+
+
+def test_oversubscription_is_off_unless_asked_for() -> None:
+    assert OversubscriptionFeature().request(resolve({}, {})) == "off"
+
+
+def test_ema_and_resumed_state_are_accounted_for(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    feature = asked()
+    weight = torch.nn.Parameter(torch.zeros(8))
+    optimizer = SimpleNamespace(
+        state={weight: {"exp_avg": torch.zeros(8)}}, param_groups=[{"params": [weight]}], step=lambda: None
+    )
+    run = trainer(optimizer=optimizer, ema_model=SimpleNamespace(shadow_params=[torch.zeros(8)]))
+    feature.start(run)
+    feature.before_train(run)
+    assert feature.summary()["bytes"] == {"optimizer": 32, "ema": 32}
+    assert [call.arguments["what"] for call in driver.calls if call.name == "pool_place"] == ["optimizer", "ema"]
+    feature.after_train(run)
+    feature.close()
+
+
+def test_scope_all_holds_for_the_whole_run(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    feature = asked(uvm_scope="all")
+    feature.start(trainer())
+    assert driver.counts["pool_enter"] == 1
+    assert driver.counts["pool_leave"] == 0
+    feature.close()
+    assert driver.counts["pool_leave"] == 1
+
+
+def test_a_gpu_that_is_not_nvidias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with (
+        detect.using(NullDriver("this torch is built for AMD (HIP 6.4); everything CUDA stays off")),
+        pytest.raises(FeatureUnavailable, match="AMD"),
+    ):
+        asked().start(trainer())
+
+
+class Unable:
+    """A device without concurrent managed access, at the hardware boundary."""
+
+    name = "cuda"
+
+    def capabilities(self, ordinal: int) -> Capabilities:
+        from dataclasses import replace
+
+        return replace(NullDriver().capabilities(ordinal), managed=True, mode="discrete", device_total=1 << 30)
+
+
+def test_a_device_that_cannot_is_refused_with_the_reason() -> None:
+    with (
+        detect.using(Unable()),  # type: ignore[arg-type]
+        pytest.raises(FeatureUnavailable, match="at the same time") as refused,
+    ):
+        asked().start(trainer())
+    assert "use_uvm" in str(refused.value)
