@@ -98,6 +98,40 @@ def diff(
         raise typer.Exit(1)
 
 
+PARITY_EXAMPLES = """
+Examples:
+
+  gh200 upstream parity --repo ~/SimpleTuner                          its whole test suite, twice
+
+  gh200 upstream parity --repo ~/SimpleTuner tests/test_trainer.py -k manual
+"""
+
+
+@app.command(epilog=PARITY_EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def parity(
+    context: typer.Context,
+    repo: Annotated[Path, typer.Option(help="A git checkout of SimpleTuner, with its tests.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+) -> None:
+    """Run SimpleTuner's own tests with and without the extension and compare outcome by outcome.
+
+    Everything else on the command line goes to pytest. Exit code 1 if a test's outcome differs.
+    """
+    from simpletuner_gh200.upstream.parity import run_parity
+
+    found = run_parity(repo.absolute(), context.args)
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        for each in found.differences:
+            kind = "unstable" if each.unstable else "DIFFERS"
+            typer.echo(f"{kind}: {each.test}: {each.without} without, {each.with_extension} with the extension")
+        counted = ", ".join(f"{count} {name}" for name, count in sorted(found.counts.items()))
+        typer.echo(f"without the extension: {counted}; with it: {'the same' if found.ok else 'not the same'}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
 SUPPORT_EXAMPLES = """
 Examples:
 

@@ -1,0 +1,105 @@
+"""Upstream's own tests with and without the extension, compared outcome by outcome.
+
+A test that differs is run once more without the extension: one that then differs from itself is unstable, and says
+nothing about us.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.errors import RunFailed, UsageError
+
+Outcomes = Mapping[str, str]
+"""passed, failed, error or skipped, by test."""
+
+# The hooks are registered before pytest imports anything of SimpleTuner's, as the start-up hook would do it.
+WITH = (
+    "import sys; from simpletuner_gh200.startup import on_interpreter_start; on_interpreter_start(); "
+    "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+)
+WITHOUT = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+
+
+@dataclass(frozen=True)
+class Difference:
+    test: str
+    without: str
+    with_extension: str
+    unstable: bool = False
+
+
+@dataclass(frozen=True)
+class Parity:
+    """``ok``: every test that has an opinion has the same one with the extension."""
+
+    counts: dict[str, int]
+    differences: tuple[Difference, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(difference.unstable for difference in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "counts": self.counts, "differences": [vars(each) for each in self.differences]}
+
+
+def run_parity(checkout: Path, arguments: Sequence[str]) -> Parity:
+    """Run the checkout's tests twice; ``arguments`` go to pytest (default: its ``tests`` folder)."""
+    if not (checkout / "simpletuner").is_dir():
+        raise UsageError(f"no SimpleTuner in {checkout}", remedy="give a checkout of its repository")
+    wanted = list(arguments) or ["tests"]
+    if not arguments and not (checkout / "tests").is_dir():
+        raise UsageError(f"no tests in {checkout}", remedy="wheels have none; clone the repository")
+    without = run_tests(checkout, wanted, extension=False)
+    differences = compare(without, run_tests(checkout, wanted, extension=True))
+    if differences:
+        again = run_tests(checkout, wanted, extension=False)
+        differences = [mark(difference, again) for difference in differences]
+    return Parity(dict(Counter(without.values())), tuple(differences))
+
+
+def compare(without: Outcomes, with_extension: Outcomes) -> list[Difference]:
+    tests = sorted(without.keys() | with_extension.keys())
+    pairs = ((test, without.get(test, "missing"), with_extension.get(test, "missing")) for test in tests)
+    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def mark(difference: Difference, again: Outcomes) -> Difference:
+    unstable = again.get(difference.test, "missing") != difference.without
+    return Difference(difference.test, difference.without, difference.with_extension, unstable)
+
+
+def run_tests(checkout: Path, arguments: Sequence[str], *, extension: bool) -> Outcomes:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-p", "no:cacheprovider", "-q", f"--junitxml={report}", "-o", "junit_family=xunit1"]
+        command = [sys.executable, "-c", WITH if extension else WITHOUT, *options, *arguments]
+        path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path, "SIMPLETUNER_GH200": "1" if extension else "0"}
+        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+        if not report.is_file():
+            raise RunFailed(f"pytest left no report (exit code {done.returncode}): {done.stderr.strip()[-500:]}")
+        return outcomes(report)
+
+
+def outcomes(report: Path) -> Outcomes:
+    """By test, from pytest's JUnit report, which we had written ourselves a moment ago."""
+    found = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        kinds = {child.tag for child in case}
+        verdict = next((name for name, tag in _TAGS if tag in kinds), "passed")
+        found[f"{case.get('classname')}::{case.get('name')}"] = verdict
+    return found
+
+
+_TAGS = (("error", "error"), ("failed", "failure"), ("skipped", "skipped"))
