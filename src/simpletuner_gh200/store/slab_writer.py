@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Sequence
 
+import numpy as np
+
+from simpletuner_gh200.memory.numa import bind, read_nodes
 from simpletuner_gh200.memory.sealed import create_memfd, seal
 
 Piece = bytes | bytearray | memoryview
@@ -30,6 +34,18 @@ class SlabWriter:
         self._lock = threading.Lock()
         self._fd = create_memfd("dataset")
         self.used = 0
+
+    def keep_on_cpu_nodes(self, at_most: int) -> str:
+        """Have the kernel take pages from nodes with CPUs only, never from a GPU's memory; what came of it.
+
+        The policy belongs to the memory, not to this mapping of it, so it holds for whoever writes later.
+        """
+        if not at_most or len(read_nodes()) < 2:
+            return "one memory node: nothing to choose"
+        os.ftruncate(self._fd, at_most)
+        with mmap.mmap(self._fd, at_most, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as memory:
+            address = np.frombuffer(memory, np.uint8).ctypes.data
+            return bind(address, at_most).reason
 
     def claim(self, size: int) -> int:
         """Offset of ``size`` fresh bytes; SlabFull where they would go over the ceiling."""

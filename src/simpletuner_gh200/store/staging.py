@@ -22,7 +22,7 @@ from simpletuner_gh200.store.index import Rows, write_index
 from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.shared_memory import StagedMemory, new_state
-from simpletuner_gh200.store.slab_writer import SlabFull, SlabWriter
+from simpletuner_gh200.store.slab_writer import ALIGNMENT, SlabFull, SlabWriter
 from simpletuner_gh200.telemetry.progress import Progress, progress
 from simpletuner_gh200.units import MIB
 
@@ -101,6 +101,7 @@ class _Run:
     ) -> None:
         self._request, self._listing, self._limit, self._host = request, listing, limit, host
         self.slab = SlabWriter(limit.allowed)
+        self.slab.keep_on_cpu_nodes(min(limit.allowed, listing.size + ALIGNMENT * (listing.files + 1)))
         self._rows = Rows.new(listing.files)
         self._plan = StagingPlan(
             rows=self._rows,
