@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ SCHEMA = 1
 HEADER_SIZE = 4096
 _HEADER = struct.Struct("<8sIIQQQQQ")
 _ROW = struct.Struct("<7QHI")
-_CHUNK = 4 << 20
+_CHUNK = 256 << 10
+_local = threading.local()
 
 
 class DamagedPack(CacheError):
@@ -122,6 +124,14 @@ class PackWriter:
         return start
 
 
+def _hot_buffer() -> memoryview:
+    """One small buffer per thread, so that what was read is still in the processor's cache when it is hashed."""
+    if not hasattr(_local, "view"):
+        _local.view = memoryview(bytearray(_CHUNK))
+    view: memoryview = _local.view
+    return view
+
+
 def _to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
@@ -158,6 +168,7 @@ class Pack:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._layouts: dict[tuple[int, int], bytes] = {}
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.size = os.fstat(self.fd).st_size
@@ -182,12 +193,12 @@ class Pack:
             raise self._damaged("the index's checksum is wrong")
         return _rows(index, count)
 
-    def check(self, entry: PackEntry, buffer: bytearray | None = None) -> bool:
+    def check(self, entry: PackEntry) -> bool:
         """Are the payload's and the layout's bytes those that were written? Reads, and maps nothing."""
         if self.layout(entry) is None:
             return False
         digest = xxhash.xxh3_64()
-        view = memoryview(buffer if buffer is not None else bytearray(min(entry.length, _CHUNK) or 1))
+        view = _hot_buffer()
         at, end = entry.offset, entry.offset + entry.length
         while at < end:
             got = os.preadv(self.fd, [view[: min(end - at, len(view))]], at)
@@ -199,11 +210,17 @@ class Pack:
 
     def layout(self, entry: PackEntry) -> bytes | None:
         """The layout's text; None if it is not what was written."""
+        known = self._layouts.get((entry.layout_offset, entry.layout_checksum))
+        if known is not None:
+            return known
         length = int.from_bytes(os.pread(self.fd, 8, entry.layout_offset), "little")
         if length > self.size:
             return None
         text = os.pread(self.fd, length, entry.layout_offset + 8)
-        return text if xxhash.xxh3_64_intdigest(text) == entry.layout_checksum else None
+        if xxhash.xxh3_64_intdigest(text) != entry.layout_checksum:
+            return None
+        self._layouts[entry.layout_offset, entry.layout_checksum] = text
+        return text
 
     def _damaged(self, why: str) -> DamagedPack:
         return DamagedPack(f"{self.path} is damaged: {why}", remedy="delete it (gh200 cache drop); it is made again")

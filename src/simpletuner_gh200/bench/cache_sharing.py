@@ -1,0 +1,82 @@
+"""What ranks hold together, by Pss, which counts shared pages once; and what one rank holds beyond the payload."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.bench.cache_memory import make_latents
+from simpletuner_gh200.cache.service import Caches, Wanted
+from simpletuner_gh200.memory.sharing import NodeGroup
+
+SHAPE = (16, 128, 128)
+PAYLOAD = 16 * 128 * 128 * 2
+
+
+def measure_sharing(folder: Path, count: int) -> dict[str, Any]:
+    """``held_ratio`` of one rank, ``pss_ratio`` of two; every rank has read every entry once."""
+    make_latents(folder / "latents", SHAPE, count)
+    alone, together = (sum(_ranks(folder, world)) for world in (1, 2))
+    return {"held_ratio": alone / (count * PAYLOAD), "pss_ratio": together / (count * PAYLOAD)}
+
+
+def _ranks(folder: Path, world: int) -> list[int]:
+    started = [_start(folder, rank, world) for rank in range(world)]
+    answers = [int(json.loads(_line(rank))["pss"]) for rank in started]
+    for rank in started:
+        rank.communicate("done\n", timeout=60)
+    return answers
+
+
+def _line(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdin is not None
+    assert rank.stdout is not None
+    rank.stdout.readline()  # read everything; the others may still be filling
+    rank.stdin.write("report\n")
+    rank.stdin.flush()
+    return rank.stdout.readline()
+
+
+def _start(folder: Path, rank: int, world: int) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_PORT": str(os.getpid()),
+        "XDG_RUNTIME_DIR": "",
+        "TMPDIR": str(folder),
+    }
+    command = [sys.executable, "-m", "simpletuner_gh200.bench.cache_sharing", str(folder / "latents")]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def be_a_rank(folder: str) -> None:
+    from simpletuner_gh200.cache.fill import cache_files, load_file
+
+    paths = [path for path, _ in cache_files(folder)]
+    load_file(paths[0])  # torch's own first-use memory is not ours
+    before = _pss()
+    caches = Caches([Wanted("latents", "vae", folder)], allowed=None, group=NodeGroup.from_environment("bench"))
+    caches.fill()
+    for path in paths:
+        value = caches.tables["latents"].get(path)
+        assert hasattr(value, "shape"), "another rank has not filled its part yet" if value is None else path
+        value.sum()
+    print(json.dumps({"read": len(paths)}), flush=True)
+    sys.stdin.readline()
+    print(json.dumps({"pss": _pss() - before}), flush=True)
+    sys.stdin.readline()
+    caches.close()
+
+
+def _pss() -> int:
+    with open("/proc/self/smaps_rollup", encoding="ascii") as rollup:
+        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+
+
+if __name__ == "__main__":
+    be_a_rank(sys.argv[1])

@@ -1,0 +1,229 @@
+"""SimpleTuner's own caches and collate, entered from the top, with and without our tables behind them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from simpletuner_gh200.bench.measure import interleaved
+from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.delivery import HostDelivery
+from simpletuner_gh200.cache.service import Wanted, opened
+from simpletuner_gh200.cache.table import Table
+
+BATCH = 8
+EPOCHS = 3
+DATASET, TEXT = "bench", "bench-text"
+
+
+def measure_simpletuner(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
+    """``samples`` of 512 KB latents and 4 MB text embeds; wall time of ``EPOCHS`` epochs of ``collate_fn``."""
+    if importlib.util.find_spec("simpletuner") is None:
+        return {"samples_per_s_vs_plain": None, "skipped": "SimpleTuner is not installed"}
+    os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
+    with _pinning_stand_in():
+        vae, text = _caches(folder)
+        examples = _fill_caches(folder, vae, text, samples)
+        wanted = [
+            Wanted("vae", "vae", vae.cache_dir, look_for_nan=True),
+            Wanted("text", "text", text.cache_dir),
+        ]
+        with opened(wanted) as tables:
+            _same_batches(examples, vae, text, tables)
+
+            def ours() -> None:
+                with _served(vae, text, tables):
+                    _epochs(examples)
+
+            seconds = interleaved({"plain": lambda: _epochs(examples), "ours": ours}, repeats=repeats)
+    return {
+        "samples_per_s_vs_plain": seconds["plain"] / seconds["ours"],
+        "samples_per_s": samples * EPOCHS / seconds["ours"],
+        "samples": samples,
+    }
+
+
+class _Model:
+    """As much of a model as the caches and collate ask for: one that leaves joining to upstream's default."""
+
+    def get_transforms(self, dataset_type: str) -> Any:
+        return None
+
+    def text_embed_cache_key(self) -> Any:
+        from simpletuner.helpers.models.common import TextEmbedCacheKey
+
+        return TextEmbedCacheKey.CAPTION
+
+    def unpack_text_embeddings_from_cache(self, embeddings: Any) -> Any:
+        return embeddings
+
+    def collate_prompt_embeds(self, _outputs: Any) -> dict[str, Any]:
+        return {}
+
+    def uses_text_embeddings_cache(self) -> bool:
+        return True
+
+    def requires_conditioning_image_embeds(self) -> bool:
+        return False
+
+    def requires_text_embed_image_context(self) -> bool:
+        return False
+
+
+def _caches(folder: Path) -> tuple[Any, Any]:
+    """SimpleTuner's VAE and text caches over local backends, and the state that collate reads."""
+    import torch
+    from simpletuner.helpers.caching.text_embeds import TextEmbeddingCache
+    from simpletuner.helpers.caching.vae import VAECache
+    from simpletuner.helpers.data_backend.local import LocalDataBackend
+    from simpletuner.helpers.training.state_tracker import StateTracker
+
+    accelerator = SimpleNamespace(device=torch.device("cpu"), is_main_process=True, num_processes=1, process_index=0)
+    model = _Model()
+    StateTracker.set_args(
+        SimpleNamespace(
+            caption_dropout_probability=0.0,
+            controlnet=False,
+            model_family="flux",
+            vae_cache_ondemand=False,
+            conditioning_multidataset_sampling="random",
+        )
+    )
+    StateTracker.set_accelerator(accelerator)
+    StateTracker.set_model(model)
+    StateTracker.model_type = "flux"
+    StateTracker.weight_dtype = torch.bfloat16
+    images, files = LocalDataBackend(accelerator, DATASET), LocalDataBackend(accelerator, TEXT)
+    vae = VAECache(
+        id=DATASET,
+        model=model,
+        vae=None,
+        accelerator=accelerator,
+        metadata_backend=None,
+        instance_data_dir=str(folder / "images"),
+        image_data_backend=images,
+        cache_data_backend=LocalDataBackend(accelerator, "bench-vae"),
+        cache_dir=str(folder / "vae"),
+    )
+    text = TextEmbeddingCache(
+        TEXT, files, [], [], accelerator, cache_dir=str(folder / "text"), model_type="flux", model=model
+    )
+    text.webhook_handler = None
+    StateTracker.default_text_embed_cache = text
+    StateTracker.data_backends = {
+        DATASET: {
+            "id": DATASET,
+            "data_backend": images,
+            "vaecache": vae,
+            "text_embed_cache": text,
+            "config": {"instance_data_dir": str(folder / "images"), "dataset_type": "image"},
+        }
+    }
+    return vae, text
+
+
+def _fill_caches(folder: Path, vae: Any, text: Any, samples: int) -> list[dict[str, Any]]:
+    """Cache files under the names SimpleTuner gives them; the examples that a sampler would yield."""
+    import torch
+
+    latents = torch.randn(samples + 16, 128, 128).to(torch.bfloat16)
+    embeds = torch.randn(512 + samples, 4096).to(torch.bfloat16)
+    examples = []
+    for number in range(samples):
+        image, caption = str(folder / "images" / f"{number:05d}.png"), f"caption number {number}"
+        torch.save(latents[number : number + 16].clone(), vae.generate_vae_cache_filename(image)[0])
+        embed = {
+            "prompt_embeds": embeds[number : number + 512].clone().unsqueeze(0),
+            "pooled_prompt_embeds": torch.randn(1, 768).to(torch.bfloat16),
+        }
+        torch.save(embed, text.hash_prompt_with_path({"prompt": caption, "key": caption, "metadata": {}}))
+        examples.append(
+            {
+                "image_path": image,
+                "data_backend_id": DATASET,
+                "instance_prompt_text": caption,
+                "aspect_ratio": 1.0,
+                "luminance": 0.5,
+                "original_size": (1024, 1024),
+                "crop_coordinates": (0, 0),
+            }
+        )
+    return examples
+
+
+def _batches(examples: list[dict[str, Any]], epoch: int) -> Iterator[list[dict[str, Any]]]:
+    order = random.Random(epoch).sample(examples, len(examples))
+    for at in range(0, len(order), BATCH):
+        yield [{"training_samples": [dict(example) for example in order[at : at + BATCH]], "conditioning_samples": []}]
+
+
+def _epochs(examples: list[dict[str, Any]]) -> None:
+    from simpletuner.helpers.training import collate
+
+    for epoch in range(EPOCHS):
+        for batch in _batches(examples, epoch):
+            collate.collate_fn(batch)
+
+
+def _same_batches(examples: list[dict[str, Any]], vae: Any, text: Any, tables: Any) -> None:
+    """A fast wrong answer is no answer: one batch each way, compared to the bit."""
+    import torch
+    from simpletuner.helpers.training import collate
+
+    plain = collate.collate_fn(next(_batches(examples, 0)))
+    with _served(vae, text, tables):
+        ours = collate.collate_fn(next(_batches(examples, 0)))
+    for key in ("latent_batch", "prompt_embeds", "add_text_embeds"):
+        assert torch.equal(plain[key], ours[key]), key
+
+
+@contextmanager
+def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> Iterator[None]:
+    """Our tables and our batch path in place, as the extension puts them, and taken out again."""
+    from simpletuner.helpers.training import collate
+
+    from simpletuner_gh200.seams.batch_path import BatchPath
+    from simpletuner_gh200.seams.cache_backend import Route, ServedBackend
+    from simpletuner_gh200.seams.points import (
+        collate_check_latent_shapes,
+        collate_compute_latents,
+        collate_compute_prompt_embeddings,
+    )
+
+    path = BatchPath(collate, {DATASET: tables["vae"]}, latents=HostDelivery(BufferPool()), embeds=BufferPool())
+    runtime: Any = SimpleNamespace(features=[SimpleNamespace(batch_path=path)])
+    patches: list[Any] = [
+        *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, tables["vae"])]).patches,
+        *ServedBackend(text.data_backend, [Route(text.cache_dir, tables["text"])]).patches,
+    ]
+    for point in (collate_compute_latents, collate_check_latent_shapes, collate_compute_prompt_embeddings):
+        patches.extend(point.SEAM.patches(collate, runtime))
+    for patch in patches:
+        patch.install()
+    try:
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.uninstall()
+
+
+@contextmanager
+def _pinning_stand_in() -> Iterator[None]:
+    """Without CUDA nothing can be pinned: both sides skip it."""
+    import torch
+
+    if torch.cuda.is_available():
+        yield
+        return
+    original = torch.Tensor.pin_memory
+    torch.Tensor.pin_memory = lambda self, *_: self
+    try:
+        yield
+    finally:
+        torch.Tensor.pin_memory = original
