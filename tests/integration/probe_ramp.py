@@ -23,6 +23,7 @@ def install(record: dict[str, Any]) -> None:
     watch = Watch(record, wishes)
     watch.accelerate()
     watch.trainer()
+    watch.companions()
 
 
 class Lines(logging.Handler):
@@ -116,6 +117,24 @@ class Watch:
         Trainer._run_standard_checkpoint = watched_standard
         Trainer._schedule_checkpoint_hub_upload = lambda self, path: None
         Validation.setup_pipeline = watched_pipeline
+
+    def companions(self) -> None:
+        """EMA and the attention backend's phases, each with the micro-batches of the open window."""
+        from simpletuner.helpers.training.attention_backend import AttentionBackendController
+        from simpletuner.helpers.training.ema import EMAModel
+
+        watch = self
+        ema_step, apply = EMAModel.step, AttentionBackendController.apply
+
+        def watched_ema(self: Any, *args: Any, **kwargs: Any) -> Any:
+            watch.record["ema"].append(watch.in_window)
+            return ema_step(self, *args, **kwargs)
+
+        def watched_apply(config: Any, phase: Any) -> Any:
+            watch.record["phases"].append([str(getattr(phase, "value", phase)), watch.in_window])
+            return apply(config, phase)
+
+        EMAModel.step, AttentionBackendController.apply = watched_ema, staticmethod(watched_apply)
 
     def once(self, what: str) -> Any:
         def consume() -> bool:

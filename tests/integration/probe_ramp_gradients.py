@@ -50,24 +50,27 @@ def install(record: dict[str, Any]) -> None:
 
     def watched_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.gradient_state.sync_gradients:
-            record["windows"].append(compare(trainers[0], list(batches)))
+            everyone = gathered(list(batches))
             batches.clear()
+            if trainers[0].accelerator.is_main_process:  # the others wait in their next collective
+                record["windows"].append(compare(trainers[0], everyone))
         return step(self, *args, **kwargs)
 
     Trainer.prepare_batch, Trainer.train, AcceleratedOptimizer.step = watched_prepare, watched_train, watched_step
 
 
-def compare(trainer: Any, own: list[dict[str, Any]]) -> dict[str, Any]:
-    everyone = gathered(own)
-    world, length = len(everyone), len(own)
+def compare(trainer: Any, everyone: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    world, length = len(everyone), len(everyone[0])
     micro = [batch for batches in everyone for batch in batches]
     large = joined(micro)
     window = {name: p.grad.detach().clone() for name, p in trained(component_of(trainer)).items()}
     with set_aside(trainer), torch.random.fork_rng(devices=[]):
-        single = [gradient(trainer, batch, torch.float32, 1 / length) for batch in micro]
-        double = [gradient(trainer, batch, torch.float64, 1 / length) for batch in micro]
-        large32 = gradient(trainer, large, torch.float32, 1.0)
-        large64 = gradient(trainer, large, torch.float64, 1.0)
+        with in_precision(trainer, torch.float32) as parameters:
+            single = [gradient(trainer, batch, parameters, length) for batch in micro]
+            large32 = gradient(trainer, large, parameters, 1)
+        with in_precision(trainer, torch.float64) as parameters:
+            double = [gradient(trainer, batch, parameters, length) for batch in micro]
+            large64 = gradient(trainer, large, parameters, 1)
     errors = sum(norm(minus(h, exact)) for h, exact in zip(single, double, strict=True)) / world
     operations = length + world + 1
     gamma = operations * UNIT / (1 - operations * UNIT)
@@ -85,29 +88,27 @@ def compare(trainer: Any, own: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def gradient(trainer: Any, batch: dict[str, Any], dtype: torch.dtype, weight: float) -> Gradient:
-    """Of ``weight`` times the loss, through SimpleTuner's own prediction and loss, on a copy of the model."""
-    model = copy.deepcopy(component_of(trainer)).to(dtype)
-    parameters = trained(model)
-    with in_precision(trainer, model, dtype):
-        converted = detached(batch, dtype)
-        output = trainer.model_predict(prepared_batch=converted)
-        loss = trainer.model.loss(prepared_batch=converted, model_output=output, apply_conditioning_mask=True)
-        # As accelerate does it: divide the loss by n, don't multiply it by 1/n.
-        found = torch.autograd.grad(loss / round(1 / weight), list(parameters.values()))
+def gradient(trainer: Any, batch: dict[str, Any], parameters: dict[str, Any], divisor: int) -> Gradient:
+    """Of the loss divided as accelerate divides it, through SimpleTuner's own prediction and loss."""
+    dtype = next(iter(parameters.values())).dtype
+    converted = detached(batch, dtype)
+    output = trainer.model_predict(prepared_batch=converted)
+    loss = trainer.model.loss(prepared_batch=converted, model_output=output, apply_conditioning_mask=True)
+    found = torch.autograd.grad(loss / divisor, list(parameters.values()))
     return dict(zip(parameters, found, strict=True))
 
 
 @contextmanager
-def in_precision(trainer: Any, model: Any, dtype: torch.dtype) -> Iterator[None]:
-    """SimpleTuner casts inputs to configured types and the loss to float: let it cast to ``dtype`` instead."""
+def in_precision(trainer: Any, dtype: torch.dtype) -> Iterator[dict[str, torch.nn.Parameter]]:
+    """A copy of the model in ``dtype`` takes its place; what SimpleTuner casts to its types is cast to ``dtype``."""
     config, foundation, as_float = trainer.config, trainer.model, torch.Tensor.float
     kept = (config.weight_dtype, config.base_weight_dtype, foundation.model)
+    model = copy.deepcopy(component_of(trainer)).to(dtype)
     config.weight_dtype = config.base_weight_dtype = dtype
     foundation.model = model
     torch.Tensor.float = lambda self: self.to(dtype)
     try:
-        yield
+        yield trained(model)
     finally:
         config.weight_dtype, config.base_weight_dtype, foundation.model = kept
         torch.Tensor.float = as_float

@@ -24,7 +24,7 @@ def ramp(world: int) -> dict[str, object]:
 def test_a_window_is_one_large_batch(workbench, world):
     # Clipping would change what the optimizer gets, and dropout what a second evaluation finds.
     workbench.configure(blocks=ramp(world), max_train_steps=6, max_grad_norm=0, lora_dropout=0)
-    run = workbench.train(world=world, probe=PROBE)
+    run = workbench.train(world=world, probe=PROBE, timeout=900)
     assert run.ok, run.explain()
     windows = run.records[0]["windows"]
     lengths = [window["length"] for window in windows]
