@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import psutil
-
 from workbench import clean_environment
 
 BIN = Path(sys.executable).parent

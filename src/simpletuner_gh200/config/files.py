@@ -114,7 +114,9 @@ def locate_training_config(environment: Mapping[str, str], *, explicit: str | No
         backend = path.suffix.removeprefix(".")
         if backend not in FILE_NAMES:
             accepted = ", ".join(f".{name}" for name in FILE_NAMES)
-            raise UsageError(f"--config {explicit}: unknown kind of file {path.suffix!r}", remedy=f"accepted: {accepted}")
+            raise UsageError(
+                f"--config {explicit}: unknown kind of file {path.suffix!r}", remedy=f"accepted: {accepted}"
+            )
         if not path.is_file():
             raise UsageError(f"--config {explicit}: no such file", remedy="check the path")
         return Located(backend, path)

@@ -65,7 +65,8 @@ def progress(label: str, *, items: int | None = None, size: int | None = None) -
         yield _Lines(label, items, size)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     columns = (
         TextColumn("{task.description}"),

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from simpletuner_gh200.config.part import Part, PartModel, flag_from_text
 
-
 VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 
 

@@ -25,7 +25,9 @@ class RampSettings(PartModel):
     batch_rampup_steps: int | None = Field(
         default=None, ge=1, description="Length of the ramp in micro-batches per rank."
     )
-    ramp_curve: Literal["quadratic", "linear", "stepwise"] = Field(default="quadratic", description="Shape of the ramp.")
+    ramp_curve: Literal["quadratic", "linear", "stepwise"] = Field(
+        default="quadratic", description="Shape of the ramp."
+    )
     ramp_increment: int | None = Field(
         default=None, ge=1, description="Effective batch added at each step of a stepwise ramp."
     )
