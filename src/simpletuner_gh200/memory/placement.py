@@ -50,7 +50,7 @@ def refusal_of(kind: SlabKind, caps: Capabilities, *, ranks: int) -> str | None:
     if kind == "host":
         return None
     if caps.mode == "none":
-        return f"there is no CUDA device, {caps.name}"
+        return f"there is no CUDA device: {caps.name}"
     if kind == "registered":
         return None if caps.host_register else "the device can't register host memory"
     if ranks > 1:

@@ -41,14 +41,18 @@ def selftest(
     result = run(detect.current(), ordinal=device)
     write_report(result, output)
     for row in result.rows:
-        console.print(f"{SYMBOLS[row.status]} {row.name:<28} {row.found}", highlight=False, markup=False)
-    console.print(f"report in {output}", highlight=False, markup=False)
+        _line(console, f"{SYMBOLS[row.status]} {row.name:<29} {row.found}")
+    _line(console, f"report in {output}")
     if as_json:
         print(json.dumps(result.to_json()))
     else:
-        console.print(result.closing_line, highlight=False, markup=False)
+        _line(console, result.closing_line)
     if not result.ok:
         raise typer.Exit(1)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 COMMAND = Command(name="selftest", run=selftest, panel="Operate")

@@ -15,6 +15,8 @@ from simpletuner_gh200.memory.driver.interface import Location, Span
 _LOCATION_TYPES = {"device": 1, "host": 2, "node": 3}
 _KINDS = {number: kind for kind, number in _LOCATION_TYPES.items()}
 
+NOT_FOUND = 500
+
 REMEDIES = {
     1: "an address, size or location was not valid for this memory: report it with the output of gh200 selftest",
     2: "free device memory, or lower hbm_limit_gb or uvm_oversubscription_ratio",
@@ -59,7 +61,8 @@ class Bindings:
             status, *values = getattr(self._driver, name)(*arguments)
         except RuntimeError as missing:
             # The bindings find out at the first call that there is no driver library, or none with this function.
-            raise DriverError(name, 500, "NOT_FOUND", remedy=f"no usable NVIDIA driver: {missing}") from missing
+            remedy = f"install or repair the NVIDIA driver ({missing})"
+            raise DriverError(name, NOT_FOUND, "NOT_FOUND", remedy=remedy) from missing
         return int(status), values[0] if len(values) == 1 else tuple(values) or None
 
     def check(self, name: str, code: int) -> None:

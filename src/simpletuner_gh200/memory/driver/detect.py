@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
+from simpletuner_gh200.memory.driver.bindings import NOT_FOUND
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.driver.null import NullDriver
 
@@ -55,8 +56,10 @@ def open_driver() -> Driver:
     try:
         driver = CudaDriver()
         return driver if driver.device_count() else NullDriver("the CUDA driver reports no device")
-    except (DriverError, FeatureUnavailable) as missing:
-        return NullDriver(f"no CUDA device: {missing.message}")
+    except DriverError as failed:
+        return NullDriver("no NVIDIA driver is installed" if failed.code == NOT_FOUND else failed.message)
+    except FeatureUnavailable as missing:
+        return NullDriver(missing.message)
 
 
 def torch_refusal(version: ModuleType | None) -> str | None:

@@ -40,7 +40,7 @@ class Call:
 class NullDriver:
     name = "null"
 
-    def __init__(self, reason: str = "no CUDA device") -> None:
+    def __init__(self, reason: str = "the null driver was chosen") -> None:
         self.reason = reason
         self.calls: deque[Call] = deque(maxlen=KEPT_CALLS)
         self.counts: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class NullDriver:
     def capabilities(self, ordinal: int) -> Capabilities:
         return Capabilities(
             ordinal=ordinal,
-            name=f"none ({self.reason})",
+            name=self.reason,
             managed=False,
             concurrent_managed=False,
             pageable_access=False,
