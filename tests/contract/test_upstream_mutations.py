@@ -19,8 +19,15 @@ SPECS = all_specs()
 CALLABLE = [spec for spec in SPECS.values() if spec.parameters is not None]
 
 
-LONG_CLASSES = ("Trainer", "FactoryRegistry", "VAECache", "Accelerator")
-FACT_METHODS = {"encode_images", "retrieve_from_cache", "accumulate", "gradient_accumulation_steps", "__init__"}
+LONG_CLASSES = ("Trainer", "VAECache", "Accelerator")
+FACT_METHODS = {
+    "encode_images",
+    "retrieve_from_cache",
+    "generate_vae_cache_filename",
+    "accumulate",
+    "gradient_accumulation_steps",
+    "__init__",
+}
 
 
 @cache

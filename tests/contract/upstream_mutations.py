@@ -54,11 +54,21 @@ MUTATIONS = (
     Mutation("state_tracker.class", "our names are free", r"^    def get_config_path\(", "    def get_raw_config("),
     Mutation(
         "state_tracker.class",
-        "knows backends and caches",
-        r"def get_data_backends\(cls, _type",
-        "def get_data_backends(cls, kind",
+        "keeps the backends in a table",
+        r"^    data_backends = \{\}",
+        "    backends = {}",
+    ),
+    Mutation(
+        "state_tracker.class",
+        "knows the text cache and the arguments",
+        r"def get_vaecache\(cls, id",
+        "def get_vaecache(cls, name",
     ),
     # datasets
+    Mutation(
+        "datasets.caches", "entries by these names", r"init_backend\['vaecache'\] = ", "init_backend['latents'] = "
+    ),
+    Mutation("media.extensions", "video too", r"^video_file_extensions = ", "moving_extensions = "),
     Mutation(
         "datasets.load_configuration",
         "returns the list",
@@ -223,6 +233,36 @@ MUTATIONS = (
     ),
     Mutation(
         "collate.fetch_latent", "asks the VAE cache of the dataset", r"StateTracker\.get_vaecache\(", "latent_store("
+    ),
+    Mutation(
+        "caching.vae_read",
+        "names a sample's file",
+        r"def generate_vae_cache_filename\(self, filepath",
+        "def generate_vae_cache_filename(self, sample",
+    ),
+    Mutation(
+        "collate.check_latent_shapes",
+        "stacks them on the device",
+        r"for _latent in latents\], dim=0\)",
+        "for _latent in latents], dim=1)",
+    ),
+    Mutation(
+        "collate.check_latent_shapes",
+        "only looks at shapes and values",
+        r"^    for idx, latent in enumerate\(latents\):",
+        "    for idx, latent in enumerate(latents):\n        latent = latent.float()",
+    ),
+    Mutation(
+        "collate.compute_prompt_embeddings",
+        "asks the model to join",
+        r"model\.collate_prompt_embeds\(text_encoder_output\)",
+        "model.join(text_encoder_output)",
+    ),
+    Mutation(
+        "collate.compute_prompt_embeddings",
+        "joins the rest itself",
+        r"^( *)if 'time_ids' in text_encoder_output\[0\]:",
+        r"\1if 'guidance' in text_encoder_output[0]:\n\1    pass\n\g<0>",
     ),
     # accelerate
     Mutation("accelerate.do_sync", "counts by one", r"self\.step \+= 1", "self.step += self.num_processes"),

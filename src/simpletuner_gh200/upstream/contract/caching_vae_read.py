@@ -30,5 +30,11 @@ SPEC = SeamSpec(
             "no other way leads from a file name to its latent",
             facts.calls("VAECache.retrieve_from_cache", "self.encode_images"),
         ),
+        Fact(
+            "names a sample's file",
+            "a batch's latents are found by the names of their cache files",
+            facts.signature("VAECache.generate_vae_cache_filename", ("self", "filepath")),
+            features=("batch_path",),
+        ),
     ),
 )

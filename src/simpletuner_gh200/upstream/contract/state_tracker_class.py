@@ -7,6 +7,13 @@ from simpletuner_gh200.upstream.spec import Fact, SeamSpec
 
 OURS = ("get_raw_config", "set_raw_config", "get_gh200_runtime_config", "set_gh200_runtime_config")
 
+ASKED: dict[str, tuple[str, ...]] = {
+    "get_args": ("cls",),
+    "get_accelerator": ("cls",),
+    "get_vaecache": ("cls", "id"),
+    "get_default_text_embed_cache": ("cls",),
+}
+
 SPEC = SeamSpec(
     name="state_tracker.class",
     module="simpletuner.helpers.training.state_tracker",
@@ -17,9 +24,15 @@ SPEC = SeamSpec(
     facts=(
         Fact("our names are free", "we add them, and replace nothing", facts.lacks("StateTracker", OURS)),
         Fact(
-            "knows backends and caches",
-            "the caches find their backend instances through it",
-            facts.methods("StateTracker", {"get_args": ("cls",), "get_data_backends": ("cls", "_type", "_types")}),
+            "keeps the backends in a table",
+            "the caches find their backend instances there",
+            facts.assigns("StateTracker", "data_backends"),
+            features=("caches",),
+        ),
+        Fact(
+            "knows the text cache and the arguments",
+            "so do the default text cache and the batch path",
+            facts.methods("StateTracker", ASKED),
             features=("caches",),
         ),
     ),
