@@ -7,7 +7,8 @@ the core's cache, and is written once into the slab, where the kernel fills page
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -25,6 +26,8 @@ BUFFER_BYTES = BATCH_BYTES + (64 << 10)
 """A little more than a batch, so that files that grew since they were listed still fit."""
 
 READ_AHEAD_FILES = 64
+TINY_BYTES = 16 << 10
+"""Up to here a fresh object is cheaper than a slice of the buffer."""
 
 
 @dataclass
@@ -38,6 +41,8 @@ class StagingPlan:
     problems: Problems
     give_back: bool = True
     """Drop the page cache of what was staged: it would hold the dataset a second time."""
+    cold: threading.Event = field(default_factory=threading.Event)
+    """Set by the first thread that had to wait for the disk."""
 
 
 class _Pending:
@@ -83,6 +88,7 @@ class BatchStager:
             try:
                 if not cold and at % 16 == 0 and is_cold(fd, buffer[position:]):
                     cold = True
+                    self._plan.cold.set()
                     read_ahead([folder + later for later in batch.names[at : at + READ_AHEAD_FILES]])
                 size = sizes[at]
                 if size <= BATCH_BYTES:
@@ -100,15 +106,19 @@ class BatchStager:
         self._write(pending)
 
     def _small(self, fd: int, path: bytes, number: int, size: int, position: int, pending: _Pending) -> int:
-        """Read one file behind the others in the buffer; how much of the buffer it took."""
+        """Read one file, behind the others in the buffer unless it is tiny; how much of the buffer it took."""
         # One byte more than expected is asked for, so that growth shows without asking for the size.
-        got = os.preadv(fd, [self._buffer[position : position + size + 1]], 0)
-        if got != size:
-            got = read_small(fd, self._buffer[position:])
-            if got < 0:
-                self._large(fd, path, number)
-                return 0
-        content = self._buffer[position : position + got]
+        content: bytes | memoryview
+        if size <= TINY_BYTES and len(tiny := os.read(fd, size + 1)) == size:
+            content, got = tiny, 0
+        else:
+            got = os.preadv(fd, [self._buffer[position : position + size + 1]], 0)
+            if got != size:
+                got = read_small(fd, self._buffer[position:])
+                if got < 0:
+                    self._large(fd, path, number)
+                    return 0
+            content = self._buffer[position : position + got]
         kind = self._kinds.get(path[path.rfind(b".") :]) or self._kind(path)
         if kind.image:
             self._check(path, content, True, fd)
@@ -117,7 +127,7 @@ class BatchStager:
         pending.numbers.append(number)
         pending.pieces.append(piece)
         pending.keys.append(xxhash.xxh3_128_digest(path))
-        pending.sizes.append(got)
+        pending.sizes.append(len(content))
         pending.checksums.append(xxhash.xxh3_64_intdigest(content))
         pending.forms.append(kind.codec.number if compressed else 0)
         return 0 if compressed else got
@@ -203,7 +213,7 @@ class BatchStager:
             got += more
         return self._buffer[:got]
 
-    def _check(self, path: bytes, head: memoryview, whole: bool, fd: int) -> None:
+    def _check(self, path: bytes, head: bytes | memoryview, whole: bool, fd: int) -> None:
         self.checked += 1
         if not head:
             self._plan.problems.add(Problem(path, "empty image"))
@@ -223,7 +233,7 @@ class BatchStager:
         self._plan.rows.offset[number], self._plan.rows.stored[number] = offset, stored
 
 
-def _smaller(codec: Codec, content: memoryview) -> Piece:
+def _smaller(codec: Codec, content: Piece) -> Piece:
     """The compressed bytes, or ``content`` itself where they are not smaller."""
     if codec.name == "raw" or not content:
         return content

@@ -119,7 +119,8 @@ class _Walker:
         """
         inside: list[tuple[bytes, bool]] = []
         prefix, endings, only = folder + b"/", self._endings, self._only
-        cut = _Cut(self._listing, prefix)
+        names: list[bytes] = []
+        sizes = array("Q")
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = entry.name
@@ -143,57 +144,41 @@ class _Walker:
                 if endings is not None and not name.lower().endswith(endings):
                     continue
                 if only is None or only(prefix + name):
-                    cut.add(name, size)
-        cut.finish()
+                    names.append(name)
+                    sizes.append(size)
+        _cut(self._listing, prefix, names, sizes)
+        _count(self._listing, prefix, names, sizes)
         return inside
 
 
-class _Cut:
-    """Cuts one folder's files into batches and counts them by extension."""
+def _cut(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int]) -> None:
+    """Cut one folder's files into batches."""
+    start = room = 0
+    for at, size in enumerate(sizes):
+        if at == start:
+            room = BATCH_BYTES - size
+        elif size > room or at - start == BATCH_FILES:
+            listing.batches.append(Batch(prefix, listing.files + start, names[start:at], sizes[start:at]))
+            start, room = at, BATCH_BYTES - size
+        else:
+            room -= size
+    if names:
+        listing.batches.append(Batch(prefix, listing.files + start, names[start:], sizes[start:]))
+    listing.files += len(names)
+    listing.size += sum(sizes)
 
-    def __init__(self, listing: Listing, prefix: bytes) -> None:
-        self._listing = listing
-        self._prefix = prefix
-        self._totals: dict[bytes, ExtensionTotals] = {}
-        self._start()
 
-    def _start(self) -> None:
-        self._batch = Batch(self._prefix, self._listing.files)
-        self._names, self._sizes = self._batch.names, self._batch.sizes
-        self._room = BATCH_BYTES
-
-    def add(self, name: bytes, size: int) -> None:
-        names = self._names
-        if names and (size > self._room or len(names) == BATCH_FILES):
-            self._end_batch()
-            names = self._names
-        names.append(name)
-        self._sizes.append(size)
-        self._room -= size
-        ending = name[name.rfind(b".") :]
-        totals = self._totals.get(ending)
-        if totals is None:
-            totals = self._totals_of(ending)
-        totals.files += 1
-        totals.size += size
-        # Files 1, 2, 4, 8 ... of an extension: spread over the folder without knowing how many there will be.
-        if not totals.files & (totals.files - 1) and len(totals.samples) < SAMPLES_PER_EXTENSION:
-            totals.samples.append((self._prefix + name, size))
-
-    def finish(self) -> None:
-        self._end_batch()
-
-    def _end_batch(self) -> None:
-        if self._names:
-            self._listing.batches.append(self._batch)
-            self._listing.files += len(self._names)
-            self._listing.size += sum(self._sizes)
-        self._start()
-
-    def _totals_of(self, ending: bytes) -> ExtensionTotals:
-        totals = self._listing.extensions.setdefault(extension_of(ending), ExtensionTotals())
-        self._totals[ending] = totals
-        return totals
+def _count(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int]) -> None:
+    """Count one folder's files by extension, and remember some of each as samples."""
+    endings = [name[name.rfind(b".") :] for name in names]
+    known = {ending: listing.extensions.setdefault(extension_of(ending), ExtensionTotals()) for ending in set(endings)}
+    for at, ending in enumerate(endings):
+        totals = known[ending]
+        totals.size += sizes[at]
+        totals.files = count = totals.files + 1
+        # Files 1, 2, 4, 8 ... of an extension: spread over the folders without knowing how many there will be.
+        if not count & (count - 1) and len(totals.samples) < SAMPLES_PER_EXTENSION:
+            totals.samples.append((prefix + names[at], sizes[at]))
 
 
 def extension_of(name: bytes) -> str:
