@@ -2,34 +2,220 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
+from simpletuner_gh200.demo.project import dataset_list
+
 UNIFIED = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+OLD = importlib.metadata.version("simpletuner").startswith("3.")
+EPOCH = 12
+"""Steps: 24 images in batches of two."""
 
 
 def same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def cache_reports(run):
+def reports(run):
     return [summary["details"]["caches"] for summary in run.summaries]
+
+
+def limited(**keys):
+    return {"cache_config": {**UNIFIED["cache_config"], **keys}}
+
+
+def compare(workbench, configure, *, world=1, blocks=UNIFIED, before=lambda project: None, ok=True):
+    """Train with plain caches, then with ours, from the same state; losses and weights must be the same."""
+    workbench.restore()
+    before(workbench.project)
+    configure()
+    stock = workbench.train(stock=True, world=world)
+    assert stock.ok is ok, stock.explain()
+    weights = stock.lora() if ok else {}
+    left = files_of(workbench.project)
+    workbench.restore()
+    before(workbench.project)
+    configure(blocks=blocks)
+    ours = workbench.train(world=world)
+    assert ours.ok is ok, ours.explain()
+    assert ours.losses == stock.losses
+    assert not ok or same_tensors(ours.lora(), weights)
+    assert files_of(workbench.project) == left, "SimpleTuner's own files are what they are without us"
+    return ours
+
+
+def files_of(project):
+    folders = (project.images, project.folder / "cache")
+    return {str(path) for folder in folders for path in folder.rglob("*") if path.suffix in (".pt", ".png", ".jpg")}
+
+
+def plain_config(workbench, **keys):
+    def configure(blocks=None):
+        workbench.configure(blocks=blocks, **keys)
+
+    return configure
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_losses_and_weights_are_those_of_plain_caches(workbench, world):
-    stock = workbench.train(stock=True, world=world)
-    assert stock.ok, stock.explain()
-    weights = stock.lora()
-    workbench.restore()
-    workbench.configure(blocks=UNIFIED)
-    ours = workbench.train(world=world)
-    assert ours.ok, ours.explain()
-    assert ours.losses == stock.losses
-    assert same_tensors(ours.lora(), weights)
-    for report in cache_reports(ours):
+    run = compare(workbench, plain_config(workbench), world=world)
+    for report in reports(run):
         for found in report.values():
             assert found["hits"] > 0, report
             assert found["misses"] == 0, report
             assert found["fallbacks"] == {}, report
         assert sum(found["batched"] for found in report.values()) > 0, "latents went straight into batches"
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_latents_made_on_demand(workbench, world):
+    def no_latents(project):
+        shutil.rmtree(project.folder / "cache" / "vae")
+
+    keys = {"vae_cache_ondemand": True} if OLD else {"dataset": {"vae_cache_ondemand": True}}
+    run = compare(workbench, plain_config(workbench, max_train_steps=EPOCH + 4, **keys), world=world, before=no_latents)
+    for report in reports(run):
+        assert report["vae-tiny-images"]["published"] > 0, "a rank that makes an entry publishes it"
+        assert report["vae-tiny-images"]["hits"] > 0, "and the second epoch hits it"
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_cache_that_is_rebuilt_every_epoch(workbench, world):
+    keys = {"dataset": {"vae_cache_clear_each_epoch": True}, "max_train_steps": EPOCH // world + 3}
+    run = compare(workbench, plain_config(workbench, **keys), world=world)
+    assert sum(report["vae-tiny-images"]["published"] for report in reports(run)) > 24, "filled, dropped, made again"
+
+
+def test_several_datasets_and_caption_dropout(workbench):
+    def configure(blocks=None):
+        images, embeds = dataset_list(workbench.project, {})
+        changes = {"id": "more-images", "cache_dir_vae": images["cache_dir_vae"] + "-more", "crop_style": "corner"}
+        second = {**images, **changes}
+        workbench.configure(blocks=blocks, datasets=[images, second, embeds], caption_dropout_probability=0.5)
+
+    def prepared(project):
+        """The second dataset's cache and index, from a run of their own: fresh latents are sampled."""
+        if not (project.folder.parent / "second").exists():
+            configure()
+            first = workbench.train(stock=True)
+            assert first.ok, first.explain()
+            shutil.rmtree(project.output)
+            shutil.copytree(project.folder, project.folder.parent / "second")
+        shutil.rmtree(project.folder)
+        shutil.copytree(project.folder.parent / "second", project.folder)
+
+    run = compare(workbench, configure, before=prepared)
+    (report,) = reports(run)
+    assert report["vae-more-images"]["hits"] > 0
+    assert report["vae-tiny-images"]["hits"] > 0
+    shutil.rmtree(workbench.project.folder.parent / "second")
+
+
+def test_a_run_that_is_resumed(workbench):
+    def configure(blocks=None):
+        workbench.configure(blocks=blocks, max_train_steps=4, checkpoint_step_interval=2)
+        first = workbench.train(stock=blocks is None)
+        assert first.ok, first.explain()
+        workbench.configure(blocks=blocks, max_train_steps=7, checkpoint_step_interval=2)
+
+    run = compare(workbench, configure)
+    (report,) = reports(run)
+    assert report["vae-tiny-images"]["packs"]["entries"] == 24, "the second start read the packs of the first"
+    assert report["vae-tiny-images"]["misses"] == 0
+
+
+def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):
+    def poison(project):
+        for path in (project.folder / "cache" / "vae").rglob("*.pt"):
+            latent = torch.load(path)
+            latent.view(-1)[0] = float("nan")
+            torch.save(latent, path)
+
+    ends = []
+    for stock in (True, False):
+        workbench.restore()
+        poison(workbench.project)
+        workbench.configure(blocks=None if stock else UNIFIED)
+        run = workbench.train(stock=stock)
+        ends.append((run.losses, files_of(workbench.project)))
+        assert "NaN" in run.log(), run.explain()
+    assert ends[0] == ends[1], "the same file is deleted, and no step is made"
+    assert ends[0][0] == [[]]
+
+
+def test_entries_that_cannot_be_represented_fall_back(workbench):
+    """A latent whose strides leave gaps comes back with its gaps: that is upstream's to load."""
+
+    def widen(project):
+        path = min((project.folder / "cache" / "vae").rglob("*.pt"))
+        latent = torch.load(path)
+        wide = torch.zeros(*latent.shape[:-1], latent.shape[-1] * 2)
+        wide[..., ::2] = latent
+        torch.save(wide[..., ::2], path)
+
+    run = compare(workbench, plain_config(workbench, max_train_steps=EPOCH), before=widen)
+    (report,) = reports(run)
+    assert report["vae-tiny-images"]["fallbacks"].get("strides with gaps or overlap", 0) >= 1
+    assert report["vae-tiny-images"]["misses"] >= 1
+    assert report["vae-tiny-images"]["hits"] >= 20
+
+
+def test_a_budget_that_holds_a_part(workbench):
+    run = compare(
+        workbench, plain_config(workbench, max_train_steps=EPOCH), blocks=limited(memory_limit_gb=300_000 / 2**30)
+    )
+    (report,) = reports(run)
+    text = report["text-tiny-text-embeds"]
+    assert 0 < text["expected_hit_rate"] < 1
+    assert text["bytes"] <= 300_000
+    assert text["hits"] > 0
+    assert text["misses"] > 0
+    assert "expected hit rate" in run.log()
+    assert "would hold all" in run.log()
+
+
+def test_lazy_fill_and_memory_only(workbench):
+    run = compare(
+        workbench,
+        plain_config(workbench, max_train_steps=EPOCH + 4),
+        blocks=limited(fill="lazy", persistent_cache=False),
+    )
+    (report,) = reports(run)
+    assert report["vae-tiny-images"]["misses"] == 24
+    assert report["vae-tiny-images"]["hits"] > 0
+    assert not (workbench.project.output / "gh200" / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"cache_config": {"vae_cache_type": "standard"}},
+        {**UNIFIED, "gh200_optimizations": {"enable_uvm_hints": False}},
+    ],
+    ids=["standard", "no hints"],
+)
+def test_off_returns_to_upstream(workbench, blocks):
+    workbench.configure(blocks=blocks, max_train_steps=2)
+    run = workbench.train()
+    assert run.ok, run.explain()
+    assert run.summaries[0]["features"]["caches"] == "off: not asked for"
+
+
+def test_the_bytes_of_a_batch_from_slab_to_model(workbench):
+    workbench.configure(blocks=UNIFIED, max_train_steps=4)
+    run = workbench.train(probe=Path(__file__).with_name("probe_cache_bytes.py"))
+    assert run.ok, run.explain()
+    batches = run.records[0]["batches"]
+    assert len(batches) == 4, json.dumps(run.records[0])[:500]
+    for batch in batches:
+        assert batch["equal"], batch
+        assert batch["same_memory"], "assembled once, and that memory is what the model reads"
+        assert batch["in_reused_buffer"], batch
+        assert len(batch["ranges"]) == 2
+        assert all(length == 1024 for _, _, length in batch["ranges"])

@@ -136,15 +136,18 @@ class PackFolder:
 
     # -- saving ----------------------------------------------------------------------------------------
 
-    def save(self, table: Table, paths: Iterable[str]) -> int:
-        """Write what the packs lack; returns the bytes written. Another job at it, or a full disk, is no error."""
+    def save(self, table: Table, paths: Iterable[str], *, into_one: bool = False) -> int:
+        """Write what the packs lack, or with ``into_one`` one pack of everything; returns the bytes written.
+
+        Another job at it, or a full disk, is no error: then nothing is written.
+        """
         with self._locked() as ours:
             if not ours:
                 logger.info("gh200: packs of %s: another job is writing them", table.name)
                 return 0
             self._sweep()
             wanted = [(path, found) for path in paths if (found := table.find(path)) is not None]
-            everything = self._total > 0 and self._alive < self._total * (1 - MOSTLY_DEAD)
+            everything = into_one or (self._total > 0 and self._alive < self._total * (1 - MOSTLY_DEAD))
             lacking = [(path, found) for path, found in wanted if everything or not self._has(path, found)]
             if not lacking:
                 return 0

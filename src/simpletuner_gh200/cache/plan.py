@@ -70,5 +70,6 @@ def divide(needs: Mapping[str, tuple[int, int]], allowed: int | None) -> dict[st
     for name, (_entries, size) in sorted(needs.items(), key=lambda item: (item[1][1] / max(item[1][0], 1), item[0])):
         shares[name] = min(size, left)
         left -= min(size, left)
-    # What is over is room to grow; it goes to all in proportion to nothing, simply to each: the sum is guarded too.
-    return {name: share if left <= 0 else (share or 0) + left for name, share in shares.items()}
+    # What is over is room to grow, the same for each.
+    extra = left // max(len(needs), 1)
+    return {name: (share or 0) + extra for name, share in shares.items()}

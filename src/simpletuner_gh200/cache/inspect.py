@@ -1,0 +1,130 @@
+"""Packs for people: what there is, whether it is whole, made again, or thrown away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.fill import cache_files, fill
+from simpletuner_gh200.cache.pack import DamagedPack, Pack
+from simpletuner_gh200.cache.pack_folder import MARKER, SUFFIX, PackFolder
+from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PackedCache:
+    """One cache under a ``cache_dir``."""
+
+    name: str
+    folder: Path
+    source: str
+    """Where SimpleTuner's own files are."""
+
+
+def packed_caches(root: Path, names: list[str] | None = None) -> list[PackedCache]:
+    """Every cache with packs under ``root``, or just those named; UsageError for a name that isn't there."""
+    if not root.is_dir():
+        raise UsageError(f"{root} is not a folder", remedy="name the cache_config.cache_dir of a run")
+    found = list(_marked(root))
+    known = {cache.name for cache in found}
+    for name in names or ():
+        if name not in known:
+            raise UsageError(f"no cache {name!r} in {root}", remedy=f"there are: {', '.join(sorted(known)) or 'none'}")
+    return [cache for cache in found if not names or cache.name in names]
+
+
+def _marked(root: Path) -> Iterator[PackedCache]:
+    for folder in sorted(root.iterdir()):
+        marker = folder / MARKER
+        if folder.is_symlink() or not folder.is_dir() or not marker.is_file():
+            continue
+        source = marker.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n")
+        yield PackedCache(folder.name, folder, source)
+
+
+def describe(cache: PackedCache) -> dict[str, Any]:
+    """Entries, bytes and packs, and how many entries a start would take."""
+    entries = fresh = size = 0
+    problems = []
+    packs = PackFolder(cache.folder).packs()
+    for path in packs:
+        try:
+            with Pack(path) as pack:
+                entries += len(pack.entries)
+                fresh += sum(_unchanged(entry.path, entry.size, entry.mtime_ns) for entry in pack.entries)
+                size += pack.size
+        except DamagedPack as damaged:
+            problems.append(damaged.message)
+    return {
+        "name": cache.name,
+        "source": cache.source,
+        "packs": len(packs),
+        "entries": entries,
+        "fresh": fresh,
+        "bytes": size,
+        "problems": problems,
+    }
+
+
+def verify(cache: PackedCache) -> dict[str, Any]:
+    """Read every byte against its checksum."""
+    checked, problems = 0, []
+    for path in PackFolder(cache.folder).packs():
+        try:
+            with Pack(path) as pack:
+                for entry in pack.entries:
+                    checked += 1
+                    if not pack.check(entry):
+                        problems.append(f"{path}: the entry of {entry.path} is damaged")
+        except DamagedPack as damaged:
+            problems.append(damaged.message)
+    return {"name": cache.name, "checked": checked, "problems": problems}
+
+
+def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
+    """One pack of everything that is on disk now: dead entries go, missing ones are taken in."""
+    paths = [path for path, _ in cache_files(cache.source)]
+    table = Table(cache.name, Control.create(len(paths) + 256, label=cache.name, shared=False), look_for_nan=True)
+    packs = PackFolder(cache.folder)
+    try:
+        loaded = packs.load(table, copy=False, workers=workers)
+        fill(table, paths, workers=workers)
+        written = packs.save(table, paths, into_one=True)
+        return {
+            "name": cache.name,
+            "entries": sum(1 for _ in table.control.slots.entries()),
+            "from_packs": loaded.entries,
+            "bytes": written,
+            "fallbacks": table.statistics.fallbacks,
+        }
+    finally:
+        table.close()
+
+
+def drop(cache: PackedCache) -> dict[str, Any]:
+    """Delete the packs of one cache: only files that are ours, only in its own folder."""
+    removed = size = 0
+    ours = [*cache.folder.glob(f"*{SUFFIX}"), *cache.folder.glob(f".*{SUFFIX}.*.tmp")]
+    for path in [*ours, cache.folder / ".lock", cache.folder / MARKER]:
+        try:
+            size += path.lstat().st_size
+            path.unlink()
+            removed += path.name.endswith(SUFFIX)
+        except FileNotFoundError:
+            continue
+    if not os.listdir(cache.folder):
+        cache.folder.rmdir()
+    return {"name": cache.name, "packs": removed, "bytes": size}
+
+
+def _unchanged(path: str, size: int, mtime_ns: int) -> bool:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (size, mtime_ns)

@@ -1,0 +1,127 @@
+"""``gh200 cache``: the packs of unified caches."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.units import format_bytes
+
+app = typer.Typer(no_args_is_help=True, help="List, check, rewrite and delete the packs of unified caches.")
+
+Folder = Annotated[Path, typer.Argument(help="cache_config.cache_dir; by default <output_dir>/gh200/cache.")]
+Names = Annotated[list[str] | None, typer.Option("--name", "-n", help="Only this cache; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command("ls")
+def ls(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
+    """List caches: entries, how many still match SimpleTuner's files, bytes.
+
+    Examples:
+
+      gh200 cache ls output/gh200/cache
+
+      gh200 cache ls output/gh200/cache --json
+    """
+    from simpletuner_gh200.cache.inspect import describe
+
+    _run(
+        cache_dir,
+        name,
+        as_json,
+        describe,
+        lambda found: (
+            f"{found['name']}: {found['entries']} entries ({found['fresh']} fresh) in {found['packs']} pack(s), "
+            f"{format_bytes(found['bytes'])}, of {found['source']}"
+        ),
+    )
+
+
+@app.command("verify")
+def verify(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
+    """Read every entry against its checksum; exit 1 if one is damaged.
+
+    Examples:
+
+      gh200 cache verify output/gh200/cache
+
+      gh200 cache verify output/gh200/cache -n vae-photos-1a2b3c4d
+    """
+    from simpletuner_gh200.cache.inspect import verify as check
+
+    _run(cache_dir, name, as_json, check, lambda found: f"{found['name']}: {found['checked']} entries read")
+
+
+@app.command("pack")
+def pack(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
+    """Rewrite each cache as one pack of what is on disk now, so that the next start reads just that.
+
+    Examples:
+
+      gh200 cache pack output/gh200/cache
+    """
+    from simpletuner_gh200.cache.inspect import pack_again
+
+    _run(
+        cache_dir,
+        name,
+        as_json,
+        lambda cache: pack_again(cache, workers=os.cpu_count() or 1),
+        lambda found: f"{found['name']}: {found['entries']} entries, {format_bytes(found['bytes'])} written",
+    )
+
+
+@app.command("drop")
+def drop(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
+    """Delete packs, never SimpleTuner's own files and nothing outside the cache folder.
+
+    Examples:
+
+      gh200 cache drop output/gh200/cache
+
+      gh200 cache drop output/gh200/cache -n text-embeds-1a2b3c4d
+    """
+    from simpletuner_gh200.cache.inspect import drop as delete
+
+    _run(
+        cache_dir,
+        name,
+        as_json,
+        delete,
+        lambda found: f"{found['name']}: {found['packs']} pack(s), {format_bytes(found['bytes'])} deleted",
+    )
+
+
+def _run(
+    cache_dir: Path,
+    names: list[str] | None,
+    as_json: bool,
+    act: Callable[[Any], dict[str, Any]],
+    line: Callable[[dict[str, Any]], str],
+) -> None:
+    """Act on each cache and print; exit 1 where something is wrong with one."""
+    from simpletuner_gh200.cache.inspect import packed_caches
+
+    found = [act(cache) for cache in packed_caches(cache_dir, names)]
+    problems = [problem for one in found for problem in one.get("problems", ())]
+    if as_json:
+        print(json.dumps({"caches": found, "problems": problems}))
+    else:
+        for one in found:
+            print(line(one))
+        for problem in problems:
+            print(f"problem: {problem}")
+        if not found:
+            print(f"no packed caches in {cache_dir}")
+    if problems:
+        raise typer.Exit(1)
+
+
+COMMAND = Command("cache", app)

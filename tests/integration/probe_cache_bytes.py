@@ -1,0 +1,45 @@
+"""Follows the latents of every batch from their slab ranges to what the model is given."""
+
+
+def install(record):
+    import torch
+
+    from simpletuner_gh200.seams import batch_path
+    from simpletuner_gh200.seams.points import prepare_batch  # noqa: F401 - the seam is in place before ours
+
+    record["batches"] = []
+    ranges = []
+    original = batch_path.BatchPath.compute_latents
+
+    def compute_latents(self, filepaths, data_backend_id):
+        rows = original(self, filepaths, data_backend_id)
+        if rows is not None:
+            table = self._vae_tables[data_backend_id]
+            name_of = self._collate.StateTracker.get_vaecache(id=data_backend_id).generate_vae_cache_filename
+            found = table.find_all([batch_path.normal(name_of(path)[0]) for path in filepaths])
+            ranges.append((self, rows[0].data_ptr(), found))
+        return rows
+
+    batch_path.BatchPath.compute_latents = compute_latents
+
+    from simpletuner.helpers.training.trainer import Trainer
+
+    prepare = Trainer.prepare_batch
+
+    def prepare_batch_(self, batch):
+        prepared = prepare(self, batch)
+        if isinstance(prepared, dict) and ranges:
+            path, pointer, found = ranges.pop(0)
+            latents = prepared["latents"]
+            expected = torch.stack([entry.layout.build(batch_path.copying_maker(entry.payload)) for entry in found])
+            record["batches"].append(
+                {
+                    "equal": bool(torch.equal(latents.cpu(), expected.to(latents.dtype))),
+                    "same_memory": latents.data_ptr() == pointer,
+                    "in_reused_buffer": path._latents.pool.owns(pointer) or latents.numel() * latents.itemsize < 65536,
+                    "ranges": [[entry.slot.segment, entry.slot.offset, entry.slot.length] for entry in found],
+                }
+            )
+        return prepared
+
+    Trainer.prepare_batch = prepare_batch_

@@ -1,0 +1,124 @@
+"""Any value comes back, any sizes keep to the budget, and in any order the index agrees with a dict."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simpletuner_gh200.cache import layout
+from simpletuner_gh200.cache.plan import divide, plan
+from simpletuner_gh200.cache.record import ALIGNMENT, copying_maker, encode, tensor_maker
+from simpletuner_gh200.cache.slots import Range, Slot, Slots, key_of
+
+dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    tensor = torch.randint(0, 2, shape).to(draw(dtypes))
+    order = draw(st.permutations(range(len(shape))))
+    return tensor.permute(*order) if shape else tensor
+
+
+plain = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.binary(max_size=8)
+)
+values = st.recursive(
+    tensors() | plain,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def same(left, right):
+    if isinstance(left, torch.Tensor):
+        return (
+            type(right) is torch.Tensor
+            and (left.dtype, left.shape, left.stride()) == (right.dtype, right.shape, right.stride())
+            and torch.equal(left, right)
+        )
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+@settings(max_examples=150, deadline=None)
+@given(values, st.sampled_from([tensor_maker, copying_maker]))
+def test_any_value_comes_back(value, make):
+    record = encode(value)
+    payload = np.zeros(record.size, np.uint8)
+    for offset, piece in record.pieces:
+        assert offset % ALIGNMENT == 0
+        payload[offset : offset + piece.nbytes] = piece
+    assert same(value, layout.parse(record.layout).build(make(payload)))
+
+
+entries = st.lists(
+    st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 1000)), max_size=40, unique_by=lambda one: one[0]
+)
+
+
+@given(entries, st.integers(0, 20_000) | st.none())
+def test_a_plan_keeps_to_its_budget_and_its_threshold(found, allowed):
+    chosen = plan(found, allowed)
+    kept = [size for high, size in found if chosen.kept_entries and high <= chosen.threshold]
+    assert len(kept) == chosen.kept_entries
+    assert sum(kept) == chosen.kept_bytes
+    assert allowed is None or chosen.kept_bytes <= allowed or chosen.complete is False
+    assert 0 <= chosen.expected_hit_rate <= 1
+    if allowed is None or sum(size for _, size in found) <= allowed:
+        assert chosen.complete
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), st.tuples(st.integers(0, 50), st.integers(0, 10_000))), st.integers(0, 30_000)
+)
+def test_shares_stay_within_the_whole(needs, allowed):
+    shares = divide(needs, allowed)
+    assert shares.keys() == needs.keys()
+    assert sum(shares.values()) <= allowed
+
+
+operations = st.lists(
+    st.tuples(st.sampled_from(["put", "remove"]), st.integers(0, 30), st.integers(1, 2**20)), max_size=60
+)
+
+
+@given(operations)
+def test_the_index_agrees_with_a_dict(steps):
+    slots = Slots(memoryview(bytearray(64 * 64)).cast("Q"))
+    known = {}
+    for action, name, number in steps:
+        key = key_of(f"/cache/{name}.pt")
+        if action == "put":
+            slot = Slot.of(Range(number, number * 64), number, 1, (number, number), Range(1, 0))
+            assert slots.put(key, slot)
+            known[key] = slot[:5]
+        else:
+            removed = slots.remove(key)
+            assert (removed is not None) == (known.pop(key, None) is not None)
+        found = slots.get(key)
+        assert (None if found is None else found[:5]) == known.get(key)
+    assert {key: slot[:5] for key, slot in slots.entries()} == known
+
+
+@given(st.integers(0, 7), st.integers(1, 2**63))
+def test_a_torn_slot_is_a_miss(word, change):
+    words = memoryview(bytearray(64 * 8)).cast("Q")
+    slots = Slots(words)
+    key = key_of("/a.pt")
+    assert slots.put(key, Slot.of(Range(3, 640), 100, 1, (5, 6), Range(3, 64)))
+    start = (key.low & 7) * 8
+    words[start + word] ^= change
+    assert slots.get(key) is None

@@ -1,0 +1,117 @@
+"""Batches from slabs are what torch.stack and torch.cat give, in memory that is used again."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache.batch import assemble, same_tensor, stacked
+from simpletuner_gh200.cache.buffers import SMALLEST, BufferPool
+from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.staging.buffers import TorchBuffers
+from simpletuner_gh200.memory.staging.stager import DeviceStager
+
+
+def channels_last(*shape):
+    return torch.randn(*shape[1:], shape[0]).movedim(-1, 0)
+
+
+MAKERS = {
+    "contiguous": lambda: torch.randn(4, 8, 8),
+    "bfloat16": lambda: torch.randn(16, 64, 64).to(torch.bfloat16),
+    "channels last": lambda: channels_last(4, 8, 8),
+    "video, channels last": lambda: channels_last(16, 3, 8, 8),
+    "one dimension": lambda: torch.randn(7),
+}
+
+
+@pytest.fixture
+def stager():
+    made = DeviceStager(NullDriver("a test"), TorchBuffers("cpu"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("how", ["host", "staged"])
+def test_rows_are_what_stack_gives(table, held, stager, make, how):
+    values = [make() for _ in range(5)]
+    paths = [held(value, f"{n}.pt") for n, value in enumerate(values)]
+    entries = table.find_all(paths)
+    leaves = [entry.layout.single for entry in entries]
+    assert same_tensor(leaves) is not None
+    delivery = HostDelivery(BufferPool()) if how == "host" else DeviceDelivery(stager)
+    batch = delivery.rows(entries, leaves)
+    expected = torch.stack(values)
+    assert torch.equal(batch, expected)
+    assert batch.stride() == expected.stride()
+    assert (delivery.lead_seconds is not None) == (how == "staged")
+
+
+def test_unlike_tensors_are_not_batched(table, held):
+    paths = [held(torch.zeros(3), "a.pt"), held(torch.zeros(4), "b.pt"), held({"latents": torch.zeros(3)}, "c.pt")]
+    one, other, inside = (entry.layout for entry in table.find_all(paths))
+    assert same_tensor([one.single, other.single]) is None
+    assert same_tensor([one.single, inside.single]) is None
+    assert same_tensor([one.single, inside.named["latents"]]) is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "joined"), [((1, 77, 64), True), ((77, 64), False), ((64,), False), ((3, 1, 2), True)]
+)
+def test_embeds_are_joined_as_torch_does(shape, joined):
+    tensors = [torch.randn(shape) for _ in range(3)]
+    expected = torch.cat(tensors) if joined else torch.stack(tensors)
+    got = stacked(tensors, BufferPool(), joined=joined)
+    assert torch.equal(got, expected)
+    assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(6)[::2], torch.zeros(3).requires_grad_()],
+    ids=["shape", "dtype", "strides", "grad"],
+)
+def test_what_is_out_of_the_ordinary_is_left_to_torch(odd):
+    assert stacked([torch.zeros(3), odd], BufferPool(), joined=False) is None
+
+
+def test_a_buffer_comes_back_when_the_last_tensor_on_it_is_gone():
+    pool = BufferPool()
+    tensors = [torch.zeros(SMALLEST) for _ in range(2)]
+    first = stacked(tensors, pool, joined=False)
+    address = first.data_ptr()
+    row = first[1].view(-1)[3:5]
+    del first
+    assert stacked(tensors, pool, joined=False).data_ptr() != address, "a view of the first is still out"
+    del row
+    gc.collect()
+    again = stacked(tensors, pool, joined=False)
+    assert pool.made == 2
+    assert again.data_ptr() == address or pool.reused > 0
+
+
+def test_a_buffer_saved_for_backward_is_not_reused():
+    pool = BufferPool()
+    weight = torch.ones(SMALLEST, requires_grad=True)
+    batch = stacked([torch.full((SMALLEST,), 2.0)], pool, joined=False)
+    loss = (batch * weight).sum()
+    del batch
+    other = stacked([torch.full((SMALLEST,), 9.0)], pool, joined=False)
+    loss.backward()
+    assert torch.equal(weight.grad, torch.full((SMALLEST,), 2.0))
+    assert float(other[0, 0]) == 9
+
+
+def test_assembled_batches_reuse_their_buffer(table, held):
+    paths = [held(torch.full((SMALLEST,), float(n)), f"{n}.pt") for n in range(4)]
+    pool = BufferPool()
+    for _ in range(5):
+        entries = table.find_all(paths)
+        batch = assemble(entries, [entry.layout.single for entry in entries], pool)
+        assert [float(row[0]) for row in batch] == [0, 1, 2, 3]
+        del batch
+    assert (pool.made, pool.reused) == (1, 4)

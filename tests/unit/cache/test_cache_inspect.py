@@ -1,0 +1,87 @@
+"""``gh200 cache``: what people see, and that deleting stays inside."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.inspect import packed_caches
+from simpletuner_gh200.cache.pack_folder import PackFolder, folder_for
+from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.cli.commands.cache import app
+from simpletuner_gh200.errors import UsageError
+
+
+@pytest.fixture
+def root(tmp_path, saved):
+    """A cache_dir with one packed cache of three entries."""
+    table = Table("vae-x", Control.create(8, label="x", shared=False))
+    paths = [saved(torch.full((2000,), float(n)), f"vae/{n}.pt") for n in range(3)]
+    assert all(take_in(table, path) for path in paths)
+    source = str(tmp_path / "vae")
+    packs = PackFolder(folder_for(tmp_path / "cache", "vae-x", source))
+    packs.make(source)
+    packs.save(table, paths)
+    (tmp_path / "cache" / "someone-elses").mkdir()
+    (tmp_path / "cache" / "someone-elses" / "0001.pack").write_text("not ours")
+    return tmp_path / "cache"
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    return result.exit_code, json.loads(result.stdout.splitlines()[-1])
+
+
+def test_ls_counts_entries_and_how_many_are_fresh(root, tmp_path):
+    torch.save(torch.ones(1), tmp_path / "vae" / "0.pt")
+    code, answer = run("ls", root, "--json")
+    assert code == 0
+    (cache,) = answer["caches"]
+    assert (cache["entries"], cache["fresh"], cache["packs"]) == (3, 2, 1)
+    assert cache["source"] == str(tmp_path / "vae")
+
+
+def test_verify_finds_a_flipped_byte(root):
+    assert run("verify", root, "--json")[0] == 0
+    (pack,) = root.glob("vae-x*/*.pack")
+    content = bytearray(pack.read_bytes())
+    content[4096 + 600] ^= 1
+    pack.write_bytes(content)
+    code, answer = run("verify", root, "--json")
+    assert code == 1
+    assert "damaged" in answer["problems"][0]
+
+
+def test_pack_takes_in_what_is_new_and_leaves_one_pack(root, tmp_path):
+    torch.save(torch.ones(5), tmp_path / "vae" / "new.pt")
+    torch.save(torch.ones(6), tmp_path / "vae" / "0.pt")
+    code, answer = run("pack", root, "--json")
+    assert code == 0
+    assert answer["caches"][0]["entries"] == 4
+    _, listed = run("ls", root, "--json")
+    assert (listed["caches"][0]["entries"], listed["caches"][0]["fresh"], listed["caches"][0]["packs"]) == (4, 4, 1)
+
+
+def test_drop_deletes_packs_and_nothing_else(root, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "gh200-cache").write_text("/x\n")
+    (outside / "0001.pack").write_text("precious")
+    (root / "link").symlink_to(outside)
+    code, answer = run("drop", root, "--json")
+    assert code == 0
+    assert answer["caches"][0]["packs"] == 1
+    assert not list(root.glob("vae-x*"))
+    assert len(list((tmp_path / "vae").iterdir())) == 3, "SimpleTuner's files stay"
+    assert (outside / "0001.pack").read_text() == "precious"
+    assert (root / "someone-elses" / "0001.pack").exists()
+
+
+def test_an_unknown_name_is_answered_with_those_there_are(root):
+    with pytest.raises(UsageError, match="there are: vae-x"):
+        packed_caches(root, ["nope"])
