@@ -1,0 +1,151 @@
+"""When to be alarmed: thresholds that mean something physical, over what a run recorded. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from simpletuner_gh200.telemetry.reading import Recorded
+from simpletuner_gh200.units import GIB, format_bytes, format_seconds
+
+WINDOW = 20
+"""Latest steps that a rate is judged by; one slow step is no news."""
+WARM_UP = 5
+"""First steps of a run that are left out: they fill caches and compile."""
+
+Level = Literal["warn", "alarm"]
+
+
+@dataclass(frozen=True)
+class Alert:
+    level: Level
+    code: str
+    text: str
+    """What is seen, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    data_wait_share: float = 0.15
+    """The device is idle that share of the time; caches that work leave it near zero."""
+    least_host_share: float = 0.05
+    least_host_bytes: int = 4 * GIB
+    """Below both the next allocation may be the one for which the kernel kills."""
+    least_device_share: float = 0.02
+    """Fragments alone take more than this; an out-of-memory error is near."""
+    least_hit_rate: float = 0.95
+    """After the fill everything is in memory; misses mean that the budget is too small."""
+    major_faults_per_second: float = 50.0
+    """Each reads from disk: the machine is swapping."""
+    slowdown: float = 1.5
+    silence_steps: float = 20.0
+    silence_seconds: float = 120.0
+    """No record for both this long and so many usual steps: stuck, or validating for long."""
+
+
+def alerts(run: Recorded, now: float, thresholds: Thresholds | None = None) -> list[Alert]:
+    """What is wrong with a run right now, the worst first."""
+    limits = thresholds or Thresholds()
+    found = [alert for rule in _RULES for alert in rule(run, now, limits)]
+    return sorted(found, key=lambda alert: alert.level != "alarm")
+
+
+def _settled(run: Recorded, name: str) -> list[float]:
+    """The latest values of a number, warm-up left out."""
+    return [value for _step, value in run.series(name)[WARM_UP:]][-WINDOW:]
+
+
+def _data_wait(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
+    seconds, waits = _settled(run, "step_seconds"), _settled(run, "data_wait_seconds")
+    if not seconds or sum(seconds) <= 0:
+        return
+    share = sum(waits) / sum(seconds)
+    if share > limits.data_wait_share:
+        text = f"{share:.0%} of the time goes into waiting for data: serve the caches from memory (cache_config)"
+        yield Alert("warn", "data-wait", text)
+
+
+def _host_memory(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
+    available, total = _latest(run, "host/available"), _latest(run, "host/total")
+    if available is None or total is None:
+        return
+    if available < limits.least_host_bytes and available < limits.least_host_share * total:
+        text = (
+            f"{format_bytes(available)} of host memory left: lower memory_limit_gb, or the kernel will choose a victim"
+        )
+        yield Alert("alarm", "host-memory", text)
+
+
+def _device_memory(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
+    free, total = _latest(run, "device/free"), _latest(run, "device/total")
+    if free is not None and total and free < limits.least_device_share * total:
+        text = f"{format_bytes(free)} of HBM left: lower hbm_limit_gb or train_batch_size, or set use_uvm"
+        yield Alert("warn", "device-memory", text)
+
+
+def _hit_rates(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
+    if len(run.steps) <= WARM_UP:
+        return
+    metrics = run.steps[-1].get("metrics")
+    for name, value in (metrics if isinstance(metrics, dict) else {}).items():
+        if name.endswith("hit_rate") and isinstance(value, int | float) and value < limits.least_hit_rate:
+            yield Alert("warn", "hit-rate", f"{name} is {value:.0%}: raise cache_config.memory_limit_gb")
+
+
+def _swapping(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
+    faults, times = run.series("major_faults")[-WINDOW:], run.series("time")[-WINDOW:]
+    if len(faults) < 2 or len(times) < 2 or times[-1][1] <= times[0][1]:
+        return
+    rate = (faults[-1][1] - faults[0][1]) / (times[-1][1] - times[0][1])
+    if rate > limits.major_faults_per_second:
+        yield Alert("alarm", "swapping", f"{rate:.0f} page faults a second go to disk: memory is overcommitted")
+
+
+def _slower(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
+    """Against the same effective batch: the ramp makes steps longer by design."""
+    pairs = list(zip(run.series("effective_batch"), run.series("step_seconds"), strict=False))[WARM_UP:]
+    if not pairs:
+        return
+    batch = pairs[-1][0][1]
+    same = [seconds for (_step, size), (_also, seconds) in pairs if size == batch]
+    if len(same) >= 2 * WINDOW and median(same[-WINDOW:]) > limits.slowdown * median(same[:WINDOW]):
+        now, before = format_seconds(median(same[-WINDOW:])), format_seconds(median(same[:WINDOW]))
+        yield Alert(
+            "warn", "slower", f"a step takes {now}, it took {before}: see gh200 doctor and nvidia-smi -q -d CLOCK"
+        )
+
+
+def _loss(run: Recorded, _now: float, _limits: Thresholds) -> Iterator[Alert]:
+    recent = run.steps[-3:]
+    if recent and any(run.series("loss")) and all(record.get("loss") is None for record in recent):
+        yield Alert(
+            "alarm", "loss", "the loss is no number any more: lower the learning rate, resume from a checkpoint"
+        )
+
+
+def _silence(run: Recorded, now: float, limits: Thresholds) -> Iterator[Alert]:
+    last = _latest(run, "time")
+    if run.end or last is None:
+        return
+    usual = median(_settled(run, "step_seconds") or [0.0])
+    if now - last > max(limits.silence_seconds, limits.silence_steps * usual):
+        yield Alert("warn", "silence", f"no step for {format_seconds(now - last)}: validating, stuck or killed")
+
+
+def _latest(run: Recorded, name: str) -> float | None:
+    values = run.series(name)
+    return values[-1][1] if values else None
+
+
+_RULES: tuple[Callable[[Recorded, float, Thresholds], Iterator[Alert]], ...] = (
+    _host_memory,
+    _swapping,
+    _loss,
+    _data_wait,
+    _device_memory,
+    _hit_rates,
+    _slower,
+    _silence,
+)
