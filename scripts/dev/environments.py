@@ -128,7 +128,7 @@ def uv_command() -> str | None:
     own = ROOT / ".uv"
     if not (own / "bin" / "uv").is_file():
         subprocess.run([sys.executable, "-m", "venv", str(own)], check=True)
-        pip = [str(own / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [str(own / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         if subprocess.run([*pip, f"uv=={UV_VERSION}"]).returncode:
             return None
     return str(own / "bin" / "uv")

@@ -10,7 +10,7 @@ RESULT = {
     "checkpoint": "/somewhere/output/checkpoint-24",
     "seconds": {"train": 2.5},
     "seams": {"trainer.train": "ok", "trainer.init_hooks": "off: changed"},
-    "features": {"ramp": "on"},
+    "features": {"ramp": "on", "store": "off: not asked for"},
     "ramp": {"changes": [{"step": 0, "effective": 2}, {"step": 9, "effective": 8}], "samples": 70},
 }
 
@@ -21,6 +21,8 @@ def test_people_see_what_ran_where_the_time_went_and_what_is_off():
     assert lines["seconds"] == "train 2.5 s"
     assert lines["seams"].startswith("1 of 2 in place")
     assert lines["seam"] == "trainer.init_hooks is off: changed"
+    assert lines["features"] == "on: ramp"
+    assert lines["feature"] == "store is off: not asked for"
     assert lines["ramp"] == "effective batch 2 (step 0) → 8 (step 9); 70 samples"
     assert lines["checkpoint"].endswith("checkpoint-24")
 

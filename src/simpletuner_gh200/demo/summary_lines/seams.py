@@ -1,4 +1,4 @@
-"""The seams: how many hold, and each that does not, with its reason."""
+"""The seams and the features: what is in place and on, and each that is not, with its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     holding = [name for name, status in seams.items() if status == "ok"]
     lines = [("seams", f"{len(holding)} of {len(seams)} in place: {', '.join(holding)}")]
     lines += [("seam", f"{name} is {status}") for name, status in seams.items() if status != "ok"]
-    return lines + [("feature", f"{name}: {status}") for name, status in result["features"].items()]
+    features = result["features"]
+    lines.append(("features", "on: " + ", ".join(name for name, status in features.items() if status == "on")))
+    return lines + [("feature", f"{name} is {status}") for name, status in features.items() if status != "on"]
 
 
 LINE = SummaryLine(order=20, lines=_lines)
