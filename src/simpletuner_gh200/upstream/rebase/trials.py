@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.upstream.check import check
+from simpletuner_gh200.upstream.rebase.components import HOME
 from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
 
 
@@ -27,7 +28,7 @@ class Trial:
 
 def smoke(root: Path) -> list[Trial]:
     """Upstream as it is: every module parses, every seam holds, the package can be imported."""
-    return [_parses(root), _contract(root), _imports(root, "import simpletuner", "import")]
+    return [_parses(root, "simpletuner"), _contract(root), _imports(root, "import simpletuner", "import")]
 
 
 def integration(root: Path) -> list[Trial]:
@@ -38,16 +39,16 @@ def integration(root: Path) -> list[Trial]:
     )
     off = "assert 'simpletuner_gh200' not in sys.modules, 'imported in spite of SIMPLETUNER_GH200=0'"
     return [
-        _parses(root),
+        _parses(root, HOME),
         _contract(root),
         _imports(root, on, "active, with the public names"),
         _imports(root, off, "kill switch", {"SIMPLETUNER_GH200": "0"}),
     ]
 
 
-def _parses(root: Path) -> Trial:
+def _parses(root: Path, folder: str) -> Trial:
     broken = []
-    paths = sorted((root / "simpletuner").rglob("*.py"))
+    paths = sorted((root / folder).rglob("*.py"))
     for path in paths:
         try:
             ast.parse(path.read_bytes())

@@ -1,0 +1,75 @@
+"""The whole rebase on real SimpleTuner source: a fork as the earlier guides describe it, onto the installed release."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.upstream.source import installed_package
+
+PACKAGE = installed_package("simpletuner")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.skipif(PACKAGE is None, reason="no SimpleTuner installed"),
+]
+TRAINER = "simpletuner/helpers/training/trainer.py"
+RAMP = "\n\nclass GH200GradientRamp:\n    def __init__(self, initial, target):\n        self.initial = initial\n"
+
+
+def git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), "-c", "core.autocrlf=false", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def rebase(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "simpletuner_gh200", "rebase", *arguments, "--repo", str(root)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Path:
+    """Upstream, then a fork that adds a ramp to the trainer and loses manual validation on the way."""
+    assert PACKAGE is not None
+    root = tmp_path / "fork"
+    ignore = shutil.ignore_patterns("__pycache__", "*.js", "*.css", "*.html", "*.svg", "*.png", "*.json", "static")
+    shutil.copytree(PACKAGE.root / "simpletuner", root / "simpletuner", ignore=ignore)
+    git(root, "init", "--quiet", "--initial-branch", "main")
+    git(root, "config", "user.name", "tester")
+    git(root, "config", "user.email", "tester@example.org")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "upstream")
+    git(root, "tag", "upstream")
+    git(root, "switch", "--quiet", "--create", "fork")
+    text = (root / TRAINER).read_text(encoding="utf-8")
+    lost = text.replace("def _consume_manual_validation_request(self)", "def _gone(self)")
+    assert lost != text
+    (root / TRAINER).write_text(lost + RAMP, encoding="utf-8")
+    (root / "simpletuner/gh200").mkdir()
+    (root / "simpletuner/gh200/__init__.py").write_text("", encoding="utf-8")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "fork")
+    return root
+
+
+def test_a_fork_is_replaced_by_the_extension_and_can_be_had_back(fork: Path) -> None:
+    done = rebase(fork, "start", "--onto", "upstream")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    assert git(fork, "diff", "--diff-filter=MDR", "--name-only", "upstream", "HEAD") == "simpletuner/__init__.py"
+    checklist = (fork / "GH200_REBASE_CHECKLIST.md").read_text(encoding="utf-8")
+    assert "Trainer._consume_manual_validation_request (whole)" in checklist
+    assert "trainer.train" in checklist
+    for passed in ("contract: passed", "active, with the public names: passed", "kill switch: passed"):
+        assert passed in checklist
+
+    state = json.loads(rebase(fork, "status", "--json").stdout.splitlines()[-1])
+    assert state["finished"] is True
+    assert rebase(fork, "rollback", "--yes").returncode == 0
+    assert git(fork, "rev-parse", "HEAD") == state["original_commit"]
+    assert git(fork, "status", "--porcelain") == ""
