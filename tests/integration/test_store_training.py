@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from simpletuner_gh200.demo.project import dataset_list
+
 PROBE = Path(__file__).with_name("probe_store_reads.py")
 
 
@@ -64,3 +66,15 @@ def test_too_large_a_dataset_stops_every_rank_with_the_reason(workbench):
     assert not run.ok
     for rank in (0, 1):
         assert "allowed are 1.05 KiB" in run.log(rank), run.explain()
+
+
+def test_text_embeds_from_memory_change_no_loss(workbench):
+    stock = workbench.train(stock=True)
+    workbench.restore()
+    images, embeds = dataset_list(workbench.project, {"type": "in_memory", "in_memory": {"compression": "lz4"}})
+    workbench.configure(datasets=[images, {**embeds, "type": "in_memory"}])
+    ours = workbench.train()
+    assert ours.ok, ours.explain()
+    assert ours.losses == stock.losses
+    held = ours.summaries[0]["details"]["store"]["tiny-text-embeds"]
+    assert held["served"] > 0

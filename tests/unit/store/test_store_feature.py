@@ -1,0 +1,139 @@
+"""The feature's side of the seams: what upstream gets to see, and what is staged for whom."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from store_samples import fill, image
+
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import ConfigError, DatasetTooLarge
+from simpletuner_gh200.seams.features import _store_shard
+from simpletuner_gh200.seams.features.store import StoreFeature
+from simpletuner_gh200.store.discovery import walk
+
+
+class Backend(SimpleNamespace):
+    def __init__(self, accelerator: Any, id: str, dataset: Any, compress_cache: bool) -> None:
+        super().__init__(accelerator=accelerator, id=id, staged=dataset, compress_cache=compress_cache)
+
+
+@pytest.fixture
+def feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreFeature:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("simpletuner_gh200.seams.in_memory_backend.backend_class", lambda: Backend)
+    made = StoreFeature()
+    made.runtime = SimpleNamespace(  # type: ignore[assignment]
+        settings=resolve({}, {}), trainer=SimpleNamespace(config=SimpleNamespace(output_dir=str(tmp_path / "out")))
+    )
+    made.start(None)
+    return made
+
+
+def create(feature: StoreFeature, name: str) -> Any:
+    builder = SimpleNamespace(accelerator=None, _get_compression_setting=lambda _config: True)
+    return feature.create_backend(builder, SimpleNamespace(id=name))
+
+
+def test_off_unless_a_dataset_asks(feature: StoreFeature) -> None:
+    assert feature.request(resolve({}, {})) == "off"
+    assert feature.request(resolve({}, {}, in_memory_datasets=("a",))) == "asked"
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio", "conditioning", "caption", "eval"])
+def test_upstream_sees_a_local_dataset(feature: StoreFeature, tmp_path: Path, kind: str) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    entry = {
+        "id": "a",
+        "type": "in_memory",
+        "dataset_type": kind,
+        "instance_data_dir": str(tmp_path / "data"),
+        "crop": True,
+    }
+    seen = feature.dataset_entries([{**entry, "in_memory": {"compression": "lz4"}}, {"id": "b", "type": "local"}])
+    assert seen == [{**entry, "type": "local"}, {"id": "b", "type": "local"}]
+    backend = create(feature, "a")
+    assert backend.staged.view(tmp_path / "data/a.png") == image()
+    assert backend.compress_cache is True
+    assert create(feature, "a").staged is backend.staged, "staged once, whoever asks again"
+    assert create(feature, "b") is None
+
+
+@pytest.mark.parametrize("kind", ["text_embeds", "image_embeds", "distillation_cache"])
+def test_caches_are_staged_from_their_folder_if_it_is_there(feature: StoreFeature, tmp_path: Path, kind: str) -> None:
+    cache = tmp_path / "cache"
+    entry = {"id": "c", "type": "in_memory", "dataset_type": kind, "cache_dir": str(cache)}
+    feature.dataset_entries([entry])
+    assert create(feature, "c") is None, "nothing there yet"
+    fill(cache, {"x.pt": b"tensor"})
+    feature.dataset_entries([entry])
+    assert create(feature, "c").staged.view(cache / "x.pt") == b"tensor"
+
+
+def test_the_unified_cache_wins_over_in_memory_text_embeds(feature: StoreFeature, tmp_path: Path, caplog) -> None:
+    feature.runtime.settings = SimpleNamespace(part=lambda _model: SimpleNamespace(text_cache_type="unified_memory"))
+    with caplog.at_level(logging.INFO, "simpletuner_gh200"):
+        (seen,) = feature.dataset_entries(
+            [{"id": "t", "type": "in_memory", "dataset_type": "text_embeds", "cache_dir": str(tmp_path)}]
+        )
+    assert seen["type"] == "local"
+    assert create(feature, "t") is None
+    assert "text_cache_type is unified_memory, which serves it" in caplog.text
+
+
+def test_disabled_entries_are_not_staged(feature: StoreFeature, tmp_path: Path) -> None:
+    entry = {"id": "d", "type": "in_memory", "instance_data_dir": str(tmp_path), "disabled": True}
+    (seen,) = feature.dataset_entries([entry])
+    assert seen["type"] == "local"
+    assert create(feature, "d") is None
+
+
+def test_a_wrong_key_names_the_nearest(feature: StoreFeature, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataset 'a'.in_memory.compresion.*did you mean 'compression'"):
+        feature.dataset_entries(
+            [{"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path), "in_memory": {"compresion": "lz4"}}]
+        )
+
+
+def test_broken_files_are_listed_beside_the_output(feature: StoreFeature, tmp_path: Path, caplog) -> None:
+    fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
+    block = {"max_corruption_rate": 0.9}
+    feature.dataset_entries(
+        [{"id": "my/set", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": block}]
+    )
+    create(feature, "my/set")
+    assert "bad.png" in (tmp_path / "out/gh200/staging-my_set.json").read_text()
+    assert "1 image does not open" in caplog.text
+    feature.close()
+    assert feature.summary()["my/set"]["problem_counts"] == {"image does not open": 1}
+
+
+def test_too_large_a_dataset_stops_the_run(feature: StoreFeature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.bin": bytes(100_000)})
+    block = {"memory_limit_gb": 1e-6}
+    feature.dataset_entries(
+        [{"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": block}]
+    )
+    with pytest.raises(DatasetTooLarge):
+        create(feature, "a")
+
+
+def test_nodes_are_counted_from_the_launchers_words() -> None:
+    assert _store_shard.node_count({}) == 1
+    assert _store_shard.node_count({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == 2
+    assert _store_shard.node_count({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}) == 1
+
+
+def test_a_share_includes_the_files_beside_each_sample(tmp_path: Path) -> None:
+    fill(tmp_path, dict.fromkeys(("a.png", "a.txt", "b.png", "b.txt", "sub/c.png"), b"x"))
+    metadata = SimpleNamespace(
+        aspect_ratio_bucket_indices={"1.0": [str(tmp_path / "a.png")], "2.0": [str(tmp_path / "sub/c.png")]}
+    )
+    wanted = _store_shard.dealt_stems(metadata)
+    listing = walk(tmp_path, only=lambda path: _store_shard.stem(path) in wanted)
+    assert sorted(name for batch in listing.batches for name in batch.names) == [b"a.png", b"a.txt", b"c.png"]
