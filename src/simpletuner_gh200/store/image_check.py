@@ -13,6 +13,8 @@ Verify = Literal["header", "decode", "none"]
 DECODE_PIXELS = 64_000_000
 """Larger images are opened but not decoded: that needs all pixels at once, beyond what staging may use."""
 
+HEAD_BYTES = 16 << 10
+
 _one_large_decode = threading.Semaphore(1)
 _LARGE_PIXELS = 4_000_000
 
@@ -28,10 +30,13 @@ def image_extensions() -> frozenset[str]:
 
 def check_image(head: bytes | memoryview, whole: bool, fd: int, verify: Verify) -> tuple[bool, str]:
     """(fine, why not) for an image whose first bytes are ``head``; ``fd`` is read where these are not all of it."""
-    source = io.BytesIO(head)
-    fine, why = _examine(source, verify if whole else "header")
-    if whole or (fine and verify == "header"):
-        return fine, why
+    if verify == "header":
+        # Nearly every header is near the start; copying all of the file for Pillow would cost more than opening it.
+        fine, why = _examine(io.BytesIO(head[:HEAD_BYTES]), "header")
+        if fine or (whole and len(head) <= HEAD_BYTES):
+            return fine, why
+    if whole:
+        return _examine(io.BytesIO(head), verify)
     # Some formats keep what is needed at the end of the file: ask again with all of it.
     with os.fdopen(os.dup(fd), "rb") as file:
         file.seek(0)
