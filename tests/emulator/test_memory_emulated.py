@@ -39,3 +39,11 @@ def test_stock_cuda_torch_over_an_emulated_runtime() -> None:
     if runtime is None:
         pytest.skip("this torch is a CPU build")
     assert passed(HERE / "with_torch", environment(torch_runtime=runtime)) > 10
+
+
+@needs_gcc
+def test_bindings_newer_than_the_driver() -> None:
+    """A driver of CUDA 12.2, the oldest we support, has no batched prefetch and tells locations by number only."""
+    folder = HERE / "emulated"
+    assert passed(folder / "test_emu_driver.py", environment(version="12020")) > 15
+    assert passed(folder / "test_emu_slabs.py", environment(version="12020")) > 30

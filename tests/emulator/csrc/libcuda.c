@@ -25,6 +25,7 @@ static int primary[8]; /* a context is the address of its device's slot */
 #define ENTER_READY(name) ENTER(name); if (!initialized) FINISH(NOT_INITIALIZED)
 #define ENTER_CONTEXT(name) ENTER_READY(name); if (!depth || !stack[depth - 1]) FINISH(INVALID_CONTEXT)
 
+static int version_of_driver(void) { const char *v = getenv("GH200_EMU_VERSION"); return v ? atoi(v) : 13000; }
 static int devices(void) { const char *n = getenv("GH200_EMU_DEVICES"); return n ? atoi(n) : 1; }
 
 Result cuInit(unsigned flags) {
@@ -36,8 +37,7 @@ Result cuInit(unsigned flags) {
 }
 Result cuDriverGetVersion(int *out) {
     ENTER("cuDriverGetVersion");
-    const char *v = getenv("GH200_EMU_VERSION");
-    *out = v ? atoi(v) : 13000;
+    *out = version_of_driver();
     FINISH(OK);
 }
 Result cuDeviceGetCount(int *out) { ENTER_READY("cuDeviceGetCount"); *out = devices(); FINISH(OK); }
@@ -281,6 +281,7 @@ static void tell_accessed(int *out, size_t room, unsigned all) {
 Result cuMemRangeGetAttribute(void *out, size_t bytes, int attribute, Ptr at, size_t size) {
     ENTER_CONTEXT("cuMemRangeGetAttribute");
     if (!size || !pages_advisable(at, size) || attribute < 1 || attribute > 8) FINISH(INVALID_VALUE);
+    if (attribute > 4 && version_of_driver() < 12030) FINISH(INVALID_VALUE); /* locations by type and id came later */
     int common = 0, first = 1;
     unsigned all = ~0u;
     for (Ptr p = at - at % emu_machine->page; p < at + size; p += emu_machine->page, first = 0) {
@@ -345,6 +346,9 @@ Result cuGetProcAddress_v2(const char *symbol, void **out, int version, unsigned
     (void)flags;
     char newer[96];
     Dl_info here;
+    *out = NULL;
+    if (status) *status = 1;
+    if (!strcmp(symbol, "cuMemPrefetchBatchAsync") && version_of_driver() < 13000) return NOT_FOUND;
     dladdr((void *)cuInit, &here);
     void *self = dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     int two_shapes = !strcmp(symbol, "cuMemAdvise") || !strcmp(symbol, "cuMemPrefetchAsync");

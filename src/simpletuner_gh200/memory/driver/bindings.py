@@ -16,6 +16,7 @@ _LOCATION_TYPES = {"device": 1, "host": 2, "node": 3}
 _KINDS = {number: kind for kind, number in _LOCATION_TYPES.items()}
 
 NOT_FOUND = 500
+NOT_SUPPORTED = 801
 
 REMEDIES = {
     1: "an address, size or location was not valid for this memory: report it with the output of gh200 selftest",
@@ -81,15 +82,22 @@ class Bindings:
         self.call(self._advise, address, size, self._driver.CUmem_advise(advice), where)
 
     def prefetch(self, spans: Sequence[Span], where: Any, stream: int) -> None:
-        if self._batched and len(spans) > 1:
-            addresses = [self._driver.CUdeviceptr(address) for address, _ in spans]
-            sizes = [size for _, size in spans]
-            code, _ = self.ask("cuMemPrefetchBatchAsync", addresses, sizes, len(spans), [where], [0], 1, 0, stream)
-            if code != 801:  # a driver older than the bindings has no batches
-                self.check("cuMemPrefetchBatchAsync", code)
-                return
+        if self._batched and len(spans) > 1 and self._prefetch_batch(spans, where, stream):
+            return
         for address, size in spans:
             self.call(self._prefetch, address, size, where, 0, stream)
+
+    def _prefetch_batch(self, spans: Sequence[Span], where: Any, stream: int) -> bool:
+        """False where the driver is older than the bindings and has no batches; it isn't asked again."""
+        addresses = [self._driver.CUdeviceptr(address) for address, _ in spans]
+        sizes = [size for _, size in spans]
+        try:
+            self.call("cuMemPrefetchBatchAsync", addresses, sizes, len(spans), [where], [0], 1, 0, stream)
+        except DriverError as refused:
+            if refused.code not in {NOT_FOUND, NOT_SUPPORTED}:
+                raise
+            self._batched = False
+        return self._batched
 
     def location(self, where: Location) -> Any:
         made = self._driver.CUmemLocation()
