@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ def main(folder: Path) -> dict[str, Any]:
 
     contents = [backend.read(str(path)) for path in sounds]
     waves = [load_audio(io.BytesIO(content))[0] for content in contents]
-    report = hinted(waves)
+    with device():
+        report = hinted(waves)
     return {
         "files": COUNT,
         "served": dataset.counts.served,
@@ -42,6 +46,26 @@ def in_memory(folder: Path) -> tuple[Any, Any]:
     return backend_class()(None, "sounds", dataset), dataset
 
 
+@contextmanager
+def device() -> Iterator[None]:
+    """The machine's own device, or the emulated driver where the environment names its library."""
+    library = os.environ.get("GH200_EMU_LIBRARY")
+    if library is None:
+        yield
+        return
+    import ctypes
+
+    import torch
+
+    from simpletuner_gh200.memory.driver import detect
+    from simpletuner_gh200.memory.driver.cuda import CudaDriver
+
+    ctypes.CDLL(library).emu_become(b"gh200")
+    torch.cuda.is_available = lambda: False  # there is no CUDA runtime above the emulated driver
+    with detect.using(CudaDriver()):
+        yield
+
+
 def hinted(waves: list[Any]) -> Any:
     """The three places where audio sits in a batch; noise is there to be left alone."""
     import torch
@@ -49,7 +73,7 @@ def hinted(waves: list[Any]) -> Any:
     from simpletuner_gh200 import optimize_batch_for_gh200, set_uvm_hint_override
 
     set_uvm_hint_override(True)
-    stacked = torch.stack(waves)
+    stacked = torch.stack(waves).repeat(1, 1, 16)  # a few pages each, as real sound has; less can't be placed
     batch = {
         "audio_latents": stacked,
         "waveform": stacked.clone(),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +22,7 @@ from simpletuner_gh200.demo.run import demo_blocks
 from simpletuner_gh200.operate.launching import accelerator_present
 
 SCRIPT = "scripts/test_combined_features.sh"
+EMULATOR = Path(__file__).parents[2] / "tests" / "emulator"
 STEPS = 5
 ASK_AT = 2
 """From the third micro-batch on: the first of the second window, which has two."""
@@ -51,7 +56,8 @@ class CombinedScenarios:
         if "audio" in wanted:
             yield attempt("C4", "audio files in memory", f"{SCRIPT} --audio", self._audio_staged)
             yield attempt("C5", "audio batch hinted", f"{SCRIPT} --audio", self._audio_hinted)
-            yield attempt("C6", "training on an audio dataset", f"{SCRIPT} --audio", self._audio_training)
+            yield attempt("C6", "the same, emulated driver", f"{SCRIPT} --audio", self._audio_emulated)
+            yield attempt("C7", "training on an audio dataset", f"{SCRIPT} --audio", self._audio_training)
 
     @cached_property
     def _run(self) -> Run:
@@ -68,12 +74,25 @@ class CombinedScenarios:
 
     @cached_property
     def _audio(self) -> dict[str, object]:
+        return self._audio_path(dict(os.environ))
+
+    def _audio_path(self, environment: dict[str, str]) -> dict[str, object]:
         script = Path(__file__).with_name("audio_path.py")
-        done = subprocess.run([sys.executable, str(script), str(self._bench.folder)], capture_output=True, text=True)
+        command = [sys.executable, str(script), str(self._bench.folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"the audio path: {done.stderr.strip()[-400:]}")
         found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
         return found
+
+    def _audio_emulated(self) -> str:
+        if shutil.which("gcc") is None or importlib.util.find_spec("cuda") is None:
+            raise Skip("the emulated driver needs gcc and NVIDIA's cuda-bindings")
+        sys.path.insert(0, str(EMULATOR))
+        emulation = importlib.import_module("emulation")
+        found = self._audio_path(emulation.environment(personality="gh200"))
+        assert found["helped"] == 3, f"{found['helped']} of 3 placed: {found['reasons']}"
+        return "3 audio tensors placed on the emulated driver; no real device was involved"
 
     def _audio_staged(self) -> str:
         found = self._audio
@@ -93,5 +112,5 @@ class CombinedScenarios:
 
     def _audio_training(self) -> str:
         raise Skip(
-            "no audio family of SimpleTuner has a model small enough to be made on the spot; C4 and C5 test the path"
+            "no audio family of SimpleTuner has a model small enough to be made on the spot; C4 to C6 test the path"
         )
