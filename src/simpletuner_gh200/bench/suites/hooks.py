@@ -8,15 +8,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import simpletuner_gh200
+from simpletuner_gh200.bench.hook_steps import seconds_per_step
 from simpletuner_gh200.bench.measure import interleaved
 from simpletuner_gh200.bench.suite import Suite
-from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.seams.points import emit_event, prepare_batch
-from simpletuner_gh200.seams.runtime import Launch, Runtime
 
 PTH_LINE = (
     'import os; os.environ.get("SIMPLETUNER_GH200") == "1" and '
@@ -28,14 +25,15 @@ PTH_LINE = (
 def measure(quick: bool) -> dict[str, Any]:
     repeats = 5 if quick else 15
     startup = _startup(repeats)
-    per_step = _per_step_seconds(2_000 if quick else 50_000, repeats)
+    per_step = seconds_per_step(200 if quick else 2_000, repeats)
     step = _smallest_step_seconds(repeats)
     return {
         "startup_ms_off": (startup["off"] - startup["without"]) * 1000,
         "startup_ms_on": (startup["on"] - startup["without"]) * 1000,
         "interpreter_ms": startup["without"] * 1000,
-        "per_step_us": per_step * 1e6,
-        "step_share": per_step / step,
+        "per_step_us": per_step["telemetry"] * 1e6,
+        "per_step_us_seams_only": per_step["seams"] * 1e6,
+        "step_share": per_step["telemetry"] / step,
         "reference_step_ms": step * 1000,
     }
 
@@ -58,43 +56,6 @@ def _startup(repeats: int) -> dict[str, float]:
 
         candidates = {"without": start(without, None), "off": start(with_pth, None), "on": start(with_pth, "1")}
         return interleaved(candidates, repeats=repeats)
-
-
-class _StandIn:
-    """The two methods that run once a step, doing nothing; what is measured is our wrapping alone."""
-
-    def prepare_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return batch
-
-    def _emit_event(self, event: dict[str, Any], message_level: str = "info") -> bool:
-        return True
-
-
-def _per_step_seconds(steps: int, repeats: int) -> float:
-    """Wrapped less unwrapped, for the calls of one step."""
-    plain = type("Trainer", (_StandIn,), dict(vars(_StandIn)))
-    wrapped = type("Trainer", (_StandIn,), dict(vars(_StandIn)))
-    module = ModuleType("stand_in")
-    module.Trainer = wrapped  # type: ignore[attr-defined]
-    runtime = Runtime(Launch())
-    runtime.features = ()
-    runtime.configure(resolve({}, {}))
-    for seam in (prepare_batch.SEAM, emit_event.SEAM):
-        for patch in seam.patches(module, runtime):
-            patch.install()
-
-    def run(kind: type[Any]) -> Callable[[], None]:
-        trainer, batch, event = kind(), {"latents": None}, {"type": "training.status", "progress": {}}
-
-        def steps_of_it() -> None:
-            for _ in range(steps):
-                trainer.prepare_batch(batch)
-                trainer._emit_event(event)
-
-        return steps_of_it
-
-    taken = interleaved({"plain": run(plain), "wrapped": run(wrapped)}, repeats=repeats)
-    return max(0.0, taken["wrapped"] - taken["plain"]) / steps
 
 
 def _smallest_step_seconds(repeats: int) -> float:
