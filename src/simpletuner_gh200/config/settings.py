@@ -124,7 +124,8 @@ def _refuse_unknown(block: str, raw: Mapping[str, Any], problems: list[Problem],
             continue
         close = nearest(key, accepted)
         remedy = f"did you mean {close!r}?" if close else f"accepted: {', '.join(accepted)}"
-        problems.append(Problem(f"{shown or block}.{key}", f"unknown key (value {raw[key]!r})", remedy))
+        # The value stands right behind its key, where whoever prints this can tell a secret by the key's name.
+        problems.append(Problem(f"{shown or block}.{key} = {raw[key]!r}", "unknown key", remedy))
 
 
 def _resolve_part(
