@@ -46,7 +46,7 @@ class SlabMaker:
         budget: Budget,
         *,
         asked: Asked = "auto",
-        ordinal: int = 0,
+        ordinal: int | None = None,
         ranks: int = 1,
         measured: Mapping[SlabKind, float] | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class SlabMaker:
         """
         self.driver = driver
         self.budget = budget
-        self.ordinal = ordinal
+        self.ordinal = ordinal = driver.home if ordinal is None else ordinal
         self.asked = asked
         self.caps = driver.capabilities(ordinal)
         if measured is None and asked == "auto":

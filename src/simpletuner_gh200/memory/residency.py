@@ -83,7 +83,7 @@ def prefer_gpu_residency(tensor: torch.Tensor) -> HintResult:
 def prefetch_to_device(tensor: torch.Tensor, device_index: Any = None) -> HintResult:
     """Move the tensor's pages to HBM, on the current stream, so that kernels queued after it find them there.
 
-    ``device_index`` is an index, a ``torch.device`` or its name; by default the tensor's own device, else the first.
+    ``device_index`` is an index, a ``torch.device`` or its name; by default the tensor's own device, else this rank's.
     """
 
     def move(driver: Driver, caps: Capabilities, span: Span) -> Outcome:
@@ -110,7 +110,7 @@ def _attempt(tensor: Any, act: Callable[[Driver, Capabilities, Span], Outcome], 
         return HintResult(False, span)
     driver = detect.current()
     try:
-        caps = driver.capabilities(_ordinal(tensor, device_index))
+        caps = driver.capabilities(_ordinal(tensor, device_index, driver.home))
     except MemoryRoomError as unknown:
         return HintResult(False, f"the device can't be asked: {unknown.message}")
     outcome = act(driver, caps, span)
@@ -130,14 +130,13 @@ def span_of(tensor: Any) -> Span | str:
     return int(tensor.data_ptr()), int(tensor.numel() * tensor.element_size())
 
 
-def _ordinal(tensor: torch.Tensor, asked: Any) -> int:
+def _ordinal(tensor: torch.Tensor, asked: Any, home: int) -> int:
     import torch
 
     if isinstance(asked, int):
         return asked
-    if asked is not None:
-        return torch.device(asked).index or 0
-    return tensor.device.index or 0 if tensor.device.type == "cuda" else 0
+    found = torch.device(asked) if asked is not None else tensor.device
+    return home if found.index is None else int(found.index)
 
 
 def _current_stream(ordinal: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import threading
 
@@ -10,6 +11,9 @@ import pytest
 from emulation import Emulator
 
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
+from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import HOST, Advice, Location, device
 
@@ -211,3 +215,25 @@ def test_advice_on_wrong_memory_is_invalid(emulator: Emulator, driver: CudaDrive
     with pytest.raises(DriverError, match="INVALID_DEVICE"):
         driver.prefetch([(managed, 4096)], device(0), 0)
     driver.free(managed, 0)
+
+
+def test_a_rank_makes_no_context_on_devices_it_was_not_given(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GH200_EMU_DEVICES", "4")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    driver = detect.open_driver()
+    assert driver.name == "cuda"
+    assert driver.home == 2
+    slab = SlabMaker(driver, Budget("node 0", None), measured={}).make(8192, label="latents")
+    assert driver.pointer_kind(slab.address) == "host"
+    driver.range_state((slab.address, 8192))
+    assert isinstance(driver, CudaDriver)
+    assert list(driver._contexts) == [2]
+    slab.close()
+    gc.collect()
+
+
+@pytest.mark.parametrize(("rank", "count", "home"), [("0", 4, 0), ("3", 4, 3), ("3", 1, 0), ("", 2, 0), ("5", 4, 1)])
+def test_home_device(rank: str, count: int, home: int) -> None:
+    assert detect.home_device({"LOCAL_RANK": rank} if rank else {}, count) == home

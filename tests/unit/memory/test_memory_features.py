@@ -118,6 +118,7 @@ class Unable:
     """A device without concurrent managed access, at the hardware boundary."""
 
     name = "cuda"
+    home = 0
 
     def capabilities(self, ordinal: int) -> Capabilities:
         from dataclasses import replace

@@ -40,11 +40,16 @@ _MOST_ACCESSORS = 16
 
 
 class CudaDriver:
-    """One per process. Raises DriverError when there is no driver or no device."""
+    """One per process. Raises DriverError when there is no driver or no device.
+
+    ``home`` is the device of this rank. A context costs hundreds of megabytes of device memory, so none is made on
+    another device unless a call names it.
+    """
 
     name = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, home: int = 0) -> None:
+        self.home = home
         self._api = Bindings()
         self._pid = os.getpid()
         self._api.call("cuInit", 0)
@@ -96,7 +101,7 @@ class CudaDriver:
             self._api.call("cuMemHostUnregister", address)
 
     def pointer_kind(self, address: int) -> PointerKind:
-        with self._in_context(0):
+        with self._in_context(self.home):
             code, kind = self._api.ask("cuPointerGetAttribute", self._api.pointer_attribute(_MEMORY_TYPE), address)
             if code == _INVALID_VALUE:
                 return "unknown"
@@ -108,17 +113,17 @@ class CudaDriver:
     # -- placement ---------------------------------------------------------------------------------------
 
     def advise(self, span: Span, advice: Advice, where: Location) -> None:
-        with self._in_context(where.index if where.kind == "device" else 0):
+        with self._in_context(where.index if where.kind == "device" else self.home):
             self._api.advise(*span, int(advice), self._api.location(where))
 
     def prefetch(self, spans: Sequence[Span], where: Location, stream: int) -> None:
         if not spans:
             return
-        with self._in_context(where.index if where.kind == "device" else 0):
+        with self._in_context(where.index if where.kind == "device" else self.home):
             self._api.prefetch(spans, self._api.location(where), stream)
 
     def range_state(self, span: Span) -> RangeState:
-        with self._in_context(0):
+        with self._in_context(self.home):
             accessors = self._range(span, _ACCESSED_BY, 4 * _MOST_ACCESSORS)
             return RangeState(
                 preferred=self._range_location(span, _PREFERRED_TYPE, _PREFERRED),

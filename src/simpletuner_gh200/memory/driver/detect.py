@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -55,11 +55,21 @@ def open_driver() -> Driver:
 
     try:
         driver = CudaDriver()
-        return driver if driver.device_count() else NullDriver("the CUDA driver reports no device")
+        count = driver.device_count()
+        if not count:
+            return NullDriver("the CUDA driver reports no device")
+        driver.home = home_device(os.environ, count)
+        return driver
     except DriverError as failed:
         return NullDriver("no NVIDIA driver is installed" if failed.code == NOT_FOUND else failed.message)
     except FeatureUnavailable as missing:
         return NullDriver(missing.message)
+
+
+def home_device(environment: Mapping[str, str], count: int) -> int:
+    """The device of this rank: its place on the node, as launchers tell it, among the devices it sees."""
+    rank = environment.get("LOCAL_RANK", "0")
+    return int(rank) % count if rank.isdigit() else 0
 
 
 def torch_refusal(version: ModuleType | None) -> str | None:

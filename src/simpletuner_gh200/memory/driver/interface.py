@@ -98,6 +98,8 @@ class Driver(Protocol):
     """Calls are safe from any thread; a forked child is refused with ``MemoryRoomError``."""
 
     name: str
+    home: int
+    """The device of this rank: what is meant where nobody names one."""
 
     def device_count(self) -> int: ...
 

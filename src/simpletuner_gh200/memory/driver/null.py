@@ -39,6 +39,7 @@ class Call:
 
 class NullDriver:
     name = "null"
+    home = 0
 
     def __init__(self, reason: str = "the null driver was chosen") -> None:
         self.reason = reason
