@@ -82,6 +82,10 @@ class StoreFeature(Feature):
             for name, staged in self._staged.items()
         }
 
+    def telemetry(self) -> dict[str, Any]:
+        """Reads of each dataset, for the record of every step."""
+        return {name: vars(staged.counts) for name, staged in self._staged.items()}
+
     def close(self) -> None:
         self._final = self.summary()
         self._split_watch.stop()
