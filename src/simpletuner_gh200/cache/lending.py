@@ -101,6 +101,10 @@ class Lender:
             return None
         return np.asarray(Loan(self, address, size))
 
+    def offset_of(self, address: int) -> int | None:
+        offset = address - self._address
+        return offset if 0 <= offset < self._size else None
+
     def end(self, address: int, size: int, advise: Any = _libc.madvise) -> None:
         """A borrower let go: bring back the published bytes, then let the next one in."""
         for page in _pagemap.written(address, -(-size // PAGE)) if _pagemap.open() else range(-(-size // PAGE)):

@@ -59,6 +59,10 @@ class Segment:
     def lend(self, offset: int, size: int) -> Bytes | None:
         return self._lender.lend(offset, size) if self._lender is not None else None
 
+    def lent_offset(self, address: int) -> int | None:
+        """Where in the segment a lent ``address`` is; None for any other address."""
+        return self._lender.offset_of(address) if self._lender is not None else None
+
     def populate(self, end: int) -> None:
         """Map the pages up to ``end`` now rather than fault by fault in the first epoch."""
         if self._lender is not None:

@@ -24,6 +24,7 @@ from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, ORDINARY, Key, Rang
 from simpletuner_gh200.cache.tally import Statistics
 from simpletuner_gh200.cache.watch import FolderWatch
 from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import GIB
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -197,6 +198,14 @@ class Table:
     def value_of(self, found: Found) -> Any:
         lent = found.segment.lend(found.slot.offset, found.slot.length)
         return found.layout.build(tensor_maker(found.payload.copy() if lent is None else lent))
+
+    def published_at(self, address: int) -> tuple[Slab, int] | None:
+        """Slab and offset of the published bytes behind a lent ``address``; None for memory that isn't lent."""
+        for segment in list(self._segments.values()):
+            offset = segment.lent_offset(address)
+            if offset is not None:
+                return segment.slab, offset
+        return None
 
     def _open(self, slot: Slot) -> Found | None:
         number = slot.segment

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simpletuner_gh200.cache.batch import same_tensor, stacked
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.delivery import Delivery
+from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.cache.record import copying_maker
 from simpletuner_gh200.cache.table import Found, Table, normal
 
@@ -27,12 +28,19 @@ class BatchPath:
     """
 
     def __init__(
-        self, collate: ModuleType, vae_tables: Mapping[str, Table], *, latents: Delivery, embeds: BufferPool
+        self,
+        collate: ModuleType,
+        vae_tables: Mapping[str, Table],
+        *,
+        latents: Delivery,
+        embeds: BufferPool,
+        hbm: HbmTier | None = None,
     ) -> None:
         self._collate = collate
         self._vae_tables = vae_tables
         self._latents = latents
         self._embeds = embeds
+        self._hbm = hbm
         self._whole: dict[int, torch.Tensor] = {}
 
     # -- latents ---------------------------------------------------------------------------------------
@@ -99,22 +107,23 @@ class BatchPath:
 
     def collating(self, model: Any) -> Any:
         """``model`` with upstream's default way of joining embeds done in reused memory."""
-        return _CollatingModel(model, self._embeds)
+        return _CollatingModel(model, self._embeds, self._hbm)
 
 
 class _CollatingModel:
     """Answers like the model. A model with a ``collate_prompt_embeds`` of its own keeps it."""
 
-    def __init__(self, model: Any, pool: BufferPool) -> None:
+    def __init__(self, model: Any, pool: BufferPool, hbm: HbmTier | None) -> None:
         self._model = model
         self._pool = pool
+        self._hbm = hbm
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def collate_prompt_embeds(self, outputs: Any) -> Any:
         own = self._model.collate_prompt_embeds(outputs)
-        return own if own != {} else join_embeds(outputs, self._pool)
+        return own if own != {} else join_embeds(outputs, self._pool, self._hbm)
 
 
 _JOINED = (
@@ -128,8 +137,11 @@ _JOINED = (
 """What upstream's default collate joins, under which name; a later line replaces an earlier one."""
 
 
-def join_embeds(outputs: Sequence[Any], pool: BufferPool) -> dict[str, torch.Tensor]:
-    """As upstream's default collate does; empty, so that upstream does it, where anything is out of the ordinary."""
+def join_embeds(outputs: Sequence[Any], pool: BufferPool, hbm: HbmTier | None = None) -> dict[str, torch.Tensor]:
+    """As upstream's default collate does; empty, so that upstream does it, where anything is out of the ordinary.
+
+    With an HBM tier the result is on the device, from the copies that are there and copies of the rest.
+    """
     joined: dict[str, torch.Tensor] = {}
     for key, name in _JOINED:
         if key not in outputs[0]:
@@ -137,11 +149,21 @@ def join_embeds(outputs: Sequence[Any], pool: BufferPool) -> dict[str, torch.Ten
         tensors = [output.get(key) for output in outputs]
         if any(tensor is None or tensor.dim() not in (1, 2, 3) for tensor in tensors):
             return {}
-        whole = stacked(tensors, pool, joined=tensors[0].dim() == 3)
+        whole = _on_device(tensors, hbm) if hbm is not None else stacked(tensors, pool, joined=tensors[0].dim() == 3)
         if whole is None:
             return {}
         joined[name] = whole
     return joined
+
+
+def _on_device(tensors: Sequence[torch.Tensor], hbm: HbmTier) -> torch.Tensor | None:
+    import torch
+
+    alike = {(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors}
+    if len(alike) != 1 or any(not tensor.is_contiguous() or tensor.requires_grad for tensor in tensors):
+        return None
+    rows = [hbm.on_device(tensor) for tensor in tensors]
+    return torch.cat(rows) if rows[0].dim() == 3 else torch.stack(rows)
 
 
 def _in_its_container(entry: Found, row: torch.Tensor) -> Any:

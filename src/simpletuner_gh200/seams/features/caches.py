@@ -9,6 +9,7 @@ from typing import Any
 
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.delivery import Delivery, DeviceDelivery, HostDelivery
+from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
 from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.config.parts.caches import CacheSettings
@@ -17,14 +18,18 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.detect import current
+from simpletuner_gh200.memory.placement import hbm_allowance
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.batch_path import BatchPath
 from simpletuner_gh200.seams.cache_backend import Route, ServedBackend
 from simpletuner_gh200.seams.cache_backends_found import FoundCache, find_caches
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.units import gib_to_bytes
+from simpletuner_gh200.units import format_bytes, gib_to_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
+
+HBM_SHARE = 0.1
+"""Of the device memory that is free when the caches are ready, where no limit is set: training comes first."""
 
 COLLATE = "simpletuner.helpers.training.collate"
 
@@ -40,6 +45,7 @@ class CachesFeature(Feature):
         self._tables: dict[int, Table] = {}
         """By the identity of SimpleTuner's cache object."""
         self._stager: Any = None
+        self._hbm: HbmTier | None = None
         self._final: dict[str, Any] = {}
 
     def request(self, settings: Settings) -> Request:
@@ -86,6 +92,8 @@ class CachesFeature(Feature):
             for patch in reversed(served.patches):
                 patch.uninstall()
         self._served = []
+        if self._hbm is not None:
+            self._hbm.close()
         if self._stager is not None:
             self._stager.close()
         if self._caches is not None:
@@ -126,7 +134,8 @@ class CachesFeature(Feature):
         if collate is None:
             return None
         tables = {dataset: self._tables[id(cache.cache)] for cache in found for dataset in cache.latents_of}
-        return BatchPath(collate, tables, latents=self._delivery(), embeds=BufferPool())
+        embeds = [self._tables[id(cache.cache)] for cache in found if cache.wanted.kind == "text"]
+        return BatchPath(collate, tables, latents=self._delivery(), embeds=BufferPool(), hbm=self._hbm_tier(embeds))
 
     def _delivery(self) -> Delivery:
         import torch
@@ -138,6 +147,22 @@ class CachesFeature(Feature):
 
         self._stager = DeviceStager(current(), TorchBuffers(f"cuda:{torch.cuda.current_device()}"))
         return DeviceDelivery(self._stager)
+
+    def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:
+        """None without a device of its own memory: then embeds are joined on the host."""
+        if self._stager is None or not embeds:
+            return None
+        import torch
+
+        assert self.runtime.settings is not None
+        limit = self.runtime.settings.part(CacheSettings).hbm_limit_gb
+        driver, ordinal = current(), torch.cuda.current_device()
+        free, _total = driver.memory_info(ordinal)
+        asked = gib_to_bytes(limit) if limit is not None else int(free * HBM_SHARE)
+        allowed, why = hbm_allowance(driver.capabilities(ordinal), free, limit=asked)
+        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed), why)
+        self._hbm = HbmTier(embeds, allowed, staged_copy(self._stager, torch.device("cuda", ordinal)))
+        return self._hbm
 
     def _metrics(self) -> dict[str, float]:
         if self._caches is None:

@@ -1,0 +1,86 @@
+"""The HBM tier: device copies of a fixed subset of hot embeds, so that a hit there needs no transfer.
+
+An entry that is used while there is room gets its copy and keeps it: which ones those are is decided once, in the
+order of first use, and never by forgetting. Entries are known by where their lent bytes are, which is theirs alone as
+long as their segment lives; when a segment goes, all copies go.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.memory.slab import Slab
+
+if TYPE_CHECKING:
+    import torch
+
+    from simpletuner_gh200.memory.staging.stager import DeviceStager
+
+
+ToDevice = Callable[["torch.Tensor", tuple[Slab, int] | None], "torch.Tensor"]
+
+
+class HbmTier:
+    """``to_device`` copies a host tensor; it is told where the same bytes are published, if they are."""
+
+    def __init__(self, tables: Sequence[Table], limit: int, to_device: ToDevice) -> None:
+        self._tables = tables
+        self._limit = limit
+        self._to_device = to_device
+        self._kept: dict[tuple[int, int], torch.Tensor] = {}
+        self._drops = self._count_drops()
+        self._lock = threading.Lock()
+        self.used = 0
+        self.hits = 0
+
+    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's bytes on the device: the copy that is kept there, or one made now. Not to be written to."""
+        address, size = tensor.data_ptr(), tensor.numel() * tensor.itemsize
+        places = (table.published_at(address) for table in self._tables)
+        place = next((found for found in places if found is not None), None)
+        # A tensor that was written to since it was handed out is not what the entry holds.
+        if place is None or tensor._version:
+            return self._to_device(tensor, None)
+        with self._lock:
+            self._forget_dropped()
+            kept = self._kept.get((address, size))
+            if kept is not None:
+                self.hits += 1
+                return kept
+            made = self._to_device(tensor, place)
+            if self.used + size <= self._limit:
+                self._kept[address, size] = made
+                self.used += size
+            return made
+
+    def _forget_dropped(self) -> None:
+        drops = self._count_drops()
+        if drops != self._drops:
+            self._drops = drops
+            self._kept.clear()
+            self.used = 0
+
+    def _count_drops(self) -> int:
+        return sum(table.control.drops for table in self._tables)
+
+    def close(self) -> None:
+        self._kept.clear()
+
+
+def staged_copy(stager: DeviceStager, device: torch.device) -> ToDevice:
+    """Copies through the stager's side stream from the slab itself, which is registered; the ordinary way otherwise."""
+
+    def copy(tensor: torch.Tensor, place: tuple[Slab, int] | None) -> torch.Tensor:
+        from simpletuner_gh200.memory.staging.layout import Range
+
+        if place is not None:
+            source = Range(place[0], place[1], tuple(tensor.shape), tensor.dtype)
+            (row,) = stager.submit("embed", [[source]]).wait()
+            if row is not None:
+                return row[0]
+        return tensor.to(device)
+
+    return copy

@@ -1,0 +1,76 @@
+"""The HBM tier's bookkeeping, with host memory standing in for the device's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.staging.buffers import TorchBuffers
+from simpletuner_gh200.memory.staging.stager import DeviceStager
+from simpletuner_gh200.seams.batch_path import join_embeds
+
+COUNT = 70_000
+SIZE = COUNT * 4
+
+
+@pytest.fixture
+def stager():
+    made = DeviceStager(NullDriver("a test"), TorchBuffers("cpu"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tier(table, stager):
+    return HbmTier([table], 2 * SIZE, staged_copy(stager, torch.device("cpu")))
+
+
+def embeds(held, number):
+    return held({"prompt_embeds": torch.full((1, COUNT, 1), float(number))}, f"{number}.pt")
+
+
+def test_a_fixed_subset_is_kept_and_the_rest_is_copied_each_time(table, held, tier):
+    paths = [embeds(held, number) for number in range(3)]
+    for _ in range(3):
+        for number, path in enumerate(paths):
+            assert float(tier.on_device(table.get(path)["prompt_embeds"])[0, -1, 0]) == number
+    assert tier.used == 2 * SIZE
+    assert tier.hits == 4, "two of three, in the second and third round"
+
+
+def test_a_tensor_that_was_written_to_is_not_taken_for_its_entry(table, held, tier):
+    path = embeds(held, 1)
+    tier.on_device(table.get(path)["prompt_embeds"])
+    changed = table.get(path)["prompt_embeds"]
+    changed.fill_(5)
+    assert float(tier.on_device(changed)[0, 0, 0]) == 5
+    del changed
+    assert float(tier.on_device(table.get(path)["prompt_embeds"])[0, 0, 0]) == 1
+
+
+def test_copies_that_are_not_lent_are_never_kept(table, held, tier):
+    path = embeds(held, 1)
+    first = table.get(path)["prompt_embeds"]
+    second = table.get(path)["prompt_embeds"]
+    tier.on_device(second)
+    assert tier.used == 0, "the entry is on loan, so the second hit is a copy"
+    tier.on_device(first)
+    assert tier.used == SIZE
+
+
+def test_dropping_the_cache_drops_the_copies(table, held, tier):
+    path = embeds(held, 1)
+    tier.on_device(table.get(path)["prompt_embeds"])
+    table.drop()
+    path = embeds(held, 2)
+    assert float(tier.on_device(table.get(path)["prompt_embeds"])[0, 0, 0]) == 2
+    assert tier.used == SIZE
+
+
+def test_embeds_are_joined_from_the_tier(table, held, tier):
+    outputs = [table.get(embeds(held, number)) for number in range(3)]
+    joined = join_embeds(outputs, BufferPool(), tier)
+    assert torch.equal(joined["prompt_embeds"], torch.cat([output["prompt_embeds"] for output in outputs]))
