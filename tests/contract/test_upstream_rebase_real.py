@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(PACKAGE is None, reason="no SimpleTuner installed"),
 ]
+SCRIPT = Path(__file__).parents[2] / "execute_gh200_rebase.sh"
 TRAINER = "simpletuner/helpers/training/trainer.py"
 RAMP = "\n\nclass GH200GradientRamp:\n    def __init__(self, initial, target):\n        self.initial = initial\n"
 
@@ -73,3 +75,23 @@ def test_a_fork_is_replaced_by_the_extension_and_can_be_had_back(fork: Path) -> 
     assert rebase(fork, "rollback", "--yes").returncode == 0
     assert git(fork, "rev-parse", "HEAD") == state["original_commit"]
     assert git(fork, "status", "--porcelain") == ""
+
+
+def test_the_thin_script_starts_goes_on_and_goes_back(fork: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--branch", "fork", str(fork), str(clone))
+    for name in ("user.name", "user.email"):
+        git(clone, "config", name, "tester@example.org")
+
+    def script(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "REPO": str(clone)}
+        return subprocess.run([SCRIPT, *arguments], env=environment, input=answer, capture_output=True, text=True)
+
+    assert script("--nonsense").returncode == 2
+    done = script("--skip-tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert git(clone, "branch", "--show-current") == "gh200-reintegration"
+    assert script("--rollback", answer="n\n").returncode == 1
+    assert script("--rollback", answer="y\n").returncode == 0
+    assert git(clone, "branch", "--show-current") == "fork"

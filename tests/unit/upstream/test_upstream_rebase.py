@@ -171,6 +171,11 @@ def test_other_refusals(repository: Path, tmp_path: Path) -> None:
         begin(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="no remote 'upstream'"):
         begin(repository, remote="upstream")
+    run_git(repository, "switch", "--quiet", "--orphan", "other")
+    run_git(repository, "commit", "--quiet", "--allow-empty", "--message", "not SimpleTuner")
+    run_git(repository, "switch", "--quiet", "fork")
+    with pytest.raises(UsageError, match="other is no SimpleTuner"):
+        begin(repository, "other")
     run_git(repository, "branch", artifacts.BRANCH)
     with pytest.raises(UsageError, match="already"):
         begin(repository)
@@ -266,14 +271,18 @@ def test_killed_in_every_step_it_ends_as_if_nothing_had_happened(
     assert len(run_git(repository, "branch", "--list", "gh200-backup-*").splitlines()) == 1
 
 
-def test_killed_between_copying_and_committing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def killed_before_the_first_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_args: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patched:
         patched.setattr(Repository, "commit", killed)
         in_killed_child(lambda: begin(repository))
-    assert run_git(repository, "status", "--porcelain", "--ignored") != ""
+    assert "simpletuner/gh200" in run_git(repository, "status", "--porcelain", "--ignored")
+
+
+def test_killed_between_copying_and_committing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_before_the_first_commit(repository, monkeypatch)
     assert workflow.go_on(repository, silent).finished
     assert run_git(repository, "status", "--porcelain") == ""
 
@@ -308,6 +317,14 @@ def test_rollback_after_any_step(repository: Path, monkeypatch: pytest.MonkeyPat
     assert run_git(repository, "branch", "--show-current") == "fork"
     assert run_git(repository, "status", "--porcelain") == ""
     assert not Repository(repository).has_branch(artifacts.BRANCH)
+
+
+def test_rollback_leaves_no_half_copied_files(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_before_the_first_commit(repository, monkeypatch)
+    workflow.rollback(repository)
+    assert [p.name for p in (repository / "simpletuner/gh200").iterdir()] == ["uvm.py"]
+    left = run_git(repository, "status", "--porcelain", "--ignored").splitlines()
+    assert {line[3:] for line in left} == set(artifacts.OURS)
 
 
 def test_after_a_rollback_one_can_start_again(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,14 @@ class Repository:
             self.keep_uncommitted()
             git(self.root, *QUIET, "switch", "--quiet", "--discard-changes", "--detach", commit)
 
+    def drop_untracked(self, paths: tuple[str, ...]) -> None:
+        """Remove files git does not know below these paths, which are ours to write."""
+        self.wait_for_lock()
+        git(self.root, "clean", "--quiet", "--force", "-d", "-x", "--", *paths)
+
+    def has_file(self, commit: str, path: str) -> bool:
+        return git(self.root, "cat-file", "-e", f"{commit}:{path}", check=False).returncode == 0
+
     def keep_uncommitted(self) -> Path | None:
         patch = git(self.root, "diff", "--binary", "HEAD").stdout
         if not patch:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.upstream.git import resolve
-from simpletuner_gh200.upstream.rebase import artifacts, trials
+from simpletuner_gh200.upstream.rebase import artifacts, trials, vendor
 from simpletuner_gh200.upstream.rebase import journal as journals
+from simpletuner_gh200.upstream.rebase.components import HOME
 from simpletuner_gh200.upstream.rebase.journal import Journal, StepRecord
 from simpletuner_gh200.upstream.rebase.repository import Repository
-from simpletuner_gh200.upstream.rebase.steps import Skipped, all_steps
+from simpletuner_gh200.upstream.rebase.steps import MANIFEST, Skipped, all_steps
 
 Tell = Callable[[StepRecord], None]
 
@@ -35,6 +36,8 @@ def start(folder: Path, *, onto: str, remote: str | None, skip_tests: bool, tell
     if remote is not None:
         repository.fetch(remote)
     onto_commit = resolve(repository.root, onto)
+    if not repository.has_file(onto_commit, vendor.HOOKED):
+        raise UsageError(f"{onto} is no SimpleTuner: it has no {vendor.HOOKED}", remedy="name a ref of SimpleTuner's")
     if under_way is not None:
         journals.archive(repository.state_folder, under_way)
     journal = Journal(
@@ -76,6 +79,9 @@ def rollback(folder: Path) -> str:
     """Back to the branch it started from. Nothing is deleted: the new branch keeps its commits under another name."""
     repository = Repository(folder)
     journal = require_journal(repository)
+    if repository.branch() == artifacts.BRANCH:
+        # Copied but not yet committed when it was interrupted.
+        repository.drop_untracked((HOME, MANIFEST))
     repository.switch_to(journal.original_branch, journal.original_commit)
     if repository.has_branch(artifacts.BRANCH):
         repository.git("branch", "-M", artifacts.BRANCH, f"gh200-rolled-back-{journal.stamp}")
