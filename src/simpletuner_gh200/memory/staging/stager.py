@@ -124,6 +124,12 @@ class DeviceStager:
     def depth(self) -> int:
         return self._schedule.depth
 
+    def hold_back(self) -> None:
+        """One batch ahead at most from now on, however fast the consumer is: memory is short."""
+        with self._changed:
+            self._pace.fixed, self._pace.depth = True, 1
+            self._schedule.depth = 1
+
     def submit(self, batch: Hashable, groups: Sequence[Group]) -> Ticket:
         """Queue a batch. Never blocks: with a full queue the copy happens in ``wait`` instead."""
         self._refuse_fork()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.detect import current
 from simpletuner_gh200.memory.placement import hbm_allowance
+from simpletuner_gh200.memory.pressure import CACHES, STAGING, Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.batch_path import BatchPath
-from simpletuner_gh200.seams.cache_backend import Route, ServedBackend
+from simpletuner_gh200.seams.cache_backend import Route, ServedBackend, ServedGrounding
 from simpletuner_gh200.seams.cache_backends_found import FoundCache, find_caches
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
@@ -41,7 +43,7 @@ class CachesFeature(Feature):
     def __init__(self) -> None:
         self.batch_path: BatchPath | None = None
         self._caches: Caches | None = None
-        self._served: list[ServedBackend] = []
+        self._served: list[ServedBackend | ServedGrounding] = []
         self._tables: dict[int, Table] = {}
         """By the identity of SimpleTuner's cache object."""
         self._stager: Any = None
@@ -86,6 +88,30 @@ class CachesFeature(Feature):
         if isinstance(metrics, dict):
             metrics.update(self._metrics())
 
+    def telemetry(self) -> dict[str, Any]:
+        """Of each cache, for the record of every step."""
+        tables = self._caches.tables if self._caches is not None else {}
+        return {
+            name: {
+                "hits": table.statistics.hits.value,
+                "misses": table.statistics.misses.value,
+                "held_bytes": table.control.held,
+                "staging_lead_seconds": table.statistics.staging_lead_seconds,
+            }
+            for name, table in tables.items()
+        }
+
+    def memory_relief(self) -> list[Relief]:
+        """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
+        tables = self._caches.tables if self._caches is not None else {}
+        reliefs = [
+            Relief(CACHES, f"cache {name}", table.control.held, partial(_give_back, table))
+            for name, table in tables.items()
+        ]
+        if self._stager is not None:
+            reliefs.append(Relief(STAGING, "batches staged ahead", 0, self._stager.hold_back))
+        return reliefs
+
     def close(self) -> None:
         self.batch_path = None
         for served in self._served:
@@ -123,7 +149,8 @@ class CachesFeature(Feature):
         for identity, backend in backends.items():
             mine = [cache for cache in found if id(cache.backend) == identity]
             routes = [Route(cache.wanted.folder, self._caches.tables[cache.wanted.name]) for cache in mine]
-            served = ServedBackend(backend, routes)
+            reads_itself = not hasattr(backend, "torch_load")
+            served = ServedGrounding(backend, routes[0].table) if reads_itself else ServedBackend(backend, routes)
             for patch in served.patches:
                 patch.install()
             self._served.append(served)
@@ -169,6 +196,11 @@ class CachesFeature(Feature):
             return {}
         rates = {name: table.statistics.hit_rate for name, table in self._caches.tables.items()}
         return {f"gh200/cache/{name}/hit_rate": rate for name, rate in rates.items() if rate is not None}
+
+
+def _give_back(table: Table) -> None:
+    table.allowed = 0  # or every miss from now on would fill it again
+    table.drop()
 
 
 def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:

@@ -1,0 +1,64 @@
+"""Giving memory back before the kernel takes it: when, and in which order. Pure; whoever holds memory says how.
+
+The kernel kills a process when nothing is left to reclaim. Long before that, what we hold only for speed is given
+back, one step at a time: batches staged ahead first, then caches, the largest first. Data that can't be had again
+(a dataset that is read from memory only) is never touched: every step costs time, none costs a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from simpletuner_gh200.units import GIB, MIB
+
+STAGING, CACHES = 1, 2
+"""The order of relief."""
+
+LOW_SHARE = 0.03
+LOW_AT_MOST = 8 * GIB
+LOW_AT_LEAST = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Relief:
+    """One thing that can be given back, once. ``size`` decides among those of the same order: the largest first."""
+
+    order: int
+    name: str
+    size: int
+    give_back: Callable[[], None]
+
+
+def low_mark(total: int) -> int:
+    """Available memory below which we give back: 3 % of what there is, within bounds that make sense."""
+    return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
+
+
+def in_order(reliefs: Iterable[Relief]) -> list[Relief]:
+    return sorted(reliefs, key=lambda relief: (relief.order, -relief.size, relief.name))
+
+
+class PressureValve:
+    """Told of the memory that is available, takes one step after the other, with time in between to see its effect."""
+
+    def __init__(self, reliefs: Iterable[Relief], *, settle_seconds: float = 3.0) -> None:
+        self._left = in_order(reliefs)
+        self._settle = settle_seconds
+        self._last: float | None = None
+        self.given: list[str] = []
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._left
+
+    def observe(self, available: int, total: int, now: float) -> Relief | None:
+        """Take the next step if memory is low and the last one has had its time; returns it."""
+        settling = self._last is not None and now - self._last < self._settle
+        if available >= low_mark(total) or settling or not self._left:
+            return None
+        relief = self._left.pop(0)
+        self._last = now
+        relief.give_back()
+        self.given.append(relief.name)
+        return relief

@@ -1,0 +1,78 @@
+"""Memory pressure in a running training: what we hold for speed goes back before the kernel kills the run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.host import ROOT, host_memory
+from simpletuner_gh200.memory.pressure import PressureValve, Relief
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.units import format_bytes
+
+logger = logging.getLogger("simpletuner_gh200")
+
+EVERY_SECONDS = 0.5
+
+
+class PressureFeature(Feature):
+    name: ClassVar[str] = "pressure"
+    seams: ClassVar[tuple[str, ...]] = ("trainer.train",)
+
+    root: ClassVar[Path] = ROOT
+    """Where the machine's memory is read from."""
+
+    def __init__(self) -> None:
+        self._valve: PressureValve | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def request(self, settings: Settings) -> Request:
+        return "auto" if settings.any_given else "off"
+
+    def before_train(self, trainer: Any) -> None:
+        """Features that hold memory for speed have a ``memory_relief`` method."""
+        reliefs: list[Relief] = []
+        for feature in self.runtime.features:
+            if self.runtime.feature_on(feature.name) and hasattr(feature, "memory_relief"):
+                reliefs += feature.memory_relief()
+        if not reliefs:
+            return
+        self._valve = PressureValve(reliefs)
+        self._thread = threading.Thread(target=self._watch, name="gh200-pressure", daemon=True)
+        self._thread.start()
+
+    def after_train(self, trainer: Any) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def summary(self) -> dict[str, Any]:
+        return {"given_back": list(self._valve.given)} if self._valve is not None else {}
+
+    def telemetry(self) -> dict[str, Any]:
+        return {"given_back": len(self._valve.given)} if self._valve is not None else {}
+
+    def _watch(self) -> None:
+        assert self._valve is not None
+        while not self._stop.wait(EVERY_SECONDS) and not self._valve.exhausted:
+            try:
+                memory = host_memory(self.root)
+                relief = self._valve.observe(memory.available, memory.total, time.monotonic())
+            except Exception as failure:  # noqa: BLE001 - a guard must not end what it guards; said right here
+                logger.warning("gh200: memory pressure is watched no more: %s: %s", type(failure).__name__, failure)
+                return
+            if relief is not None:
+                left, size = format_bytes(memory.available), format_bytes(relief.size)
+                logger.warning("gh200: only %s of memory left: gave back %s (%s)", left, relief.name, size)
+
+
+FEATURE = PressureFeature
