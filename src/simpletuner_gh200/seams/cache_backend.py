@@ -92,6 +92,22 @@ class ServedBackend:
             table.invalidate(path)
 
 
+class ServedGrounding:
+    """A grounding embed cache, which reads its files past any backend."""
+
+    def __init__(self, cache: Any, table: Table) -> None:
+        self._cache = cache
+        self._table = table
+        self.patches: list[Patch] = [wrap_method(cache, "retrieve", self._retrieve)]
+
+    def _retrieve(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        path = normal(self._cache._cache_path(*args, **kwargs))
+        value = self._table.get(path)
+        if value is not MISSING:
+            return value
+        return _read_through(self._table, path, lambda: wrapped(*args, **kwargs))
+
+
 def _path(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str) -> str | None:
     """The cache file that a call is about; None where it is a file object or no cache file."""
     given = args[position] if len(args) > position else kwargs.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simpletuner_gh200.cache.service import Wanted
@@ -34,17 +34,18 @@ def find_caches(served: Mapping[str, bool]) -> list[FoundCache]:
         if not served[kind]:
             continue
         folder = os.path.abspath(cache.cache_dir)
-        if backend.type not in FILE_BACKENDS:
+        where = getattr(backend, "type", FILE_BACKENDS[0])
+        if where not in FILE_BACKENDS:
             raise FeatureUnavailable(
-                f"the {kind} cache of dataset {dataset!r} is on a backend of type {backend.type!r}, whose files can't "
-                f"be looked at for changes",
+                f"the {kind} cache of dataset {dataset!r} is on a backend of type {where!r}, whose files can't be "
+                f"looked at for changes",
                 remedy=f"keep that cache on a local backend, or set its cache type to 'standard' (accepted backends: "
                 f"{', '.join(FILE_BACKENDS)})",
             )
         known = found.setdefault((id(cache), folder), FoundCache(cache, backend, _wanted(dataset, kind, folder, cache)))
         if kind in ("vae", "audio"):
             known.latents_of.append(dataset)
-    return _one_per_folder(sorted(found.values(), key=lambda item: item.wanted.name))
+    return _one_per_folder(sorted(found.values(), key=lambda item: (item.wanted.name, item.wanted.folder)))
 
 
 def _all(tracker: Any) -> Iterator[tuple[str, str, Any, Any]]:
@@ -61,6 +62,9 @@ def _all(tracker: Any) -> Iterator[tuple[str, str, Any, Any]]:
         embeds = entry.get("conditioning_image_embed_cache")
         if embeds is not None:
             yield dataset, "image_embed", embeds, embeds.cache_data_backend
+    # Newer releases only; such a cache reads and writes its files itself.
+    for dataset, cache in sorted(getattr(tracker, "_grounding_image_embed_caches", {}).items()):
+        yield dataset, "image_embed", cache, cache
     default = tracker.get_default_text_embed_cache()
     if default is not None:
         yield default.id, "text", default, default.data_backend
@@ -72,9 +76,16 @@ def _wanted(dataset: str, kind: str, folder: str, cache: Any) -> Wanted:
 
 
 def _one_per_folder(found: list[FoundCache]) -> list[FoundCache]:
-    """Two caches on one folder share a table: a file has one entry, whoever asks for it."""
-    names: dict[str, Wanted] = {}
+    """Two caches on one folder share a table: a file has one entry, whoever asks for it. Names are made unique."""
+    tables: dict[str, Wanted] = {}
+    taken: set[str] = set()
     for item in found:
-        first = names.setdefault(item.wanted.folder, item.wanted)
-        item.wanted = first
+        if item.wanted.folder not in tables:
+            name, count = item.wanted.name, 1
+            while name in taken:
+                count += 1
+                name = f"{item.wanted.name}-{count}"
+            taken.add(name)
+            tables[item.wanted.folder] = replace(item.wanted, name=name)
+        item.wanted = tables[item.wanted.folder]
     return found
