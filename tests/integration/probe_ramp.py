@@ -15,7 +15,16 @@ from typing import Any
 def install(record: dict[str, Any]) -> None:
     wishes = dict(wish.partition("=")[::2] for wish in os.environ.get("RAMP_PROBE", "").split(",") if wish)
     record.update(
-        windows=[], weights=[], logged=[], fired=[], scheduler_steps=0, uploads=[], applied_rates=[], lines=[]
+        windows=[],
+        weights=[],
+        logged=[],
+        fired=[],
+        scheduler_steps=0,
+        uploads=[],
+        applied_rates=[],
+        lines=[],
+        ema=[],
+        phases=[],
     )
     ours = logging.getLogger("simpletuner_gh200")
     ours.addHandler(Lines(record["lines"]))
