@@ -26,7 +26,6 @@ def test_an_ordinary_run_is_accepted() -> None:
         ({}, SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=object())), FeatureUnavailable, "DeepSpeed"),
         ({"ramtorch": True}, PLAIN, FeatureUnavailable, "ramtorch"),
         ({"optimizer_release_gradients": True}, PLAIN, FeatureUnavailable, "optimizer_release_gradients"),
-        ({}, None, FeatureUnavailable, "accelerator"),
         ({"max_train_steps": 0}, PLAIN, ConfigError, "max_train_steps"),
         ({"max_train_steps": None}, PLAIN, ConfigError, "max_train_steps"),
     ],

@@ -9,8 +9,6 @@ from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem
 
 def refuse_impossible(config: Any, accelerator: Any) -> None:
     """Raise for a set-up in which windows of changing size would not weigh exactly 1."""
-    if accelerator is None:
-        raise _refusal("there is no accelerator", "the run was started with the accelerator disabled", "enable it")
     if _deepspeed(config, accelerator):
         raise _refusal("DeepSpeed", "its engine owns gradient accumulation", "train without DeepSpeed")
     if getattr(config, "ramtorch", False):

@@ -58,6 +58,9 @@ class RampFeature(Feature):
 
     def start(self, trainer: Any) -> None:
         config, accelerator = trainer.config, trainer.accelerator
+        if accelerator is None:
+            self.runtime.switch_off(self, "there is no accelerator, so nothing is trained")
+            return
         refuse_impossible(config, accelerator)
         self._saved = self._first = self._last = self._rate = None
         self._ramp = plan(
@@ -66,7 +69,8 @@ class RampFeature(Feature):
             world_size=_data_parallel_size(accelerator),
             gradient_accumulation_steps=int(config.gradient_accumulation_steps),
         )
-        self._announce()
+        if accelerator.is_main_process:
+            self._announce()
         self._epochs_derived = not getattr(config, "num_train_epochs", None)
         # Buckets and epochs are measured by the target; the windows begin with the loop.
         config.gradient_accumulation_steps = self._ramp.target_accumulation
@@ -87,8 +91,9 @@ class RampFeature(Feature):
         step = int(trainer.state["global_step"])
         resumed = resume(self._ramp, self._saved, step)
         self._ramp = resumed.ramp
-        for notice in resumed.notices:
-            logger.warning("gh200: ramp: %s", notice)
+        if trainer.accelerator.is_main_process:
+            for notice in resumed.notices:
+                logger.warning("gh200: ramp: %s", notice)
         if self._epochs_derived:
             _allow_epochs(trainer.config, self._ramp)
         self._hook_loop(trainer)
