@@ -1,14 +1,25 @@
-"""Every test of this room gets a cache folder of its own."""
+"""The tests of this room never touch the user's cache."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True, scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Not the user's; one for all tests, since what it holds is keyed by content."""
     folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, for tests that look into it or spoil it."""
+    folder = tmp_path_factory.mktemp("private")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder

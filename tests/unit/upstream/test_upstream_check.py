@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from simpletuner_gh200.upstream import check as checking
@@ -125,7 +127,7 @@ def joined(text: bytes) -> JoinedSource:
     return JoinedSource("test", {"simpletuner": Counting(text)})
 
 
-def test_the_same_texts_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_texts_are_checked_once(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = checking.check_remembered(joined(b"x = 1\n"))
 
     def never(*_args: object, **_kwargs: object) -> Verdict:
@@ -137,7 +139,7 @@ def test_the_same_texts_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> Non
         checking.check_remembered(joined(b"x = 2\n"))
 
 
-def test_a_torn_entry_is_made_again() -> None:
+def test_a_torn_entry_is_made_again(private_cache: Path) -> None:
     entry = verdict_cache.key(joined(b"x = 1\n"), all_specs(), None)
     first = checking.check_remembered(joined(b"x = 1\n"))
     path = verdict_cache.cache_root() / "verdicts" / f"{entry}.json"
@@ -146,11 +148,11 @@ def test_a_torn_entry_is_made_again() -> None:
     assert verdict_cache.load(entry) == first
 
 
-def test_the_cache_is_private_to_the_user() -> None:
+def test_the_cache_is_private_to_the_user(private_cache: Path) -> None:
     checking.check_remembered(joined(b"x = 1\n"))
     assert verdict_cache.cache_root().stat().st_mode & 0o077 == 0
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_only_costs_time(private_cache: Path) -> None:
     (verdict_cache.cache_root() / "verdicts").write_text("in the way", encoding="utf-8")
     assert checking.check_remembered(joined(b"x = 1\n")) == checking.check_remembered(joined(b"x = 1\n"))

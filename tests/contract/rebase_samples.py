@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
-
-from upstream_samples import run_git
 
 TRAINER = """
 class Trainer:
@@ -39,6 +38,12 @@ PACKAGE = (
     *(f"{room}/__init__.py" for room in ("config", "memory", "store", "cache")),
 )
 MORE = tuple(f"{room}/__init__.py" for room in ("ramp", "seams", "cli", "telemetry", "upstream", "brand_new_room"))
+
+
+def run_git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from rebase_samples import make_package, make_repository, write
+from rebase_samples import make_package, make_repository, run_git, write
 from typer.testing import CliRunner
-from upstream_samples import run_git
 
 from simpletuner_gh200.cli.commands.rebase import app
 from simpletuner_gh200.errors import RunFailed, UsageError
