@@ -1,0 +1,23 @@
+"""Out of memory in the middle of a run: caches are given back, the run goes on, and no number changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROBE = Path(__file__).with_name("probe_pressure.py")
+CACHES = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+
+
+def test_caches_go_back_and_losses_stay(workbench, tmp_path):
+    plain = workbench.train(stock=True)
+    assert plain.ok, plain.explain()
+    workbench.restore()
+    workbench.configure(blocks=CACHES)
+    run = workbench.train(probe=PROBE, env={"GH200_TEST_FOLDER": str(tmp_path)})
+    assert run.ok, run.explain()
+    given = run.summaries[0]["details"]["pressure"]["given_back"]
+    assert given
+    assert "of memory left: gave back cache" in run.log()
+    assert run.losses == plain.losses
+    dropped = run.summaries[0]["details"]["caches"][given[0].removeprefix("cache ")]
+    assert dropped["entries"] == 0
