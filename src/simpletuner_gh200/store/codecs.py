@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1, "zlib": 2, "snappy": 3, "zstd": 4}
 NAMES: dict[int, CodecName] = {number: name for name, number in NUMBERS.items()}
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 512 << 10
 """Larger files are compressed in pieces of this size, so that memory stays bounded and no block nears a limit."""
 
 

@@ -18,7 +18,7 @@ SKIPPED_FOLDERS = frozenset(
     {b".Spotlight-V100", b".Trashes", b".fseventsd", b".TemporaryItems", b".zfs", b".ipynb_checkpoints"}
 )
 
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 512 << 10
 BATCH_FILES = 256
 SAMPLES_PER_EXTENSION = 16
 

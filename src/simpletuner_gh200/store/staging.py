@@ -26,7 +26,7 @@ from simpletuner_gh200.store.slab_writer import ALIGNMENT, SlabFull, SlabWriter
 from simpletuner_gh200.telemetry.progress import Progress, progress
 from simpletuner_gh200.units import MIB
 
-MOST_THREADS = 96
+MOST_THREADS = 72
 """With their buffers these stay within the working memory, whatever ``num_workers`` says."""
 
 CHECK_HOST_EVERY = 256 * MIB
