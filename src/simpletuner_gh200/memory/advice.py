@@ -17,9 +17,11 @@ from simpletuner_gh200.memory.driver.interface import (
     Driver,
     Location,
     PointerKind,
+    RangeState,
     Span,
     device,
 )
+from simpletuner_gh200.memory.numa import nodes_of_pages
 
 Side = Literal["cpu", "gpu"]
 
@@ -58,8 +60,14 @@ def refusal(kind: PointerKind, caps: Capabilities, *, to_device: bool = False) -
         return None
     if kind == "host":
         return "it is pinned host memory, which never moves; copies from it run at full speed already"
+    return _system_refusal(caps, to_device=to_device)
+
+
+def _system_refusal(caps: Capabilities, *, to_device: bool) -> str | None:
     if not caps.advises_system_memory:
         return "it is system memory, and this device doesn't use the host's page tables"
+    if caps.integrated:
+        return "it is system memory, and CPU and GPU share one physical pool here: there is nowhere else to be"
     if to_device and caps.mode == "cdmm":
         return "it is system memory, and in this memory mode (CDMM) the driver keeps that on the CPU"
     return None
@@ -68,51 +76,86 @@ def refusal(kind: PointerKind, caps: Capabilities, *, to_device: bool = False) -
 def prefer(driver: Driver, caps: Capabilities, span: Span, side: Side) -> Outcome:
     """Prefer Grace (``cpu``, mapped for the GPU) or HBM (``gpu``) for the whole pages of ``span``."""
     pages = whole_pages(span, caps.page_size)
-    blocked = _blocked(driver, caps, pages, to_device=side == "gpu")
-    if blocked is not None:
-        return Outcome(False, blocked)
     here = device(caps.ordinal)
     where = HOST if side == "cpu" else here
     try:
+        kind = _kind(driver, caps, pages)
+        blocked = refusal(kind, caps, to_device=side == "gpu")
+        if blocked is not None:
+            return Outcome(False, blocked)
         driver.advise(pages, Advice.SET_PREFERRED_LOCATION, where)
         if side == "cpu":
             driver.advise(pages, Advice.SET_ACCESSED_BY, here)
-        seen = driver.range_state(pages)
+        if kind == "managed":
+            return _preference_read_back(driver.range_state(pages), where, here, pages)
+    except _Blocked as nothing:
+        return Outcome(False, str(nothing))
     except DriverError as failed:
         return Outcome(False, f"the driver refused: {failed.message}")
-    if seen.preferred != where:
-        return _disagreement("preferred location", where, seen.preferred)
-    if side == "cpu" and here not in seen.accessed_by:
-        return Outcome(False, f"read back without {here} among those it is mapped for")
-    return Outcome(True, f"prefers {where}", pages[1])
+    return _system_preference(caps, pages, side)
 
 
 def prefetch(driver: Driver, caps: Capabilities, span: Span, where: Location, stream: int) -> Outcome:
-    """Move the whole pages of ``span``; confirmed by the driver's record of the last prefetch."""
+    """Move the whole pages of ``span``; confirmed by the driver's record, or for system memory by the kernel's.
+
+    The driver answers for managed memory only. The kernel knows where a page is, not where it is going, so for system
+    memory this waits for the stream.
+    """
     pages = whole_pages(span, caps.page_size)
-    blocked = _blocked(driver, caps, pages, to_device=where.kind == "device")
-    if blocked is not None:
-        return Outcome(False, blocked)
     try:
+        kind = _kind(driver, caps, pages)
+        blocked = refusal(kind, caps, to_device=where.kind == "device")
+        if blocked is not None:
+            return Outcome(False, blocked)
         driver.prefetch([pages], where, stream)
-        seen = driver.range_state(pages)
+        if kind == "managed":
+            seen = driver.range_state(pages).last_prefetch
+            return _agreement(f"prefetched to {where}", "last prefetch", where, seen, pages)
+        driver.synchronize_stream(stream, caps.ordinal)
+    except _Blocked as nothing:
+        return Outcome(False, str(nothing))
     except DriverError as failed:
         return Outcome(False, f"the driver refused: {failed.message}")
-    if seen.last_prefetch != where:
-        return _disagreement("last prefetch", where, seen.last_prefetch)
-    return Outcome(True, f"prefetched to {where}", pages[1])
+    return _system_place(caps, pages, on_device=where.kind == "device")
 
 
-def _blocked(driver: Driver, caps: Capabilities, pages: Span, *, to_device: bool) -> str | None:
+class _Blocked(Exception):
+    """There is nothing to advise; the message says why."""
+
+
+def _kind(driver: Driver, caps: Capabilities, pages: Span) -> PointerKind:
     if caps.mode == "none":
-        return f"there is no CUDA device: {caps.name}"
+        raise _Blocked(f"there is no CUDA device: {caps.name}")
     if pages[1] == 0:
-        return f"it covers no whole page of {caps.page_size} bytes"
-    try:
-        return refusal(driver.pointer_kind(pages[0]), caps, to_device=to_device)
-    except DriverError as failed:
-        return f"the driver refused: {failed.message}"
+        raise _Blocked(f"it covers no whole page of {caps.page_size} bytes")
+    return driver.pointer_kind(pages[0])
 
 
-def _disagreement(what: str, asked: Location, seen: Location | None) -> Outcome:
+def _preference_read_back(seen: RangeState, where: Location, here: Location, pages: Span) -> Outcome:
+    if where == HOST and seen.preferred == HOST and here not in seen.accessed_by:
+        return Outcome(False, f"read back without {here} among those it is mapped for")
+    return _agreement(f"prefers {where}", "preferred location", where, seen.preferred, pages)
+
+
+def _agreement(done: str, what: str, asked: Location, seen: Location | None, pages: Span) -> Outcome:
+    if seen == asked:
+        return Outcome(True, done, pages[1])
     return Outcome(False, f"the driver accepted it but reports {what} {seen or 'unset or mixed'}, not {asked}")
+
+
+def _system_preference(caps: Capabilities, pages: Span, side: Side) -> Outcome:
+    if side == "cpu":
+        return _system_place(caps, pages, on_device=False)
+    return Outcome(False, "the driver accepted it but can't be asked about system memory; a prefetch can be checked")
+
+
+def _system_place(caps: Capabilities, pages: Span, *, on_device: bool) -> Outcome:
+    """Where the kernel has the pages: HBM is a node of its own where system memory can be in it."""
+    found = nodes_of_pages(*pages, caps.page_size)
+    if not found:
+        return Outcome(False, "the driver accepted it, but the kernel has no pages there yet or doesn't tell")
+    where = "device memory" if on_device else "host"
+    if all((node == caps.device_node) == on_device for node in found):
+        return Outcome(True, f"in {where}, as the kernel tells", pages[1])
+    nodes = ", ".join(f"node {node}" for node in sorted(found))
+    return Outcome(False, f"the driver accepted it but the kernel has its pages on {nodes}, not in {where}")

@@ -124,5 +124,6 @@ def optimize_batch_for_gh200(batch: Any) -> BatchReport:
 def _place(tensor: Any, side: Side) -> HintResult:
     if side == "cpu":
         return prefer_cpu_residency(tensor)
-    preferred = prefer_gpu_residency(tensor)
-    return prefetch_to_device(tensor) if preferred else preferred
+    # The preference of system memory can't be read back; where it went with the prefetch can.
+    prefer_gpu_residency(tensor)
+    return prefetch_to_device(tensor)

@@ -280,7 +280,8 @@ static void tell_accessed(int *out, size_t room, unsigned all) {
 }
 Result cuMemRangeGetAttribute(void *out, size_t bytes, int attribute, Ptr at, size_t size) {
     ENTER_CONTEXT("cuMemRangeGetAttribute");
-    if (!size || !pages_advisable(at, size) || attribute < 1 || attribute > 8) FINISH(INVALID_VALUE);
+    Allocation *found = alloc_find(at, size); /* documented for managed memory only, though advice takes more */
+    if (!size || !found || found->kind != MANAGED || attribute < 1 || attribute > 8) FINISH(INVALID_VALUE);
     if (attribute > 4 && version_of_driver() < 12030) FINISH(INVALID_VALUE); /* locations by type and id came later */
     int common = 0, first = 1;
     unsigned all = ~0u;

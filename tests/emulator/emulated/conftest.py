@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from emulation import PERSONALITIES, Emulator
 
+from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 
 HBM = 64 << 20
@@ -45,3 +47,13 @@ def driver(emulator: Emulator) -> CudaDriver:
 def _quick_collections() -> None:
     """Tests of lifetimes collect garbage; without this each time through all of torch."""
     gc.freeze()
+
+
+@pytest.fixture
+def kernel(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that has system memory where the emulated driver moved it, HBM being node 1."""
+
+    def nodes(address: int, size: int, page: int) -> Counter[int]:
+        return Counter(1 if emulator.residency(at) >= 0 else 0 for at in range(address, address + size, page))
+
+    monkeypatch.setattr(advice, "nodes_of_pages", nodes)

@@ -225,8 +225,8 @@ def test_a_rank_makes_no_context_on_devices_it_was_not_given(
     driver = detect.open_driver()
     assert driver.name == "cuda"
     assert driver.home == 2
-    slab = SlabMaker(driver, Budget("node 0", None), measured={}).make(8192, label="latents")
-    assert driver.pointer_kind(slab.address) == "host"
+    slab = SlabMaker(driver, Budget("node 0", None), asked="managed").make(8192, label="latents")
+    assert driver.pointer_kind(slab.address) == "managed"
     driver.range_state((slab.address, 8192))
     assert isinstance(driver, CudaDriver)
     assert list(driver._contexts) == [2]

@@ -46,11 +46,12 @@ def test_on_a_managed_slab_they_work(managed: Slab, emulator: Emulator) -> None:
     assert emulator.residency(managed.address) == 0
 
 
+@pytest.mark.usefixtures("kernel")
 def test_system_memory_where_page_tables_are_shared(personality: str) -> None:
     slab = Slab.anonymous(1 << 16)
     tensor = slab.tensor(0, (1 << 14,), torch.float32).zero_()
-    assert bool(hints.prefer_cpu_residency(tensor)) == (personality in {"gh200", "cdmm", "gb10"})
-    assert bool(hints.prefetch_to_device(tensor)) == (personality in {"gh200", "gb10"})
+    assert bool(hints.prefer_cpu_residency(tensor)) == (personality in {"gh200", "cdmm"})
+    assert bool(hints.prefetch_to_device(tensor)) == (personality == "gh200")
 
 
 def test_batch_is_placed_by_key(managed: Slab, emulator: Emulator) -> None:

@@ -150,19 +150,46 @@ def test_a_read_back_that_disagrees_is_reported(driver: CudaDriver, emulator: Em
     driver.free(address, 0)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_system_memory_follows_the_machine(personality: str, driver: CudaDriver) -> None:
     slab = Slab.anonymous(8 * PAGE)
     slab.array[:] = 1
-    outcome = advice.prefetch(driver, driver.capabilities(0), (slab.address, slab.size), device(0), 0)
+    span = (slab.address, slab.size)
+    outcome = advice.prefetch(driver, driver.capabilities(0), span, device(0), 0)
     expected = {
-        "gh200": "prefetched to device 0",
-        "gb10": "prefetched to device 0",
+        "gh200": "in device memory, as the kernel tells",
+        "gb10": "one physical pool",
         "cdmm": "(CDMM) the driver keeps that on the CPU",
         "pcie": "doesn't use the host's page tables",
         "legacy": "at the same time",
     }
     assert expected[personality] in outcome.reason
-    assert bool(outcome) == (personality in {"gh200", "gb10"})
+    assert bool(outcome) == (personality == "gh200")
+
+
+@pytest.mark.usefixtures("kernel")
+def test_what_cannot_be_read_back_is_not_claimed(driver: CudaDriver) -> None:
+    slab = Slab.anonymous(8 * PAGE)
+    slab.array[:] = 1
+    span, caps = (slab.address, slab.size), driver.capabilities(0)
+    with pytest.raises(DriverError, match="INVALID_VALUE"):
+        driver.range_state(span)
+    assert "can't be asked about system memory" in advice.prefer(driver, caps, span, "gpu").reason
+    assert advice.prefer(driver, caps, span, "cpu")
+    assert advice.prefetch(driver, caps, span, device(0), 0)
+    late = advice.prefer(driver, caps, span, "cpu")
+    assert not late
+    assert "pages on node 1, not in host" in late.reason
+
+
+def test_the_real_kernel_is_not_fooled(driver: CudaDriver) -> None:
+    slab = Slab.anonymous(8 * PAGE)
+    untouched = advice.prefer(driver, driver.capabilities(0), (slab.address, slab.size), "cpu")
+    assert "no pages there yet" in untouched.reason
+    slab.array[:] = 1
+    outcome = advice.prefetch(driver, driver.capabilities(0), (slab.address, slab.size), device(0), 0)
+    assert not outcome, "the emulated driver moved nothing real"
+    assert "the kernel has its pages on node" in outcome.reason
 
 
 def test_cached_allocator_memory_is_explained(driver: CudaDriver) -> None:

@@ -1,6 +1,7 @@
 """Placement decisions: every refusal has its reason, auto always finds something, HBM keeps its headroom."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,7 @@ from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.driver.probe import memory_mode
-from simpletuner_gh200.memory.numa import Node, bind, choose_nodes, read_nodes
+from simpletuner_gh200.memory.numa import Node, bind, choose_nodes, nodes_of_pages, read_nodes
 from simpletuner_gh200.memory.placement import choose_kind, hbm_allowance
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import GIB
@@ -94,3 +95,22 @@ def test_binding_on_this_machine_binds_or_says_why() -> None:
     assert all(node.has_cpus for node in read_nodes() if node.index in binding.nodes)
     slab.array[:] = 1
     assert int(slab.array[-1]) == 1
+
+
+def test_kernel_tells_where_touched_pages_are() -> None:
+    slab = Slab.anonymous(16 * 4096)
+    assert sum(nodes_of_pages(slab.address, slab.size, 4096).values()) == 0, "nothing is there yet"
+    slab.array[: 4 * 4096] = 1
+    found = nodes_of_pages(slab.address, slab.size, 4096)
+    assert 1 <= sum(found.values()) <= 16
+    assert set(found) <= {node.index for node in read_nodes()}
+
+
+def test_nodes_are_read_from_sysfs(tmp_path: Path) -> None:
+    for name, cpus, free in (("node0", "0-71", 1000), ("node1", "", 96)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(f"{cpus}\n")
+        index = name[-1]
+        meminfo = f"Node {index} MemTotal: 5000 kB\nNode {index} MemFree: {free} kB\nNode {index} FilePages: 24 kB\n"
+        (tmp_path / name / "meminfo").write_text(meminfo)
+    assert read_nodes(tmp_path) == (Node(0, True, 1024 * 1024), Node(1, False, 120 * 1024))
