@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.upstream.check import check
-from simpletuner_gh200.upstream.rebase.components import HOME
+from simpletuner_gh200.upstream.rebase.components import HOME, VENDOR
 from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
 
 
@@ -35,7 +35,9 @@ def integration(root: Path) -> list[Trial]:
     """With our package in: seams still hold, the way in works, and off is off."""
     on = (
         "from simpletuner.gh200 import gh200_uvm_enabled, optimize_batch_for_gh200; import simpletuner.gh200.uvm; "
-        "from simpletuner_gh200.seams.bootstrap import active; assert active() is not None, 'not active'"
+        "from simpletuner_gh200.seams.bootstrap import active; assert active() is not None, 'not active'; "
+        "import simpletuner_gh200; where = simpletuner_gh200.__file__; "
+        f"assert where.startswith({str(root / VENDOR)!r}), where"
     )
     off = "assert 'simpletuner_gh200' not in sys.modules, 'imported in spite of SIMPLETUNER_GH200=0'"
     return [
