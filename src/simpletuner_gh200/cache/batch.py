@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import memmove
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.copying import address_of, copy_rows
 from simpletuner_gh200.cache.layout import Leaf
 from simpletuner_gh200.cache.record import contiguous_strides, tensor_maker
 from simpletuner_gh200.cache.table import Found
@@ -59,11 +59,9 @@ def assemble(entries: Sequence[Found], leaves: Sequence[Leaf], pool: BufferPool)
     wanted = stack_strides(leaf.shape, leaf.strides, count)
     batch = torch.as_strided(torch.from_numpy(buffer).view(dtype), (count, *leaf.shape), wanted)
     if leaf.strides is None or wanted[1:] == leaf.strides:
-        target = buffer.ctypes.data
-        for entry, place in zip(entries, leaves, strict=True):
-            # By address: slicing arrays would cost as much as copying a small latent.
-            memmove(target, entry.address + place.offset, size)
-            target += size
+        # By address: slicing arrays would cost as much as copying a small latent.
+        start = address_of(buffer)
+        copy_rows(start, [one.address + place.offset for one, place in zip(entries, leaves, strict=True)], size)
     else:
         for row, entry, place in zip(batch, entries, leaves, strict=True):
             row.copy_(tensor_maker(entry.payload)(place))
@@ -91,10 +89,6 @@ def stacked(tensors: Sequence[torch.Tensor], pool: BufferPool, *, joined: bool) 
         return None
     size = first.numel() * first.itemsize
     buffer = pool.get(size * len(tensors))
-    target = buffer.ctypes.data
-    for tensor in tensors:
-        # Not copy_: on a busy machine its thread pool costs more than the copy.
-        memmove(target, tensor.data_ptr(), size)
-        target += size
+    copy_rows(address_of(buffer), [tensor.data_ptr() for tensor in tensors], size)
     rows = torch.from_numpy(buffer).view(first.dtype).view(len(tensors), *first.shape)
     return rows.flatten(0, 1) if joined else rows

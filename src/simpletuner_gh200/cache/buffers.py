@@ -6,6 +6,7 @@ or not, so the buffer comes back exactly when the last one is gone, and never be
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import defaultdict
 
@@ -19,6 +20,11 @@ SMALLEST = 64 * 1024
 """Below this the allocator's own reuse is as good."""
 
 
+_MADV_HUGEPAGE = 14
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
 class _Lease:
     __slots__ = ("__array_interface__", "_pool", "_region")
 
@@ -29,6 +35,12 @@ class _Lease:
 
     def __del__(self) -> None:
         self._pool.take_back(self._region)
+
+
+def _huge(region: Region) -> Region:
+    """Ask for huge pages, where the kernel gives them on request."""
+    _libc.madvise(region.address, region.size, _MADV_HUGEPAGE)
+    return region
 
 
 class BufferPool:
@@ -56,7 +68,7 @@ class BufferPool:
                 self.reused += 1
             else:
                 self.made += 1
-        region = region or map_anonymous(capacity)
+        region = region or _huge(map_anonymous(capacity))
         self._lent[region.address] = capacity
         array: Bytes = np.asarray(_Lease(self, region, size))
         return array

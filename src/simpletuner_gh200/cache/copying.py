@@ -1,0 +1,80 @@
+"""Copies by address: one after the other, or for large batches spread over a few threads.
+
+One core can't saturate the memory of a machine with many; ``memmove`` through ctypes lets go of the interpreter's lock,
+so plain threads do. torch's own thread pool is not used: it hangs in forked children and spins on busy machines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import memmove
+from functools import cache
+
+from simpletuner_gh200.cache.record import Bytes
+
+Job = tuple[int, int, int]
+"""(destination, source, size)"""
+
+PARALLEL_FROM = 4 << 20
+"""Bytes below which handing out work costs more than it gains."""
+
+MOST_THREADS = 8
+
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def copy_rows(target: int, sources: Sequence[int], size: int) -> None:
+    """Copy ``size`` bytes from each of ``sources``, one after the other, to ``target``; returns when all are there."""
+    if size * len(sources) < PARALLEL_FROM or (threads := min(MOST_THREADS, _cores())) < 2:
+        for source in sources:
+            memmove(target, source, size)
+            target += size
+        return
+    jobs = [(target + index * size, source, size) for index, source in enumerate(sources)]
+    parts = split(jobs, threads)
+    waiting: list[Future[None]] = [_helpers().submit(_copy, part) for part in parts[1:]]
+    _copy(parts[0])
+    for one in waiting:
+        one.result()
+
+
+def address_of(buffer: Bytes) -> int:
+    """Where a buffer's bytes are; several times faster than ``buffer.ctypes.data``."""
+    address: int = buffer.__array_interface__["data"][0]
+    return address
+
+
+def split(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
+    """Neighbouring jobs in at most so many parts of about the same number of bytes; large jobs are cut."""
+    share = -(-sum(size for _, _, size in jobs) // parts)
+    made: list[list[Job]] = [[]]
+    room = share
+    for target, source, size in jobs:
+        while size > room:
+            made[-1].append((target, source, room))
+            target, source, size = target + room, source + room, size - room
+            made.append([])
+            room = share
+        made[-1].append((target, source, size))
+        room -= size
+    return [part for part in made if part]
+
+
+def _copy(jobs: Sequence[Job]) -> None:
+    for target, source, size in jobs:
+        memmove(target, source, size)
+
+
+@cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _helpers() -> ThreadPoolExecutor:
+    """One pool per process: the threads of a parent don't exist in its child."""
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():
+        _pool = os.getpid(), ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="gh200-copy")
+    return _pool[1]
