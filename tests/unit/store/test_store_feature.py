@@ -64,6 +64,21 @@ def test_upstream_sees_a_local_dataset(feature: StoreFeature, tmp_path: Path, ki
     assert create(feature, "b") is None
 
 
+def test_entries_over_one_folder_hold_it_once(feature: StoreFeature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data")}
+    feature.dataset_entries(
+        [
+            {**entry, "id": "512", "resolution": 512},
+            {**entry, "id": "1024", "resolution": 1024},
+            {**entry, "id": "packed", "in_memory": {"compression": "lz4"}},
+        ]
+    )
+    first, second, packed = (create(feature, name) for name in ("512", "1024", "packed"))
+    assert second.staged is first.staged
+    assert packed.staged is not first.staged
+
+
 @pytest.mark.parametrize("kind", ["text_embeds", "image_embeds", "distillation_cache"])
 def test_caches_are_staged_from_their_folder_if_it_is_there(feature: StoreFeature, tmp_path: Path, kind: str) -> None:
     cache = tmp_path / "cache"

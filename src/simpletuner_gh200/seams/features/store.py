@@ -33,6 +33,13 @@ class _Entry:
     folder: Path
     settings: InMemorySettings
 
+    def holds_the_same(self, other: _Entry) -> bool:
+        mine, theirs = self.settings, other.settings
+        return self.folder.absolute() == other.folder.absolute() and (
+            (mine.compression, mine.file_extensions, mine.per_node)
+            == (theirs.compression, theirs.file_extensions, theirs.per_node)
+        )
+
 
 class StoreFeature(Feature):
     name = "store"
@@ -67,7 +74,7 @@ class StoreFeature(Feature):
         name = str(config.id)
         later = entry.settings.per_node == "shard" and node_count(os.environ) > 1
         if name not in self._staged:
-            self._staged[name] = StagedDataset(nothing_staged()) if later else self._obtain(name, entry, None)
+            self._staged[name] = StagedDataset(nothing_staged()) if later else self._whole(name, entry)
         from simpletuner_gh200.seams.in_memory_backend import backend_class
 
         compress = builder._get_compression_setting(config)
@@ -122,6 +129,14 @@ class StoreFeature(Feature):
                 "gh200: dataset %r: text_cache_type is unified_memory, which serves it instead of in_memory", name
             )
         return wins
+
+    def _whole(self, name: str, entry: _Entry) -> StagedDataset:
+        """All of an entry's folder; held once where several entries, of different resolutions say, share it."""
+        for other in self._staged:
+            if self._entries[other].holds_the_same(entry):
+                logger.info("gh200: dataset %s reads the folder of dataset %s: held once", name, other)
+                return self._staged[other]
+        return self._obtain(name, entry, None)
 
     def _stage_shard(self, name: str, entry: _Entry, backend: Any, metadata: Any) -> None:
         """Every rank of the node has its share now: stage the union, and serve it from here on."""
