@@ -15,7 +15,8 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _one(name: str, held: Mapping[str, Any]) -> str:
     sizes = f"{format_bytes(held['bytes'])} held in {format_bytes(held['held_bytes'])}"
-    return f"{name}: {held['files']} files in memory, {sizes}; {held['served']} reads served, {held['elsewhere']} from disk"
+    reads = f"{held['served']} reads served, {held['elsewhere']} from disk"
+    return f"{name}: {held['files']} files in memory, {sizes}; {reads}"
 
 
 LINE = SummaryLine(order=30, lines=_lines)
