@@ -78,3 +78,19 @@ def test_text_embeds_from_memory_change_no_loss(workbench):
     assert ours.losses == stock.losses
     held = ours.summaries[0]["details"]["store"]["tiny-text-embeds"]
     assert held["served"] > 0
+
+
+def test_a_run_resumes_from_memory_where_local_files_left_it(workbench):
+    """Local for the first half, in memory for the second: it goes on at the same step with the same caches."""
+    workbench.configure(max_train_steps=4)
+    first = workbench.train(stock=True)
+    assert first.ok, first.explain()
+    workbench.configure(dataset={"type": "in_memory"}, max_train_steps=8)
+    caches = sorted((workbench.project.folder / "cache" / "vae").rglob("*.pt"))
+    assert caches, "there are latents to keep"
+    before = [path.stat().st_mtime_ns for path in caches]
+    second = workbench.train()
+    assert second.ok, second.explain()
+    assert second.summaries[0]["global_step"] == 8
+    assert len(second.losses[0]) == 4
+    assert [path.stat().st_mtime_ns for path in caches] == before, "no latent was made anew"
