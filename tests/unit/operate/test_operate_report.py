@@ -51,7 +51,8 @@ def record_run(folder: Path, *, steps: int = 60, name: str = "plain", secret: st
                 "effective_batch": 4 if step < steps // 2 else 16,
                 "samples_per_second": 4.0,
                 "loss": 1.0 / step,
-                "host": {"available": 300 * GIB - step * GIB, "resident": 90 * GIB, "slabs": 60 * GIB},
+                "slab_bytes": 60 * GIB,
+                "host": {"available": 300 * GIB - step * GIB, "resident": 90 * GIB},
                 "device": {"used": 70 * GIB, "free": 26 * GIB},
                 "metrics": {f"gh200/cache/{name}/hit_rate": 1 - 1 / step},
             }

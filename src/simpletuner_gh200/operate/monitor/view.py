@@ -25,6 +25,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("effective batch", "effective_batch", lambda value: f"{value:.0f}"),
     ("host available", "host/available", format_bytes),
     ("process", "host/resident", format_bytes),
+    ("slabs", "slab_bytes", format_bytes),
     ("HBM used", "device/used", format_bytes),
     ("link in /s", "device/link_in_per_second", format_bytes),
 )
@@ -59,7 +60,9 @@ def _progress(run: Recorded) -> RenderableType:
     done = run.steps[-1]["step"] if run.steps else 0
     if not isinstance(total, int) or total <= 0:
         return Text("")
-    return ProgressBar(total=total, completed=min(done, total), width=60)
+    line = Table.grid()  # a bar alone doesn't end its line
+    line.add_row(ProgressBar(total=total, completed=min(done, total), width=60))
+    return line
 
 
 def _curves(run: Recorded, width: int) -> RenderableType:

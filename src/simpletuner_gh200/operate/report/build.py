@@ -18,8 +18,13 @@ def build(run: Path, *, doctor: Path | None = None) -> str:
     """The report of ``run``. Without ``doctor``, a report of his beside the run or here is taken."""
     recorded = read_run(run)
     found = _doctor_report(doctor, beside=recorded.path.parent)
-    name = recorded.path.parent.parent.name if recorded.path.parent.name == "gh200" else recorded.path.parent.name
-    return page(recorded, title=f"Run {name or run}", doctor=found)
+    return page(recorded, title=f"Run {_name(recorded.path.absolute().parent)}", doctor=found)
+
+
+def _name(folder: Path) -> str:
+    """Of the run's output folder, with its parent where it is just called output."""
+    run = folder.parent if folder.name == "gh200" else folder
+    return f"{run.parent.name}/{run.name}" if run.name == "output" else run.name
 
 
 def write(content: str, path: Path) -> None:

@@ -26,16 +26,17 @@ def figures(run: Recorded) -> list[Figure]:
         _figure(
             run,
             "Step time",
-            "Wall time of an optimizer step; data wait is its part before a batch was there.",
+            "Wall time of an optimizer step, the first left out; data wait is its part before a batch was there.",
             {"whole step": "step_seconds", "compute": "compute_seconds", "data wait": "data_wait_seconds"},
             format_seconds,
+            first=1,
         ),
         _share(run),
         _figure(
             run,
             "Host memory",
             "What could still be taken on the machine or in its container, and what this process held.",
-            {"available": "host/available", "resident": "host/resident", "slabs": "host/slabs"},
+            {"available": "host/available", "resident": "host/resident", "slabs": "slab_bytes"},
             format_bytes,
         ),
         _figure(
@@ -72,9 +73,10 @@ def _figure(
     unit: Callable[[float], str],
     *,
     from_zero: bool = True,
+    first: int = 0,
 ) -> Figure | None:
-    lines = [Line(name, run.series(path)) for name, path in names.items()]
-    svg = plot(lines, label=title, unit=unit, from_zero=from_zero)
+    lines = [Line(name, points[first:] or points) for name, path in names.items() if (points := run.series(path))]
+    svg = plot(lines, label=title, unit=unit, from_zero=from_zero, binary=unit is format_bytes)
     return Figure(title, caption, svg) if svg else None
 
 

@@ -23,8 +23,15 @@ class Line:
     points: Sequence[Point]
 
 
-def plot(lines: Sequence[Line], *, label: str, unit: Callable[[float], str], from_zero: bool = True) -> str:
-    """An SVG with one path per line; ``unit`` writes a value of the vertical axis."""
+def plot(
+    lines: Sequence[Line],
+    *,
+    label: str,
+    unit: Callable[[float], str],
+    from_zero: bool = True,
+    binary: bool = False,
+) -> str:
+    """An SVG with one path per line; ``unit`` writes a value of the vertical axis, round in bytes if ``binary``."""
     drawn = [Line(line.name, thin(line.points)) for line in lines if line.points]
     if not drawn:
         return ""
@@ -33,10 +40,11 @@ def plot(lines: Sequence[Line], *, label: str, unit: Callable[[float], str], fro
     low, high = _range(min(ys), max(ys), from_zero=from_zero)
     across = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     up = _Scale(low, high, HEIGHT - BOTTOM, TOP)
+    scale = 1024.0 ** max(0, int(math.log(high, 1024))) if binary and high > 1 else 1.0
     marks = [_path(line, COLOURS[number % len(COLOURS)], across, up) for number, line in enumerate(drawn)]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
-        + _grid(low, high, up, unit)
+        + _grid([tick * scale for tick in ticks(low / scale, high / scale)], up, unit)
         + _steps(min(xs), max(xs), across)
         + "".join(marks)
         + "</svg>"
@@ -99,11 +107,11 @@ def _path(line: Line, colour: str, across: _Scale, up: _Scale) -> str:
     return f'<path class="mark" d="{moves}" fill="none" stroke="{colour}" stroke-width="1.8">{title}</path>'
 
 
-def _grid(low: float, high: float, up: _Scale, unit: Callable[[float], str]) -> str:
+def _grid(values: Sequence[float], up: _Scale, unit: Callable[[float], str]) -> str:
     return "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
         f'<text x="{LEFT - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{escape(unit(value))}</text>'
-        for value in ticks(low, high)
+        for value in values
     )
 
 

@@ -19,6 +19,7 @@ figure{margin:0;background:var(--card);padding:.8rem;border-radius:.4rem;break-i
 figcaption{color:var(--soft);font-size:.8rem}
 svg{width:100%;height:auto;display:block}
 svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
+@media(max-width:500px){svg text{font-size:17px}}
 .grid{stroke:var(--line);stroke-width:1}
 .legend{list-style:none;margin:.3rem 0;padding:0;display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.8rem}
 .legend li{overflow-wrap:anywhere}

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 PREFIX = "gh200/"
+_TRACKED = (
+    "step_seconds",
+    "data_wait_seconds",
+    "compute_seconds",
+    "samples_per_second",
+    "major_faults",
+    "slab_bytes",
+)
 _PACKAGES = ("simpletuner", "torch", "accelerate", "diffusers", "transformers", "peft")
 
 
@@ -87,6 +95,7 @@ def step_record(
         "learning_rate": number(values.get("learning_rate")),
         "minor_faults": usage.ru_minflt,
         "major_faults": usage.ru_majflt,
+        "slab_bytes": _held(features),
         "metrics": {
             name: value
             for name, given in values.items()
@@ -99,8 +108,7 @@ def step_record(
 
 def tracked(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step record as they go to trackers and events, under ``gh200/``."""
-    names = ("step_seconds", "data_wait_seconds", "compute_seconds", "samples_per_second", "major_faults")
-    found: dict[str, float] = {PREFIX + name: record[name] for name in names}
+    found: dict[str, float] = {PREFIX + name: record[name] for name in _TRACKED}
     found[PREFIX + "effective_batch_size"] = record["effective_batch"]
     if record["step_seconds"] > 0:
         found[PREFIX + "data_wait_share"] = record["data_wait_seconds"] / record["step_seconds"]
@@ -109,6 +117,11 @@ def tracked(record: Mapping[str, Any]) -> dict[str, float]:
     for name, answer in (record.get("features") or {}).items():
         found.update(_leaves(PREFIX + name, answer))
     return found
+
+
+def _held(features: Mapping[str, Mapping[str, Any]]) -> float:
+    """Bytes that all features together hold in slabs."""
+    return sum(value for name, value in _leaves("", features).items() if name.endswith("/held_bytes"))
 
 
 def number(value: Any) -> float | int | None:

@@ -54,12 +54,12 @@ def _host() -> Mapping[str, Any]:
         "available": memory.available,
         "total": memory.total,
         "resident": resident.get("VmRSS", 0),
-        "slabs": resident.get("RssShmem", 0),
+        "shared": resident.get("RssShmem", 0),
     }
 
 
 def _resident() -> dict[str, int]:
-    """Bytes that this process has in memory; RssShmem is what it has mapped of memfds, which are our slabs."""
+    """Bytes that this process has in memory; RssShmem is what it has mapped of memfds: slabs that ranks share."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         lines = (line.split() for line in file if line.startswith(("VmRSS", "RssShmem")))
         return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}

@@ -90,8 +90,8 @@ class StoreFeature(Feature):
         }
 
     def telemetry(self) -> dict[str, Any]:
-        """Reads of each dataset, for the record of every step."""
-        return {name: vars(staged.counts) for name, staged in self._staged.items()}
+        """Reads and bytes of each dataset, for the record of every step."""
+        return {name: {**vars(staged.counts), "held_bytes": staged.held_bytes} for name, staged in self._staged.items()}
 
     def close(self) -> None:
         self._final = self.summary()
