@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -80,6 +81,7 @@ class Caches:
         self.plans: dict[str, Plan] = {}
         for name, table in self.tables.items():
             self._decide(name, table)
+        _live.add(self)
 
     def _table(self, want: Wanted, allowed: int | None) -> Table:
         shared = self.group.local_world_size > 1
@@ -181,9 +183,18 @@ class Caches:
         return tables
 
     def close(self) -> None:
+        _live.discard(self)
         for table in self.tables.values():
             table.close()
         self.group.close()
+
+
+_live: weakref.WeakSet[Caches] = weakref.WeakSet()
+
+
+def statistics() -> dict[str, Any]:
+    """What every cache of this process did so far, by name: see ``docs/unified-caches.md``."""
+    return {name: report for caches in _live for name, report in caches.report().items()}
 
 
 @contextmanager

@@ -1,0 +1,86 @@
+"""All caches together: filled within a budget, reported, saved, and loaded again."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import logging
+
+import torch
+
+from simpletuner_gh200.cache.service import Caches, Wanted, statistics
+from simpletuner_gh200.cache.table import MISSING
+from simpletuner_gh200.memory.sharing import NodeGroup
+
+
+def alone():
+    return NodeGroup.from_environment("test", {})
+
+
+def make(saved, name, count, size=1000):
+    return [saved(torch.full((size,), float(n)), f"{name}/sub/{n}.pt") for n in range(count)]
+
+
+def test_everything_on_disk_is_filled_and_reported(saved, tmp_path):
+    paths = make(saved, "vae", 10)
+    caches = Caches([Wanted("vae-x", "vae", str(tmp_path / "vae"))], allowed=None, group=alone())
+    caches.fill()
+    assert all(float(caches.tables["vae-x"].get(path)[0]) == n for n, path in enumerate(paths))
+    report = statistics()["vae-x"]
+    assert report["entries"] == 10
+    assert report["bytes"] >= 40_000
+    assert (report["hits"], report["misses"], report["hit_rate"]) == (10, 0, 1.0)
+    assert report["fill_seconds"] > 0
+    caches.close()
+    assert statistics() == {}
+
+
+def test_a_small_budget_keeps_a_fixed_subset_and_says_so(saved, tmp_path, caplog):
+    paths = make(saved, "vae", 40)
+    with caplog.at_level(logging.WARNING, "simpletuner_gh200"):
+        first, second = (
+            Caches([Wanted("vae-x", "vae", str(tmp_path / "vae"))], allowed=100_000, group=alone()) for _ in range(2)
+        )
+    assert "expected hit rate" in caplog.text
+    assert "would hold all" in caplog.text
+    kept = []
+    for caches in (first, second):
+        caches.fill()
+        table = caches.tables["vae-x"]
+        kept.append([table.get(path) is not MISSING for path in paths])
+        assert table.control.held <= 100_000
+        rate = table.statistics.expected_hit_rate
+        assert sum(kept[-1]) == round(rate * 40)
+        caches.close()
+    assert kept[0] == kept[1]
+    assert 0 < sum(kept[0]) < 40
+
+
+def test_packs_are_written_and_read_at_the_next_start(saved, tmp_path):
+    paths = make(saved, "vae", 6)
+    wanted = [Wanted("vae-x", "vae", str(tmp_path / "vae"))]
+    for turn in range(2):
+        caches = Caches(wanted, allowed=None, group=alone(), packs=tmp_path / "packs")
+        caches.fill(lazy=turn == 1)
+        assert caches.loaded["vae-x"].entries == 6 * turn
+        assert all(caches.tables["vae-x"].get(path) is not MISSING for path in paths)
+        caches.save()
+        assert caches.report()["vae-x"]["packs"]["damaged"] == 0
+        caches.close()
+
+
+def test_gzipped_files_are_read(tmp_path):
+    out = io.BytesIO()
+    torch.save({"prompt_embeds": torch.ones(2, 3)}, out)
+    (tmp_path / "a.pt").write_bytes(gzip.compress(out.getvalue()))
+    caches = Caches([Wanted("text-x", "text", str(tmp_path))], allowed=None, group=alone())
+    caches.fill()
+    assert torch.equal(caches.tables["text-x"].get(tmp_path / "a.pt")["prompt_embeds"], torch.ones(2, 3))
+    caches.close()
+
+
+def test_an_empty_folder_is_fine(tmp_path):
+    caches = Caches([Wanted("vae-x", "vae", str(tmp_path / "none"), expected=5)], allowed=None, group=alone())
+    caches.fill()
+    assert caches.report()["vae-x"]["entries"] == 0
+    caches.close()
