@@ -58,7 +58,8 @@ def refusal(kind: PointerKind, caps: Capabilities, *, to_device: bool = False) -
         return "CPU and GPU can't use managed memory at the same time on this device"
     if kind == "managed":
         return None
-    if kind == "host":
+    # Where page tables are shared, registering memory doesn't pin it: it stays system memory.
+    if kind == "host" and not caps.host_page_tables:
         return "it is pinned host memory, which never moves; copies from it run at full speed already"
     return _system_refusal(caps, to_device=to_device)
 

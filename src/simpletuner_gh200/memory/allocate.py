@@ -123,11 +123,11 @@ class SlabMaker:
         return self.choice
 
     def _advise(self, slab: Slab) -> advice.Outcome:
-        if slab.kind == "registered":
+        if slab.kind == "registered" and not self.caps.host_page_tables:
             return advice.Outcome(False, "pinned memory never moves: none needed")
         # The mapping is whole pages, whatever the slab's size: the last one is ours too.
         page = self.caps.page_size
-        span = (slab.address, -(-slab.size // page) * page) if slab.kind == "host" else (slab.address, slab.size)
+        span = (slab.address, slab.size if slab.kind == "managed" else -(-slab.size // page) * page)
         outcome = advice.prefer(self.driver, self.caps, span, "cpu")
         if not outcome and slab.kind == "managed":
             logger.warning("gh200: advice for slab %r is not in force: %s", slab.label, outcome.reason)

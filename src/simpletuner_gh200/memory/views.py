@@ -21,6 +21,8 @@ def reachable(slab: Slab, caps: Capabilities) -> str | None:
         return f"there is no CUDA device: {caps.name}"
     if slab.kind == "host" and not caps.pageable_access:
         return "the slab is plain host memory and the device can't reach that"
+    if slab.kind == "registered" and not (caps.pageable_access or caps.registered_in_place):
+        return "the device sees registered memory at another address than the host"
     return None
 
 

@@ -67,6 +67,7 @@ Result cuDeviceGetAttribute(int *out, int attribute, int dev) {
         case 18: *out = m->integrated; break;
         case 83: *out = m->managed; break;
         case 88: *out = m->pageable; break;
+        case 91: *out = 1; break;
         case 89: *out = m->concurrent; break;
         case 99: *out = m->host_register; break;
         case 100: *out = m->page_tables; break;
@@ -257,7 +258,7 @@ Result cuMemPrefetchAsync_v2(Ptr at, size_t size, Location where, unsigned flags
 Result cuMemPrefetchBatchAsync(Ptr *at, size_t *sizes, size_t count, Location *locations, size_t *first, size_t groups,
                                unsigned long long flags, void *stream) {
     ENTER_CONTEXT("cuMemPrefetchBatchAsync");
-    if (!count || !groups || flags || first[0]) FINISH(INVALID_VALUE);
+    if (!count || !groups || flags || first[0] || !stream) FINISH(INVALID_VALUE); /* no null stream */
     for (size_t i = 0, group = 0; i < count; i++) {
         while (group + 1 < groups && first[group + 1] <= i) group++;
         int code = prefetch(at[i], sizes[i], locations[group], stream);

@@ -115,12 +115,16 @@ def test_batched_prefetch_is_one_call_where_the_bindings_have_it(emulator: Emula
 
     address = driver.alloc_managed(1 << 20, 0)
     before = emulator.calls("cuMemPrefetchAsync")
-    driver.prefetch([(address, 4096), (address + 8192, 4096)], device(0), 0)
+    stream = driver.create_stream(0)
+    driver.prefetch([(address, 4096), (address + 8192, 4096)], device(0), stream)
     single = emulator.calls("cuMemPrefetchAsync") - before
     batched = hasattr(nvidia, "cuMemPrefetchBatchAsync") and driver.capabilities(0).driver_version >= 13000
     assert single == (0 if batched else 2)
     assert emulator.residency(address) == emulator.residency(address + 8192) == 0
     assert emulator.residency(address + 4096) == -1
+    driver.prefetch([(address, 4096), (address + 4096, 4096)], device(0), 0)
+    assert emulator.residency(address + 4096) == 0, "one by one on the null stream, where batches are not allowed"
+    driver.destroy_stream(stream, 0)
     driver.free(address, 0)
 
 

@@ -82,7 +82,8 @@ class Bindings:
         self.call(self._advise, address, size, self._driver.CUmem_advise(advice), where)
 
     def prefetch(self, spans: Sequence[Span], where: Any, stream: int) -> None:
-        if self._batched and len(spans) > 1 and self._prefetch_batch(spans, where, stream):
+        # Batches are not allowed on the null stream.
+        if self._batched and stream and len(spans) > 1 and self._prefetch_batch(spans, where, stream):
             return
         for address, size in spans:
             self.call(self._prefetch, address, size, where, 0, stream)

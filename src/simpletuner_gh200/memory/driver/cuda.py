@@ -28,7 +28,7 @@ from simpletuner_gh200.memory.driver.probe import probe
 _INVALID_VALUE = 1
 _NOT_READY = 600
 _ATTACH_GLOBAL = 1
-_PORTABLE = 1
+_PORTABLE_AND_MAPPED = 1 | 2
 _NON_BLOCKING = 1
 _NO_TIMING = 2
 _MEMORY_TYPE, _IS_MANAGED = 2, 8
@@ -94,7 +94,7 @@ class CudaDriver:
 
     def register_host(self, address: int, size: int, ordinal: int) -> None:
         with self._in_context(ordinal):
-            self._api.call("cuMemHostRegister", address, size, _PORTABLE)
+            self._api.call("cuMemHostRegister", address, size, _PORTABLE_AND_MAPPED)
 
     def unregister_host(self, address: int, ordinal: int) -> None:
         with self._in_context(ordinal):

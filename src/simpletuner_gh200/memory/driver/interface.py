@@ -67,6 +67,8 @@ class Capabilities:
     """NUMA node that the device's own memory is, where it is one: nothing of ours may spill into it."""
     mode: MemoryMode
     driver_version: int = 0
+    registered_in_place: bool = True
+    """Does the device reach registered host memory at the host's own address?"""
 
     @property
     def advises_system_memory(self) -> bool:

@@ -31,6 +31,7 @@ def probe(api: Bindings, ordinal: int) -> Capabilities:
             integrated=integrated, shares_page_tables=pageable and page_tables, is_node=has("NUMA_CONFIG")
         ),
         driver_version=int(api.call("cuDriverGetVersion")),
+        registered_in_place=has("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"),
     )
 
 

@@ -74,8 +74,12 @@ def _batched_prefetch(bench: Bench) -> str:
     with _managed(bench) as (address, size):
         half = size // 2
         spans = [(address, half - PAGE), (address + half, half)]
-        bench.driver.prefetch(spans, device(bench.ordinal), 0)
-        bench.driver.synchronize_stream(0, bench.ordinal)
+        stream = bench.driver.create_stream(bench.ordinal)
+        try:
+            bench.driver.prefetch(spans, device(bench.ordinal), stream)
+            bench.driver.synchronize_stream(stream, bench.ordinal)
+        finally:
+            bench.driver.destroy_stream(stream, bench.ordinal)
         for span in spans:
             seen = bench.driver.range_state(span).last_prefetch
             expect(seen == device(bench.ordinal), f"one of the ranges reports {seen}")
