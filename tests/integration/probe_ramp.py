@@ -25,6 +25,7 @@ def install(record: dict[str, Any]) -> None:
         lines=[],
         ema=[],
         phases=[],
+        events=[],
     )
     ours = logging.getLogger("simpletuner_gh200")
     ours.addHandler(Lines(record["lines"]))
@@ -99,7 +100,7 @@ class Watch:
 
         watch = self
         train, save, standard = Trainer.train, Trainer.checkpoint_state_save, Trainer._run_standard_checkpoint
-        pipeline = Validation.setup_pipeline
+        pipeline, emit = Validation.setup_pipeline, Trainer._emit_event
 
         def watched_train(self: Any) -> Any:
             if "manual" in watch.wishes:
@@ -122,6 +123,13 @@ class Watch:
             watch.fired(f"{args[0]} validation", self)
             return pipeline(self, *args, **kwargs)
 
+        def watched_emit(self: Any, event: Any, message_level: str = "info") -> Any:
+            if isinstance(event, dict) and isinstance(event.get("progress"), dict):
+                metrics = event["progress"].get("metrics") or {}
+                watch.record["events"].append([self.state["global_step"], metrics.get("gh200/effective_batch_size")])
+            return emit(self, event, message_level)
+
+        Trainer._emit_event = watched_emit
         Trainer.train, Trainer.checkpoint_state_save = watched_train, watched_save
         Trainer._run_standard_checkpoint = watched_standard
         Trainer._schedule_checkpoint_hub_upload = lambda self, path: None

@@ -63,6 +63,9 @@ def test_windows_losses_and_rates_are_right(workbench, world):
     )
     assert [row["learning_rate"] for row in logged] == [row["learning_rate"] for row in stock.records[0]["logged"]]
     assert [row["gh200/effective_batch_size"] for row in logged] == [2 * world * length for length in windows]
+    # A status event goes out with each checkpoint, whether or not anyone listens.
+    assert [4, 2 * world] in run.records[0]["events"]
+    assert [8, 4 * world] in run.records[0]["events"]
     assert run.summaries[0]["details"]["ramp"]["windows"] == windows
 
     lines = run.records[0]["lines"]
