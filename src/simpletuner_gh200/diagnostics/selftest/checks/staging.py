@@ -12,7 +12,7 @@ from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.mapping import map_anonymous
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.memory.staging.buffers import DriverBuffers
+from simpletuner_gh200.memory.staging.buffers import DriverBuffers, TorchBuffers
 from simpletuner_gh200.memory.staging.layout import Range
 from simpletuner_gh200.memory.staging.stager import DeviceStager, Ticket
 from simpletuner_gh200.units import MIB
@@ -119,6 +119,33 @@ def _ordering(bench: Bench) -> str:
     return "8 rounds over two streams"
 
 
+def _kernels(bench: Bench) -> str:
+    """Kernels queued right behind ``wait``, never synchronized in between: one that overtook its copy sums wrongly."""
+    import torch
+
+    bench.need_device()
+    bench.need(torch.cuda.is_available(), "torch sees no CUDA device")
+    bench.need(not bench.emulated, "the emulated runtime has no kernels")
+    rows = MIB // ROW
+    slab = SlabMaker(bench.driver, Budget("selftest", None), ordinal=bench.ordinal, measured={}).make(
+        MIB, label="selftest"
+    )
+    slab.array.reshape(rows, ROW)[:] = [[row % 251] for row in range(rows)]
+    stager = DeviceStager(bench.driver, TorchBuffers(f"cuda:{bench.ordinal}"), depth=3)
+    try:
+        tickets = [
+            stager.submit(step, [[Range(slab, (step + more) % rows * ROW, (ROW,), torch.uint8) for more in range(64)]])
+            for step in range(rows)
+        ]
+        sums = [batch.sum(dtype=torch.int64) for ticket in tickets for batch in ticket.wait() if batch is not None]
+    finally:
+        stager.close()
+    expected = [ROW * sum((step + more) % rows % 251 for more in range(64)) for step in range(rows)]
+    wrong = sum(int(found) != value for found, value in zip(sums, expected, strict=True))
+    expect(wrong == 0, f"{wrong} of {rows} batches were read before they were there")
+    return f"{rows} batches, {stager.staged} staged ahead of their kernels"
+
+
 def _bandwidth(bench: Bench) -> str:
     bench.need_device()
     bench.need(not bench.emulated, "speed means nothing on an emulated device")
@@ -136,5 +163,6 @@ CHECKS = (
     Check("staging.cancel", "cancelled batches make room", _cancel),
     Check("staging.close", "closing is quick and loses nothing", _closes),
     Check("staging.ordering", "an event orders two streams", _ordering),
+    Check("staging.kernels", "torch's kernels read staged batches after they arrived", _kernels),
     Check("staging.bandwidth", "copy bandwidth, both directions", _bandwidth),
 )

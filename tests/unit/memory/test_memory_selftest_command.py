@@ -1,0 +1,51 @@
+"""``gh200 selftest``: one JSON object on standard output, a report on disk, an exit code that tells."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from simpletuner_gh200.cli.commands.selftest import selftest
+from simpletuner_gh200.errors import DriverError
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.null import NullDriver
+
+
+@pytest.fixture(autouse=True)
+def driver() -> Iterator[None]:
+    with detect.using(NullDriver("a test")):
+        yield
+
+
+def test_json_is_all_there_is_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    selftest(as_json=True, output=tmp_path / "report.json", device=0)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["summary"]["fail"] == 0
+    assert printed == json.loads((tmp_path / "report.json").read_text())
+
+
+def test_people_get_a_closing_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    selftest(as_json=False, output=tmp_path / "report.json", device=0)
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.endswith("skipped")
+    assert " 0 failed, " in last
+
+
+class Broken(NullDriver):
+    """Says that it is a device, and then can't do anything."""
+
+    def alloc_device(self, size: int, ordinal: int) -> int:
+        raise DriverError("cuMemAlloc", 999, "UNKNOWN")
+
+    def capabilities(self, ordinal: int):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        return replace(super().capabilities(ordinal), mode="discrete", managed=True, host_register=True)
+
+
+def test_a_failing_check_is_exit_code_one(tmp_path: Path) -> None:
+    with detect.using(Broken("a test")), pytest.raises(typer.Exit) as left:
+        selftest(as_json=True, output=tmp_path / "report.json", device=0)
+    assert left.value.exit_code == 1
