@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +38,14 @@ class SlabRecord:
     advice: str
 
 
+_made: deque[SlabRecord] = deque(maxlen=256)
+
+
+def slabs_made() -> tuple[SlabRecord, ...]:
+    """The latest slabs of this process, whoever made them, closed or not."""
+    return tuple(_made)
+
+
 class SlabMaker:
     """Makes the slabs of one rank, all of one kind choice, inside one budget."""
 
@@ -63,6 +72,7 @@ class SlabMaker:
             measured = copy_speeds(driver, ordinal)
         self.choice = choose_kind(asked, self.caps, ranks=ranks, measured=measured)
         self.records: list[SlabRecord] = []
+        logger.info("gh200: slabs are %s memory: %s", self.choice.kind, self.choice.reason)
 
     def make(self, size: int, *, label: str, shared: bool = False) -> Slab:
         """A slab of exactly ``size`` bytes, in the budget. ``shared`` puts it behind a memfd for other ranks."""
@@ -98,9 +108,9 @@ class SlabMaker:
             slab.close()
             raise
         slab.kind, slab.reason = choice.kind, choice.reason
-        self.records.append(
-            SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, self._advise(slab).reason)
-        )
+        record = SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, self._advise(slab).reason)
+        self.records.append(record)
+        _made.append(record)
         return slab
 
     def _bind(self, slab: Slab) -> str:

@@ -10,6 +10,8 @@ import torch
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory import hints
+from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
@@ -62,6 +64,13 @@ def test_batches_that_cannot_be_helped_are_soon_left_alone(driver: NullDriver) -
     assert summary["tensors_not_helped"] == 2 * (TRIES + 1)
     feature.close()
     assert not hints.gh200_uvm_enabled()
+
+
+def test_summary_tells_every_slab_and_why(driver: NullDriver) -> None:
+    SlabMaker(driver, Budget("node 0", None)).make(4096, label="told").close()
+    told = [slab for slab in HintsFeature().summary()["slabs"] if slab["label"] == "told"]
+    assert told[-1]["kind"] == "host"
+    assert told[-1]["reason"] == "no CUDA device: a test"
 
 
 def trainer(**more: Any) -> SimpleNamespace:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from simpletuner_gh200.config.parts.caches import CacheSettings
 from simpletuner_gh200.config.parts.hints import HintSettings
 from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.allocate import slabs_made
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.hints import optimize_batch_for_gh200, set_uvm_hint_override
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -75,6 +77,7 @@ class HintsFeature(Feature):
             "tensors_helped": self.helped,
             "tensors_not_helped": self.not_helped,
             "why_not": dict(self.reasons),
+            "slabs": [asdict(record) for record in slabs_made()],
         }
 
     def close(self) -> None:
