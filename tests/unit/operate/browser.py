@@ -73,8 +73,9 @@ class Browser:
     def ask(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def picture(self) -> bytes:
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"])
+    def picture(self, *, beyond: bool = True) -> bytes:
+        """The whole page, or just what the window shows."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=beyond)["data"])
 
     def pdf(self) -> bytes:
         return base64.b64decode(self.call("Page.printToPDF")["data"])
