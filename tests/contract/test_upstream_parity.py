@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rebase_samples import write
 
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.upstream import parity
 from simpletuner_gh200.upstream.parity import Difference
 
@@ -37,14 +37,21 @@ class T(unittest.TestCase):
 
 
 def test_differences_are_told_from_instability(tmp_path: Path) -> None:
-    write(tmp_path, {"simpletuner/__init__.py": "", "tests/test_some.py": TESTS})
+    broken = {"tests/test_broken.py": "import not_here\n"}
+    write(tmp_path, {"simpletuner/__init__.py": "", "tests/test_some.py": TESTS, **broken})
     found = parity.run_parity(tmp_path, [])
-    assert found.counts == {"passed": 3, "failed": 1, "skipped": 1}
+    assert found.counts == {"passed": 3, "failed": 1, "skipped": 1, "error": 1}
     assert not found.ok
     assert [(d.test.rpartition("::")[2], d.without, d.with_extension, d.unstable) for d in found.differences] == [
         ("test_off_only", "passed", "failed", False),
         ("test_unstable", "passed", "failed", True),
     ]
+
+
+def test_nothing_to_compare_is_no_parity(tmp_path: Path) -> None:
+    write(tmp_path, {"simpletuner/__init__.py": "", "tests/test_broken.py": "import not_here\n"})
+    with pytest.raises(RunFailed, match="1 error"):
+        parity.run_parity(tmp_path, [])
 
 
 def test_a_test_that_is_gone_differs() -> None:

@@ -59,8 +59,15 @@ def run_parity(checkout: Path, arguments: Sequence[str]) -> Parity:
         raise UsageError(f"no SimpleTuner in {checkout}", remedy="give a checkout of its repository")
     wanted = list(arguments) or ["tests"]
     if not arguments and not (checkout / "tests").is_dir():
-        raise UsageError(f"no tests in {checkout}", remedy="wheels have none; clone the repository")
+        raise UsageError(
+            f"no tests in {checkout}", remedy="wheels have none; clone the repository or unpack the source distribution"
+        )
     without = run_tests(checkout, wanted, extension=False)
+    if "passed" not in without.values():
+        raise RunFailed(
+            f"no test passed without the extension ({_counted(without)}), so there is nothing to compare",
+            remedy="install what the tests need, or name others",
+        )
     differences = compare(without, run_tests(checkout, wanted, extension=True))
     if differences:
         again = run_tests(checkout, wanted, extension=False)
@@ -82,7 +89,9 @@ def mark(difference: Difference, again: Outcomes) -> Difference:
 def run_tests(checkout: Path, arguments: Sequence[str], *, extension: bool) -> Outcomes:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        options = ["-p", "no:cacheprovider", "-q", f"--junitxml={report}", "-o", "junit_family=xunit1"]
+        # A file that can't be imported here is one error, not the end: the others are still to be compared.
+        options = ["-p", "no:cacheprovider", "-q", "--continue-on-collection-errors"]
+        options += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
         command = [sys.executable, "-c", WITH if extension else WITHOUT, *options, *arguments]
         path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "SIMPLETUNER_GH200": "1" if extension else "0"}
@@ -100,6 +109,10 @@ def outcomes(report: Path) -> Outcomes:
         verdict = next((name for name, tag in _TAGS if tag in kinds), "passed")
         found[f"{case.get('classname')}::{case.get('name')}"] = verdict
     return found
+
+
+def _counted(found: Outcomes) -> str:
+    return ", ".join(f"{count} {name}" for name, count in Counter(found.values()).items()) or "none ran"
 
 
 _TAGS = (("error", "error"), ("failed", "failure"), ("skipped", "skipped"))
