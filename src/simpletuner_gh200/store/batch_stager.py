@@ -16,7 +16,7 @@ import xxhash
 from simpletuner_gh200.store.choice import Choice
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
-from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_cold, read_ahead, read_small
+from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_warm, read_ahead, read_small
 from simpletuner_gh200.store.image_check import Verify, check_image, image_extensions
 from simpletuner_gh200.store.index import ABSENT, CHUNK_ENTRY, CHUNKED, Rows, halves
 from simpletuner_gh200.store.problems import Problem, Problems
@@ -41,8 +41,8 @@ class StagingPlan:
     problems: Problems
     give_back: bool = True
     """Drop the page cache of what was staged: it would hold the dataset a second time."""
-    cold: threading.Event = field(default_factory=threading.Event)
-    """Set by the first thread that had to wait for the disk."""
+    slow: threading.Event = field(default_factory=threading.Event)
+    """Set by the first thread that has to wait for the disk, or can't know whether it will."""
 
 
 class _Pending:
@@ -71,13 +71,14 @@ class BatchStager:
     def __init__(self, plan: StagingPlan) -> None:
         self._plan = plan
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._spare = memoryview(bytearray(1))
         self._kinds: dict[bytes, _Kind] = {}
         self.checked = 0
         """Images looked at."""
 
     def stage(self, batch: Batch) -> None:
         pending, position, cold = _Pending(), 0, False
-        buffer, sizes, give_back, folder = self._buffer, batch.sizes, self._plan.give_back, batch.folder
+        sizes, give_back, folder = batch.sizes, self._plan.give_back, batch.folder
         for at, name in enumerate(batch.names):
             path = folder + name
             try:
@@ -86,10 +87,8 @@ class BatchStager:
                 self._plan.problems.add(Problem.from_error(path, unreadable))
                 continue
             try:
-                if not cold and at % 16 == 0 and is_cold(fd, buffer[position:]):
-                    cold = True
-                    self._plan.cold.set()
-                    read_ahead([folder + later for later in batch.names[at : at + READ_AHEAD_FILES]])
+                if not cold and at % 16 == 0:
+                    cold = self._look_ahead(fd, batch, at)
                 size = sizes[at]
                 if size <= BATCH_BYTES:
                     position += self._small(fd, path, batch.first + at, size, position, pending)
@@ -104,6 +103,15 @@ class BatchStager:
             finally:
                 os.close(fd)
         self._write(pending)
+
+    def _look_ahead(self, fd: int, batch: Batch, at: int) -> bool:
+        """Fetch the next files ahead if this one has to come from the disk; whether it had to."""
+        warm = is_warm(fd, self._spare)
+        if warm is not True:
+            self._plan.slow.set()
+        if warm is False:
+            read_ahead([batch.folder + later for later in batch.names[at : at + READ_AHEAD_FILES]])
+        return warm is False
 
     def _small(self, fd: int, path: bytes, number: int, size: int, position: int, pending: _Pending) -> int:
         """Read one file, behind the others in the buffer unless it is tiny; how much of the buffer it took."""

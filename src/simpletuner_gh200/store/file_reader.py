@@ -37,9 +37,10 @@ def read_ahead(paths: list[bytes]) -> None:
             os.close(fd)
 
 
-def is_cold(fd: int, buffer: memoryview) -> bool:
-    """Would reading the file wait for the disk? False where the file system can't tell."""
+def is_warm(fd: int, buffer: memoryview) -> bool | None:
+    """Is the file in the page cache? None where its file system can't tell, as most network ones can't."""
     try:
-        return os.preadv(fd, [buffer[:1]], 0, os.RWF_NOWAIT) < 0
+        os.preadv(fd, [buffer[:1]], 0, os.RWF_NOWAIT)
     except OSError as error:
-        return error.errno == errno.EAGAIN
+        return False if error.errno == errno.EAGAIN else None
+    return True

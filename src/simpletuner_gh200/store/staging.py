@@ -162,7 +162,7 @@ class _Run:
 
     def _stage_one(self, stager: BatchStager, batch: Batch) -> None:
         """Tiny files that are in the page cache keep the interpreter busy, not the kernel: one thread at a time."""
-        if self._plan.cold.is_set() or sum(batch.sizes) > TINY_BYTES * len(batch.names):
+        if self._plan.slow.is_set() or sum(batch.sizes) > TINY_BYTES * len(batch.names):
             stager.stage(batch)
             return
         with self._one_at_a_time:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -275,8 +276,34 @@ def test_the_page_cache_is_given_back(tmp_path: Path) -> None:
     os.fsync(fd)
     os.pread(fd, MIB, 0)
     probe = memoryview(bytearray(16))
-    if file_reader.is_cold(fd, probe):
-        pytest.skip("this file system keeps no page cache")
+    if not file_reader.is_warm(fd, probe):
+        pytest.skip("this file system does not tell what is in the page cache")
     staged(tmp_path)
-    assert file_reader.is_cold(fd, probe)
+    assert file_reader.is_warm(fd, probe) is False
     os.close(fd)
+
+
+@pytest.mark.parametrize("warm", [True, False, None])
+def test_tiny_files_are_staged_side_by_side_unless_they_are_surely_warm(tmp_path: Path, monkeypatch, warm) -> None:
+    """On a network disk, which can't say what is cached, one thread at a time would wait for every single file."""
+    for folder in range(4):
+        fill(tmp_path / str(folder), {f"{number}.txt": b"x" for number in range(3)})
+    monkeypatch.setattr(batch_stager, "is_warm", lambda *_: warm)
+    ahead: list[bytes] = []
+    monkeypatch.setattr(batch_stager, "read_ahead", ahead.extend)
+    busy: list[int] = []
+    together: list[int] = []
+    original = batch_stager.BatchStager._small
+
+    def small(self, *arguments):
+        busy.append(1)
+        time.sleep(0.01)
+        together.append(len(busy))
+        busy.pop()
+        return original(self, *arguments)
+
+    monkeypatch.setattr(batch_stager.BatchStager, "_small", small)
+    _dataset, report = staged(tmp_path, workers=4)
+    assert report.staged == 12
+    assert (max(together) > 1) == (warm is not True)
+    assert bool(ahead) == (warm is False)
