@@ -9,18 +9,10 @@ import fcntl
 import mmap
 import os
 
-# The fcntl module names these only from Python 3.13 on some builds; the values are the kernel's.
-F_ADD_SEALS = 1033
-F_GET_SEALS = 1034
-F_SEAL_SEAL = 0x1
-F_SEAL_SHRINK = 0x2
-F_SEAL_GROW = 0x4
-F_SEAL_WRITE = 0x8
-
-SIZE_SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+SIZE_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 """Content may change, the size may not: what a table written by several ranks carries."""
 
-CONTENT_SEALS = SIZE_SEALS | F_SEAL_WRITE
+CONTENT_SEALS = SIZE_SEALS | fcntl.F_SEAL_WRITE
 """Nobody, the creator included, can change it any more. Refused by the kernel while a writable mapping lives."""
 
 
@@ -33,11 +25,11 @@ def create_memfd(label: str, size: int = 0) -> int:
 
 
 def seal(fd: int, seals: int = CONTENT_SEALS) -> None:
-    fcntl.fcntl(fd, F_ADD_SEALS, seals)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 
 
 def is_sealed(fd: int, seals: int = CONTENT_SEALS) -> bool:
-    return fcntl.fcntl(fd, F_GET_SEALS) & seals == seals
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & seals == seals
 
 
 def reopen(fd: int, flags: int = os.O_RDWR) -> int:
