@@ -138,6 +138,18 @@ def test_too_large_a_dataset_stops_the_run(feature: StoreFeature, tmp_path: Path
         create(feature, "a")
 
 
+def test_a_second_run_in_the_process_starts_afresh(feature: StoreFeature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data")}
+    feature.dataset_entries([entry])
+    assert create(feature, "a") is not None
+    feature.close()
+    feature.start(None)
+    feature.dataset_entries([{**entry, "type": "local"}])
+    assert create(feature, "a") is None
+    assert feature.summary() == {}
+
+
 def test_nodes_are_counted_from_the_launchers_words() -> None:
     assert _store_shard.node_count({}) == 1
     assert _store_shard.node_count({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == 2

@@ -61,6 +61,8 @@ class StoreFeature(Feature):
         return {"dataset": {"type": "in_memory", "in_memory": {"compression": "auto"}}}
 
     def start(self, trainer: Any) -> None:
+        """A process may train more than once (the Web UI does): nothing of the run before may serve this one."""
+        self._entries, self._staged, self._reports, self._final = {}, {}, {}, {}
         self._group = NodeGroup.from_environment("store")
         self._group.join()
 
