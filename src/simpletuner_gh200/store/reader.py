@@ -25,6 +25,8 @@ STALE = 1
 DAMAGED = 2
 """The memory no longer holds what was staged: the disk has the truth."""
 
+HASHED_AT_ONCE = 4 << 20
+
 FilePath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
@@ -137,7 +139,7 @@ class StagedDataset:
             content = self._decoded(row)
         except Exception:  # noqa: BLE001 - whatever a decoder says of damaged bytes, the answer is the disk
             content = None
-        if content is None or len(content) != rows.size[row] or xxhash.xxh3_64_intdigest(content) != rows.checksum[row]:
+        if content is None or len(content) != rows.size[row] or checksum(content) != rows.checksum[row]:
             self._state[row] = DAMAGED
             self.counts.mismatches += 1
             return None
@@ -162,6 +164,16 @@ class StagedDataset:
             piece = self._data[offset : offset + stored]
             parts.append(piece if stored == wanted else used.decompress(piece, wanted))
         return b"".join(parts)
+
+
+def checksum(content: memoryview) -> int:
+    """XXH3 of the bytes; in pieces where they are many, since the library keeps the GIL and training must not wait."""
+    if len(content) <= HASHED_AT_ONCE:
+        return int(xxhash.xxh3_64_intdigest(content))
+    digest = xxhash.xxh3_64()
+    for start in range(0, len(content), HASHED_AT_ONCE):
+        digest.update(content[start : start + HASHED_AT_ONCE])
+    return int(digest.intdigest())
 
 
 @lru_cache(maxsize=8)

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 from store_samples import fill, image, roomy, staged
 
 from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
-from simpletuner_gh200.store.reader import DAMAGED, StagedDataset
+from simpletuner_gh200.store.reader import DAMAGED, HASHED_AT_ONCE, StagedDataset, checksum
 from simpletuner_gh200.store.scrub import Scrub
 from simpletuner_gh200.store.shared_memory import receive_memory, share_memory
 from simpletuner_gh200.store.staging import StagingRequest, stage
@@ -104,6 +105,12 @@ def test_the_scrub_runs_in_the_background_and_stops(tmp_path: Path) -> None:
     scrub.stop()
     assert (scrub.passes, scrub.damaged) == (1, 0)
     assert not scrub._thread.is_alive()
+
+
+@pytest.mark.parametrize("size", [0, 1, HASHED_AT_ONCE, HASHED_AT_ONCE + 1, 2 * HASHED_AT_ONCE + 5])
+def test_hashing_in_pieces_is_hashing(size: int) -> None:
+    content = os.urandom(size)
+    assert checksum(memoryview(content)) == xxhash.xxh3_64_intdigest(content)
 
 
 def group(rank: int, folder: Path) -> NodeGroup:
