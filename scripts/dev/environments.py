@@ -65,7 +65,8 @@ def main(purpose: str) -> int:
 def find_python(versions: tuple[str, ...]) -> str | None:
     """The path of an interpreter that really runs; a pyenv shim may exist and yet refuse to."""
     for version in versions:
-        candidates = [shutil.which(f"python{version}"), sys.executable, shutil.which("python3")]
+        # An active virtual environment hides the interpreter it was made from.
+        candidates = [shutil.which(f"python{version}"), getattr(sys, "_base_executable", None), shutil.which("python3")]
         pyenv = os.environ.get("PYENV_ROOT") or str(Path.home() / ".pyenv")
         candidates += sorted(map(str, Path(pyenv, "versions").glob(f"{version}.*/bin/python{version}")), reverse=True)
         for candidate in candidates:
@@ -81,7 +82,7 @@ def answers(python: str, version: str) -> bool:
     )
     try:
         ran = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=30)
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return False
     return ran.stdout.split() == [version, "cpython", "True"]
 
@@ -127,7 +128,9 @@ def install(folder: Path, requirements: list[str]) -> None:
 def uv_command() -> str | None:
     own = ROOT / ".uv"
     if not (own / "bin" / "uv").is_file():
-        subprocess.run([sys.executable, "-m", "venv", str(own)], check=True)
+        if subprocess.run([sys.executable, "-m", "venv", str(own)]).returncode:
+            say("python3 has no working venv module; on Debian: apt-get install python3-venv")
+            return None
         pip = [str(own / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         if subprocess.run([*pip, f"uv=={UV_VERSION}"]).returncode:
             return None

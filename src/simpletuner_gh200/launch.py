@@ -19,6 +19,7 @@ from simpletuner_gh200.config.flags import take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.seams.bootstrap import activate
 from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.telemetry.redact import redact_text
 
 KILL_SWITCH = "SIMPLETUNER_GH200"
 SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
@@ -27,13 +28,20 @@ SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns a truthful exit code whatever SimpleTuner makes of its own exceptions."""
-    config, flags = take(list(sys.argv[1:] if argv is None else argv), "config")
-    script = train_script()
-    _point_at(config)
+    try:
+        config, flags = take(list(sys.argv[1:] if argv is None else argv), "config")
+        script = train_script()
+        _point_at(config)
+    except GH200Error as failure:
+        _report(failure)
+        return failure.exit_code
     if os.environ.get(KILL_SWITCH) == "0":
         _run_script(script, flags)
         return 0
-    runtime = activate(Launch(config_path=config, flags=tuple(flags)))
+    return _train(script, activate(Launch(config_path=config, flags=tuple(flags))), flags)
+
+
+def _train(script: Path, runtime: Runtime, flags: list[str]) -> int:
     try:
         _run_script(script, flags)
     except SystemExit as stopped:
@@ -80,11 +88,16 @@ def _note_stop(runtime: Runtime, stopped: SystemExit) -> None:
 
 def _conclude(runtime: Runtime) -> int:
     outcome = runtime.outcome
+    if outcome.status == "not started" and not runtime.seams["trainer.train"].ok:
+        outcome.status = "completed"
+        outcome.reason = "the seam trainer.train is off, so this is SimpleTuner's own word for it"
     if outcome.status == "not started":
         outcome.status = "failed"
         outcome.reason = outcome.reason or "SimpleTuner stopped before training began; its own message is above"
     if outcome.status == "completed" and outcome.global_step < (outcome.max_train_steps or 0):
-        outcome.reason = f"stopped at step {outcome.global_step} of {outcome.max_train_steps}"
+        outcome.reason = f"ended at step {outcome.global_step} of {outcome.max_train_steps}"
+    if outcome.status == "completed" and outcome.reason:
+        print(f"gh200: {outcome.reason}", file=sys.stderr, flush=True)
     _leave_summary(runtime)
     if outcome.status == "completed":
         return 0
@@ -101,7 +114,7 @@ def _leave_summary(runtime: Runtime) -> None:
 
 
 def _report(failure: GH200Error) -> None:
-    print(f"gh200: {failure}", file=sys.stderr, flush=True)
+    print(f"gh200: {redact_text(str(failure))}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

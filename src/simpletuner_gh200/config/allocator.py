@@ -11,9 +11,9 @@ import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 
+from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.parts.oversubscription import PART
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -58,10 +58,9 @@ class TorchBuild:
 
 def find_torch(search_path: Sequence[str] | None = None) -> TorchBuild | None:
     """The torch that ``import torch`` would take from ``search_path`` (default: this interpreter's), or None."""
-    spec = PathFinder.find_spec("torch", list(search_path) if search_path is not None else None)
-    if spec is None or spec.origin is None:
+    folder = find_package("torch", search_path)
+    if folder is None:
         return None
-    folder = Path(spec.origin).parent
     try:
         text = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.flags import as_mapping
 from simpletuner_gh200.errors import ConfigError, Problem, UsageError
 
 FILE_NAMES = {"json": "config.json", "toml": "config.toml", "env": "config.env"}
@@ -68,8 +69,21 @@ def _parse_toml(file: Path, text: str) -> dict[str, Any]:
         raise ConfigError([Problem(str(file), f"not TOML: {broken}")]) from None
 
 
+def read_env_variables(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The variables of a ``config.env``, under their own names; a file that is not there has none."""
+    file = Path(path)
+    return _env_variables(file, _read_text(file)) if file.is_file() else {}
+
+
 def _parse_env(file: Path, text: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+    """The options we look at before a run; SimpleTuner's own loader reads the rest."""
+    variables = _env_variables(file, text)
+    flags = as_mapping(variables.get("TRAINER_EXTRA_ARGS", "").split())
+    return {**{option: variables[name] for name, option in _ENV_SPELLINGS.items() if name in variables}, **flags}
+
+
+def _env_variables(file: Path, text: str) -> dict[str, str]:
+    values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip().removeprefix("export ").strip()
         if not stripped or stripped.startswith("#"):
@@ -81,8 +95,9 @@ def _parse_env(file: Path, text: str) -> dict[str, Any]:
             words = shlex.split(value, comments=False)
         except ValueError as broken:
             raise ConfigError([Problem(f"{file}, line {number}", f"{broken} in {stripped[:60]!r}")]) from None
-        name = key.strip().removesuffix("+")
-        values[_ENV_SPELLINGS.get(name, name.lower())] = " ".join(words)
+        name = key.strip().removesuffix("+").strip()
+        more = [values[name]] if key.strip().endswith("+") and name in values else []
+        values[name] = " ".join([*more, *words])
     return values
 
 
@@ -90,7 +105,7 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"no such file: {file}", remedy="check the path, or name it with --config PATH") from None
+        raise UsageError(f"no such file: {file}", remedy="check the path") from None
     except IsADirectoryError:
         raise UsageError(f"{file} is a folder", remedy="name the file inside it") from None
     except UnicodeDecodeError as bad:
@@ -107,24 +122,29 @@ class Located:
     path: Path | None
 
 
-def locate_training_config(environment: Mapping[str, str], *, explicit: str | None, env_name: str | None) -> Located:
-    """Find the configuration as SimpleTuner does: explicit path, named environment, then the usual places."""
+def locate_training_config(
+    environment: Mapping[str, str], *, explicit: str | None, env_name: str | None, examples: Path | None = None
+) -> Located:
+    """Find the configuration as SimpleTuner does: explicit path, named environment, then the usual places.
+
+    ``examples`` is the folder above SimpleTuner's packaged examples.
+    """
     if explicit is not None:
         path = Path(explicit)
         backend = path.suffix.removeprefix(".")
         if backend not in FILE_NAMES:
             accepted = ", ".join(f".{name}" for name in FILE_NAMES)
-            raise UsageError(
-                f"--config {explicit}: unknown kind of file {path.suffix!r}", remedy=f"accepted: {accepted}"
-            )
+            raise UsageError(f"{explicit}: unknown kind of file {path.suffix!r}", remedy=f"accepted: {accepted}")
         if not path.is_file():
-            raise UsageError(f"--config {explicit}: no such file", remedy="check the path")
+            raise UsageError(f"{explicit}: no such file", remedy="check the path")
         return Located(backend, path)
     backend_set = _first(environment, "SIMPLETUNER_CONFIG_BACKEND", "CONFIG_BACKEND", "CONFIG_TYPE")
     if backend_set == "cmd":
         return Located("cmd", None)
     name = env_name or _first(environment, "SIMPLETUNER_ENVIRONMENT", "SIMPLETUNER_ENV", "ENV")
     tried = _candidates(environment, backend_set, name)
+    if examples is not None and name and name.startswith("examples/"):
+        tried += [examples / name / file for file in FILE_NAMES.values()]
     for path in tried:
         if path.is_file():
             return Located(path.suffix.removeprefix("."), path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simpletuner_gh200.errors import UsageError
+
 
 def split_flag(flag: str) -> tuple[str, str | None]:
     """``--max_train_steps=5`` -> (``max_train_steps``, ``5``); dashes inside a name count as underscores."""
@@ -33,9 +35,11 @@ def take(flags: Sequence[str], *names: str) -> tuple[str | None, list[str]]:
     while position < len(flags):
         name, value = split_flag(flags[position])
         if flags[position].startswith("--") and name in names:
-            if value is None and position + 1 < len(flags):
+            if value is None and position + 1 < len(flags) and not flags[position + 1].startswith("--"):
                 position += 1
                 value = flags[position]
+            if value is None:
+                raise UsageError(f"--{name} needs a value", remedy=f"write --{name}=VALUE")
             found = value
         else:
             rest.append(flags[position])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.errors import ConfigError, Problem
 
 LEGACY_FLAG = "gh200_older_spellings"
 """The flag by which older spellings travel through SimpleTuner's argument parser."""
@@ -32,12 +35,22 @@ class Modern:
 def modernise(config: Mapping[str, Any]) -> Modern:
     """Pick our blocks out of a training configuration, older spellings included."""
     plain = {key.lstrip("-"): value for key, value in config.items()}
-    modern = Modern({key: plain[key] for key in ("cache_config", "gh200_optimizations") if key in plain})
+    modern = Modern({block: block_from(plain[block]) for block in TRAINING_BLOCKS if block in plain})
     _ramp_at_top_level(plain, modern)
     _data_backend(plain.get("data_backend"), modern)
     if "use_gh200_trainer" in plain:
         modern.notes.append("use_gh200_trainer has no effect: the extension needs no trainer of its own")
     return modern
+
+
+def block_from(value: Any) -> Any:
+    """A block that travelled as JSON text, as a mapping again; anything else is left for validation to refuse."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
 
 
 def _ramp_at_top_level(plain: Mapping[str, Any], modern: Modern) -> None:
@@ -54,14 +67,19 @@ def _ramp_at_top_level(plain: Mapping[str, Any], modern: Modern) -> None:
 
 
 def _data_backend(value: Any, modern: Modern) -> None:
-    if not isinstance(value, Mapping) or value.get("type") != "in_memory":
+    if value is None:
         return
+    if not isinstance(value, Mapping) or value.get("type") != "in_memory":
+        remedy = 'the one accepted form is {"type": "in_memory", "config": {...}}'
+        raise ConfigError([Problem("data_backend", f"{value!r} is not understood", remedy)])
     block: dict[str, Any] = {}
-    settings: Mapping[str, Any] = value.get("config") or {}
+    settings: Any = value.get("config") or {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError([Problem("data_backend.config", f"{settings!r} is not a block")])
     for key, setting in settings.items():
         if key == "in_memory_chunk_size":
             modern.notes.append("data_backend.config.in_memory_chunk_size has no effect: files are staged in one pass")
             continue
-        block[_OLDER_IN_MEMORY.get(key, key)] = setting
+        block[_OLDER_IN_MEMORY.get(str(key), str(key))] = setting
     modern.in_memory_for_all = block
     modern.notes.append('data_backend of type "in_memory": read as "type": "in_memory" on every image dataset')

@@ -50,6 +50,7 @@ class Settings:
             (f"{part.block}.{key}", getattr(self.parts[part.model], key), self.origins[f"{part.block}.{key}"])
             for block in TRAINING_BLOCKS
             for part in parts_of(block)
+            if part.landed
             for key in part.names()
         ]
 

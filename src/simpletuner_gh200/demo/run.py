@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.demo.project import Project, write_project
-from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.launch import SUMMARY_FOLDER
 from simpletuner_gh200.operate.launching import KEEP_SUMMARY
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 
 LOG = "training.log"
+MARKER = ".gh200-demo"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def run_demo(folder: Path, *, steps: int, quiet: bool) -> DemoResult:
     """Train ``steps`` steps in ``folder``; raises RunFailed with the reason when they were not reached."""
     started = time.perf_counter()
     project = Project(folder.absolute(), steps=steps)
+    _claim(project.folder)
     shutil.rmtree(project.output, ignore_errors=True)  # a second run trains again; model, images and caches stay
     write_project_in_subprocess(project, *demo_blocks())
     prepared = time.perf_counter()
@@ -66,6 +68,15 @@ def run_demo(folder: Path, *, steps: int, quiet: bool) -> DemoResult:
             remedy=f"see {project.folder / LOG}",
         )
     return DemoResult(project, summary, checkpoint, {**seconds, "total": round(time.perf_counter() - started, 3)})
+
+
+def _claim(folder: Path) -> None:
+    """The demo deletes its own output, so it works only in a folder that is new, empty, or marked as its own."""
+    marker = folder / MARKER
+    if folder.exists() and any(folder.iterdir()) and not marker.is_file():
+        raise UsageError(f"{folder} holds something that is not the demo's", remedy="name a new folder with --folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
 
 def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,8 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.files import Located, read_env_variables
 from simpletuner_gh200.config.flags import take
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
+from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.launch import SUMMARY_FOLDER
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
 
@@ -32,6 +34,7 @@ _ACCELERATE_FLAGS = {
     "num_machines": "TRAINING_NUM_MACHINES",
     "dynamo_backend": "TRAINING_DYNAMO_BACKEND",
 }
+_DASHED = tuple("--" + block.replace("_", "-") for block in TRAINING_BLOCKS if "_" in block)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -81,20 +84,51 @@ def plan(
             added[variable] = os.path.expanduser(value) if variable == "ACCELERATE_CONFIG_PATH" else value
     if env_name:
         added["ENV"] = env_name
-    settled = {**environment, **added}
+    settled = {**environment, **sourced(env_name or environment.get("ENV")), **added}
+    flags = [_our_spelling(flag) for flag in flags]
     if explicit:
         flags = ["--config", str(located.path), *flags]
     elif located.path is not None and not env_name:
         added["CONFIG_BACKEND"] = located.backend
         added["CONFIG_PATH"] = str(located.path.absolute().with_suffix(""))
-    launcher, notices, extra = _launcher(settled)
+    launcher, notices, extra = _launcher(settled, ranks_asked="TRAINING_NUM_PROCESSES" in added)
     return Plan((*launcher, "-m", "simpletuner_gh200.launch", *flags), {**added, **extra}, notices)
 
 
-def _launcher(environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...], dict[str, str]]:
+def sourced(env_name: str | None) -> dict[str, str]:
+    """SimpleTuner's CLI sources ``config/config.env`` and that of the named environment before it launches."""
+    variables = read_env_variables(Path("config", "config.env"))
+    if env_name and env_name != "default":
+        variables.update(read_env_variables(Path("config", env_name, "config.env")))
+    return variables
+
+
+def _our_spelling(flag: str) -> str:
+    """SimpleTuner's parser knows our blocks with underscores only."""
+    name, separator, value = flag.partition("=")
+    return name.replace("-", "_").replace("__", "--", 1) + separator + value if name in _DASHED else flag
+
+
+def _ranks(environment: Mapping[str, str]) -> int:
+    text = environment.get("TRAINING_NUM_PROCESSES", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"num_processes: {text!r} is not a number of ranks", remedy="use a whole number from 1")
+    return int(text)
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as broken:
+        raise UsageError(f"accelerate_extra_args: {text!r}: {broken}", remedy="close the quotation") from None
+
+
+def _launcher(
+    environment: Mapping[str, str], *, ranks_asked: bool
+) -> tuple[list[str], tuple[str, ...], dict[str, str]]:
     """accelerate, as SimpleTuner starts it; several ranks without a GPU need torchrun instead."""
-    ranks = int(environment.get("TRAINING_NUM_PROCESSES", "1"))
-    extra_arguments = shlex.split(environment.get("ACCELERATE_EXTRA_ARGS", ""))
+    ranks = _ranks(environment)
+    extra_arguments = _words(environment.get("ACCELERATE_EXTRA_ARGS", ""))
     one_node = environment.get("TRAINING_NUM_MACHINES", "1") == "1"
     if ranks > 1 and one_node and not accelerator_present():
         notice = "no accelerator here: several ranks run on the CPU under torchrun, where accelerate would start one"
@@ -103,7 +137,9 @@ def _launcher(environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     config_file = _accelerate_config(environment)
     if config_file is not None:
-        return [*command, f"--config_file={config_file}", *extra_arguments], (), {}
+        # What was asked for by name outranks the file.
+        asked = [f"--num_processes={ranks}"] if ranks_asked else []
+        return [*command, f"--config_file={config_file}", *asked, *extra_arguments], (), {}
     return (
         [
             *command,
@@ -128,6 +164,8 @@ def accelerator_present(root: Path = Path("/")) -> bool:
 
 def _accelerate_config(environment: Mapping[str, str]) -> Path | None:
     named = environment.get("ACCELERATE_CONFIG_PATH")
+    if named and not Path(named).expanduser().is_file():
+        raise UsageError(f"accelerate_config: {named!r}: no such file", remedy="correct the path, or leave it out")
     home = Path(environment.get("HF_HOME") or Path(environment.get("HOME", "~"), ".cache", "huggingface"))
     candidates = [Path(named).expanduser()] if named else []
     candidates.append(home / "accelerate" / "default_config.yaml")

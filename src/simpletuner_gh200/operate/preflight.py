@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 from simpletuner_gh200.config.files import Located, locate_training_config, read_datasets, read_training_config
 from simpletuner_gh200.config.flags import as_mapping
 from simpletuner_gh200.config.legacy import modernise
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve, resolve_dataset
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem, UsageError
 from simpletuner_gh200.seams.configure import with_in_memory_for_all
@@ -38,11 +41,11 @@ class Checked:
 
 def check_configuration(*, explicit: str | None, env_name: str | None, flags: Sequence[str]) -> Checked:
     """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
-    located = locate_training_config(os.environ, explicit=explicit, env_name=env_name)
+    located = locate_training_config(os.environ, explicit=explicit, env_name=env_name, examples=_packaged())
     config = read_training_config(located.path) if located.path else {}
     config = {**config, **as_mapping(flags)}
-    problems: list[Problem] = []
     modern = modernise(config)
+    problems = _misspelt_blocks(config)
     in_memory: tuple[str, ...] = ()
     try:
         in_memory = _check_datasets(config, modern.in_memory_for_all)
@@ -63,6 +66,35 @@ def check_configuration(*, explicit: str | None, env_name: str | None, flags: Se
     if problems or settings is None:
         raise ConfigError(problems, source=str(located.path or "command line"))
     return Checked(located, config, settings)
+
+
+def check_stock(*, explicit: str | None, env_name: str | None) -> Checked:
+    """With the kill switch on nothing of ours is looked at; the file must only be one SimpleTuner itself would read."""
+    located = locate_training_config(os.environ, explicit=explicit, env_name=env_name, examples=_packaged())
+    if explicit is not None and located.backend != "json":
+        raise UsageError(
+            f"{explicit}: with SIMPLETUNER_GH200=0 SimpleTuner reads a .{located.backend} only from its own places",
+            remedy="move it to config/, and leave --config out",
+        )
+    return Checked(located, {}, resolve({}, {}))
+
+
+def _packaged() -> Path | None:
+    """The folder above SimpleTuner's packaged examples, found without importing it."""
+    spec = importlib.util.find_spec("simpletuner")
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
+
+def _misspelt_blocks(config: Mapping[str, Any]) -> list[Problem]:
+    """SimpleTuner drops a block it does not know without a word; a near miss of ours must not vanish like that."""
+    problems = []
+    for key, value in config.items():
+        if key in TRAINING_BLOCKS or not isinstance(value, Mapping):
+            continue
+        close = difflib.get_close_matches(key, TRAINING_BLOCKS, n=1, cutoff=0.8)
+        if close:
+            problems.append(Problem(key, "a block SimpleTuner would ignore", f"did you mean {close[0]!r}?"))
+    return problems
 
 
 def check_installation() -> str:
@@ -94,6 +126,11 @@ def check_seams(settings: Settings) -> list[str]:
     if not verdict.feature_on("core"):
         raise FeatureUnavailable(
             f"SimpleTuner {verdict.version}: {verdict.features['core']}",
+            remedy="use a release that `gh200 upstream check` passes",
+        )
+    if settings.any_given and not verdict.feature_on("config"):
+        raise FeatureUnavailable(
+            f"SimpleTuner {verdict.version} would not pass our blocks on: {verdict.features['config']}",
             remedy="use a release that `gh200 upstream check` passes",
         )
     notices = []
@@ -129,6 +166,7 @@ def _check_datasets(config: Mapping[str, Any], in_memory_for_all: dict[str, Any]
             continue
         name = f"dataset {entry.get('id')!r}"
         problems.extend(_folder_problems(name, entry))
+        problems.extend(_in_memory_problems(name, entry))
         if entry.get("type") == "in_memory":
             found.append(str(entry.get("id")))
             try:
@@ -143,7 +181,10 @@ def _check_datasets(config: Mapping[str, Any], in_memory_for_all: dict[str, Any]
 def _dataset_entries(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     inline = config.get("datasets")
     if isinstance(inline, list):
-        return [entry for entry in inline if isinstance(entry, dict)]
+        wrong = [Problem("datasets", f"{entry!r} is not an entry") for entry in inline if not isinstance(entry, dict)]
+        if wrong:
+            raise ConfigError(wrong)
+        return inline
     path = config.get("data_backend_config")
     if not path:
         return []
@@ -159,6 +200,22 @@ def _folder_problems(name: str, entry: Mapping[str, Any]) -> list[Problem]:
     if entry.get("dataset_type", "image") in _READS_A_FOLDER and not Path(str(folder)).is_dir():
         return [Problem(f"{name}.instance_data_dir", f"{folder!r}: no such folder", "create it or correct the path")]
     return []
+
+
+def _in_memory_problems(name: str, entry: Mapping[str, Any]) -> list[Problem]:
+    """What was meant to hold a dataset in memory and would not."""
+    kind = str(entry.get("type", "local"))
+    problems = []
+    if kind != "in_memory" and difflib.SequenceMatcher(None, kind, "in_memory").ratio() > 0.75:
+        problems.append(Problem(f"{name}.type", f"{kind!r} is unknown", "did you mean 'in_memory'?"))
+    elif kind != "in_memory" and "in_memory" in entry:
+        problems.append(Problem(f"{name}.in_memory", f"has no effect on type {kind!r}", 'set "type": "in_memory"'))
+    for key in entry:
+        if key != "in_memory" and difflib.SequenceMatcher(None, key, "in_memory").ratio() > 0.8:
+            problems.append(Problem(f"{name}.{key}", "unknown key", "did you mean 'in_memory'?"))
+    if kind == "in_memory" and not entry.get("instance_data_dir") and not entry.get("cache_dir"):
+        problems.append(Problem(f"{name}.instance_data_dir", "not set", "name the folder to hold in memory"))
+    return problems
 
 
 def _output_problems(output: object) -> list[Problem]:

@@ -5,6 +5,7 @@ Nothing heavy is imported here. A process activates once; ``deactivate`` takes e
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import os
@@ -12,6 +13,7 @@ from types import ModuleType
 
 import wrapt
 
+from simpletuner_gh200.errors import OwnershipError
 from simpletuner_gh200.memory import alloc_conf
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
@@ -28,6 +30,8 @@ def activate(launch: Launch | None = None) -> Runtime:
         # Before torch's first CUDA use, which keys it doesn't know would crash.
         alloc_conf.activate(os.environ)
         _active = Runtime(launch or Launch())
+        # Plain SimpleTuner processes have no other end; where launch closes it, this finds it closed.
+        atexit.register(_active.close)
         for seam in _active.seams.values():
             hook = functools.partial(_on_import, _active, seam)
             wrapt.register_post_import_hook(hook, seam.spec.module)
@@ -46,8 +50,15 @@ def deactivate() -> None:
     if runtime is None:
         return
     runtime.close()
+    atexit.unregister(runtime.close)
+    not_ours: list[OwnershipError] = []
     for seam in reversed(list(runtime.seams.values())):
-        seam.uninstall()
+        try:
+            seam.uninstall()
+        except OwnershipError as failure:
+            not_ours.append(failure)
+    if not_ours:
+        raise OwnershipError("; ".join(failure.message for failure in not_ours), remedy=not_ours[0].remedy)
 
 
 def _on_import(runtime: Runtime, seam: InstalledSeam, module: ModuleType) -> None:

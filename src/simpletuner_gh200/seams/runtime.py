@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class Runtime:
         self._moments: dict[str, tuple[Callable[..., Any], ...]] = {}
         self._on: tuple[Feature, ...] = ()
         self._closed = False
+        self._pid = os.getpid()
 
     # -- features --------------------------------------------------------------------------------------
 
@@ -148,8 +150,8 @@ class Runtime:
     # -- the end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let every feature release what it holds, whatever the others do."""
-        if self._closed:
+        """Let every feature release what it holds, whatever the others do. A forked child holds nothing of ours."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         failures: list[BaseException] = []

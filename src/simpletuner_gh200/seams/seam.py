@@ -63,7 +63,13 @@ class InstalledSeam:
             self.status = f"off: {mismatch.message}"
             logger.warning("gh200: %s", mismatch.message)
             return
-        patches = list(self.seam.patches(module, runtime))
+        try:
+            patches = list(self.seam.patches(module, runtime))
+        except (AttributeError, TypeError, KeyError) as missing:
+            # Something beside the seam is gone; an exception here would break SimpleTuner's own import.
+            self.status = f"off: {type(missing).__name__}: {missing}"
+            logger.warning("gh200: seam '%s' is %s", self.spec.name, self.status)
+            return
         done: list[AnyPatch] = []
         try:
             for patch in patches:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from simpletuner_gh200 import launch
 from simpletuner_gh200.cli.main import main
 
 NOBODY = 65534
@@ -51,6 +52,13 @@ def gh200(capsys, monkeypatch, *words):
         ({"gh200_optimizations": ["ramp"]}, "['ramp'] is not a block"),
         ({"data_backend_config": "nowhere.json"}, "'nowhere.json': no such file"),
         ({"output_dir": "config.json/below"}, "is not a folder"),
+        ({"cache_confg": {"fill": "lazy"}}, "did you mean 'cache_config'?"),
+        ({"gh200_optimization": {}}, "did you mean 'gh200_optimizations'?"),
+        ({"data_backend": {"type": "in_memroy"}}, "is not understood"),
+        ({"datasets": ["cats"]}, "'cats' is not an entry"),
+        ({"datasets": [{"id": "a", "type": "inmemory", "instance_data_dir": "images"}]}, "did you mean 'in_memory'?"),
+        ({"datasets": [{"id": "a", "instance_data_dir": "images", "in_memory": {}}]}, "has no effect on type 'local'"),
+        ({"datasets": [{"id": "a", "type": "in_memory"}]}, "name the folder to hold in memory"),
     ],
 )
 def test_bad_configuration(project, capsys, monkeypatch, command, change, expected):
@@ -128,6 +136,73 @@ def test_output_folder_that_is_not_writable(project, tmp_path_factory, capfd, mo
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 2
     assert "no permission to write in" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--num_processes", "two"), "'two' is not a number of ranks"),
+        (("--num_processes",), "--num_processes needs a value"),
+        (("--accelerate_extra_args", "'abc"), "close the quotation"),
+        (("--accelerate_config", "none.yaml"), "'none.yaml': no such file"),
+        (("other.json",), "did you mean --config other.json?"),
+    ],
+)
+def test_slips_on_the_command_line(project, capsys, monkeypatch, words, expected):
+    project()
+    code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json", *words)
+    assert code == 2
+    assert expected in shown
+
+
+def test_a_switch_that_is_none(project, capsys, monkeypatch):
+    monkeypatch.setenv("SIMPLETUNER_GH200_TELEMETRY", "maybe")
+    project()
+    code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json", "--dry-run")
+    assert code == 2
+    assert "SIMPLETUNER_GH200_TELEMETRY: 'maybe'" in shown
+
+
+def test_with_the_kill_switch_our_blocks_are_not_looked_at(project, capsys, monkeypatch):
+    monkeypatch.setenv("SIMPLETUNER_GH200", "0")
+    project(cache_config={"nonsense": 1})
+    monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", "config.json", "--dry-run"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    assert "stock SimpleTuner" in capsys.readouterr().err
+    (project() / "run.toml").write_text("")
+    code, shown = gh200(capsys, monkeypatch, "train", "--config", "run.toml")
+    assert code == 2
+    assert "SIMPLETUNER_GH200=0" in shown
+
+
+def test_config_check_says_in_json_what_is_wrong(project, capsys, monkeypatch):
+    project(cache_config={"hf_token_file": "x", "fill": "hf_PlantedPlantedPlanted"})
+    monkeypatch.setattr(sys, "argv", ["gh200", "config", "check", "config.json", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr()
+    answer = json.loads(shown.out.splitlines()[-1])
+    assert answer["ok"] is False
+    assert len(answer["problems"]) == 2
+    assert "Planted" not in shown.out + shown.err
+
+
+def test_the_demo_touches_no_folder_that_is_not_its_own(project, capsys, monkeypatch):
+    folder = project()
+    (folder / "output").mkdir()
+    (folder / "output" / "checkpoint").write_text("precious")
+    code, shown = gh200(capsys, monkeypatch, "demo", "--folder", ".")
+    assert code == 2
+    assert "not the demo's" in shown
+    assert (folder / "output" / "checkpoint").read_text() == "precious"
+
+
+def test_a_rank_that_finds_no_configuration_says_so_without_a_traceback(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert launch.main(["--config", "none.json"]) == 2
+    assert capsys.readouterr().err == "gh200: none.json: no such file\n  remedy: check the path\n"
 
 
 def test_unknown_command_is_a_usage_error(capsys, monkeypatch):

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from simpletuner_gh200.config.files import locate_training_config, read_datasets, read_training_config
+from simpletuner_gh200.config.files import (
+    locate_training_config,
+    read_datasets,
+    read_env_variables,
+    read_training_config,
+)
 from simpletuner_gh200.config.flags import as_mapping, take
 from simpletuner_gh200.errors import ConfigError, UsageError
 
@@ -25,6 +30,14 @@ def test_the_three_formats_agree(tmp_path):
     assert read_training_config(as_json) == read_training_config(as_toml)
     as_env = write(tmp_path / "c.env", '# note\nexport TRAIN_BATCH_SIZE=2\nCACHE_CONFIG=\'{"fill": "lazy"}\'\n')
     assert read_training_config(as_env) == {"train_batch_size": "2", "cache_config": '{"fill": "lazy"}'}
+
+
+def test_variables_of_an_env_file_are_added_to_and_extra_arguments_are_options(tmp_path):
+    text = "MODEL_NAME=x y\nTRAINER_EXTRA_ARGS='--output_dir=out'\nTRAINER_EXTRA_ARGS+=' --resolution 64'\n"
+    file = write(tmp_path / "config.env", text)
+    assert read_env_variables(file)["MODEL_NAME"] == "x y"
+    assert read_training_config(file) == {"output_dir": "out", "resolution": "64"}
+    assert read_env_variables(tmp_path / "none.env") == {}
 
 
 @pytest.mark.parametrize(("name", "text"), [("c.toml", "a = = 1"), ("c.env", "no equals here"), ("c.json", "[1]")])
@@ -67,3 +80,9 @@ def test_flags_in_every_spelling():
     assert as_mapping(flags) == {"a": "1", "b": "2", "switch": "true", "c_d": "x=y"}
     assert take(flags, "b") == ("2", ["--a=1", "--switch", "--c-d=x=y"])
     assert take(["--config=x", "--config", "y", "z"], "config") == ("y", ["z"])
+
+
+@pytest.mark.parametrize("flags", [["--num_processes"], ["--num_processes", "--other"]])
+def test_a_flag_without_its_value_swallows_nothing(flags):
+    with pytest.raises(UsageError, match="--num_processes needs a value"):
+        take(flags, "num_processes")

@@ -114,6 +114,20 @@ def test_a_block_wins_over_its_older_spelling():
     assert modern.blocks["gh200_optimizations"]["target_effective_batch_size"] == 16
 
 
+def test_older_spellings_join_a_block_that_travelled_as_text():
+    """In a rank, a block arrives as the text of a flag."""
+    keys = {"initial_effective_batch_size": 4, "batch_rampup_steps": 10}
+    modern = modernise({**keys, "gh200_optimizations": json.dumps({"ramp_curve": "linear"})})
+    ramp = resolve(modern.blocks, {}).part(RampSettings)
+    assert (ramp.enable_batch_size_rampup, ramp.initial_effective_batch_size, ramp.ramp_curve) == (True, 4, "linear")
+
+
+@pytest.mark.parametrize("value", [{"type": "in_memroy"}, "in_memory", {"type": "in_memory", "config": [1]}])
+def test_a_data_backend_that_is_not_understood_is_refused(value):
+    with pytest.raises(ConfigError, match="data_backend"):
+        modernise({"data_backend": value})
+
+
 def test_data_backend_of_type_in_memory():
     modern = modernise(
         {

@@ -47,6 +47,30 @@ def test_settings_of_the_configuration_reach_accelerate_unless_the_environment_h
     assert "--mixed_precision=fp8" in make(environment={"MIXED_PRECISION": "fp8"}).command
 
 
+def test_asking_for_ranks_outranks_an_accelerate_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("")
+    environment = {"ACCELERATE_CONFIG_PATH": str(file)}
+    assert "--num_processes=4" in make(["--num_processes=4"], environment).command
+    assert not any(word.startswith("--num_processes") for word in make([], environment).command)
+
+
+def test_what_simpletuner_would_source_decides_the_launch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config" / "mine").mkdir(parents=True)
+    (tmp_path / "config" / "mine" / "config.env").write_text("MIXED_PRECISION=no\n")
+    assert "--mixed_precision=no" in make(env_name="mine").command
+    assert "--mixed_precision=bf16" in make().command
+
+
+def test_our_blocks_may_be_spelt_with_dashes():
+    assert make(["--gh200-optimizations={}", "--keep-this=1"]).command[-2:] == (
+        "--gh200_optimizations={}",
+        "--keep-this=1",
+    )
+
+
 def test_device_nodes_decide_whether_there_is_a_gpu(tmp_path):
     assert not launching.accelerator_present(tmp_path)
     (tmp_path / "dev").mkdir()

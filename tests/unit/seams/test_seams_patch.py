@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import types
 
 import pytest
@@ -150,6 +151,29 @@ def test_installing_is_all_or_nothing():
         seam.install(module_with(owner), Runtime(Launch()))
     assert dict(vars(owner)) == before
     assert not seam.ok
+
+
+def test_something_gone_beside_the_seam_does_not_break_upstreams_import():
+    seam = InstalledSeam(Seam("test.seam", lambda module, runtime: [module.gone], spec()))
+    seam.install(module_with(make_owner()), Runtime(Launch()))
+    assert seam.status.startswith("off: AttributeError")
+
+
+def test_closing_happens_once_and_only_in_the_process_that_started(runtime):
+    closed = []
+    Wanted.close = lambda self: closed.append(os.getpid())
+    try:
+        runtime.seams["trainer.train"].status = "ok"
+        runtime.configure(resolve({}, {}))
+        runtime._pid += 1
+        runtime.close()
+        assert closed == []
+        runtime._pid -= 1
+        runtime.close()
+        runtime.close()
+        assert closed == [os.getpid()]
+    finally:
+        del Wanted.close
 
 
 def test_added_attributes_are_removed():

@@ -31,6 +31,9 @@ def bench(
       gh200 bench hooks --json
     """
     suites = {found.name: found for found in contributions("simpletuner_gh200.bench.suites", "SUITE", Suite)}
+    if suite is None and as_json:
+        print(json.dumps({"suites": {name: found.help for name, found in suites.items()}}))
+        return
     if suite is None:
         for name, found in suites.items():
             print(f"{name:10} {found.help}")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.telemetry.redact import redact
 
 app = typer.Typer(help="Look at a training configuration.", no_args_is_help=True, rich_markup_mode="rich")
@@ -36,7 +37,12 @@ def check(
     """
     from simpletuner_gh200.operate.preflight import check_configuration
 
-    checked = check_configuration(explicit=str(file), env_name=None, flags=())
+    try:
+        checked = check_configuration(explicit=str(file), env_name=None, flags=())
+    except ConfigError as wrong:
+        if as_json:
+            print(json.dumps({"ok": False, "problems": [redact(vars(problem)) for problem in wrong.problems]}))
+        raise
     rows = [(key, redact(value, name=key.rpartition(".")[2]), origin) for key, value, origin in checked.settings.rows()]
     notes = list(checked.settings.notes)
     datasets = list(checked.settings.in_memory_datasets)
@@ -50,8 +56,9 @@ def check(
 def _print(rows: list[tuple[str, Any, str]], datasets: list[str], notes: list[str]) -> None:
     console = Console()
     table = Table(title="Effective settings", title_justify="left")
-    for heading in ("key", "value", "from"):
-        table.add_column(heading, overflow="fold")
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
     for key, value, origin in rows:
         style = None if origin == "default" else "bold"
         table.add_row(key, json.dumps(value), origin, style=style)

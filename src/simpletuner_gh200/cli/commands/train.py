@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.telemetry.redact import redact_text
 
 
 def train(
@@ -31,12 +33,17 @@ def train(
 
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
+    from simpletuner_gh200.launch import KILL_SWITCH
     from simpletuner_gh200.operate import launching, preflight
 
     flags, env = _upstream_spelling(context.args, env)
     preflight.check_installation()
-    checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
-    notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
+    if os.environ.get(KILL_SWITCH) == "0":
+        checked = preflight.check_stock(explicit=config, env_name=env)
+        notices = [f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension"]
+    else:
+        checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
+        notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
     planned = launching.plan(
         checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
     )
@@ -48,7 +55,7 @@ def train(
     ended = launching.run(planned)
     for summary in ended.summaries[:1]:
         if summary["status"] != "completed":
-            print(f"gh200: training {summary['status']}: {summary['reason']}", file=sys.stderr)
+            print(f"gh200: training {summary['status']}: {redact_text(str(summary['reason']))}", file=sys.stderr)
     raise typer.Exit(ended.exit_code)
 
 
@@ -56,7 +63,10 @@ def _upstream_spelling(words: list[str], env: str | None) -> tuple[list[str], st
     """SimpleTuner also takes ``key=value`` without dashes, and ``env=NAME`` and ``example=NAME`` among them."""
     flags: list[str] = []
     for position, word in enumerate(words):
-        after_flag = position > 0 and words[position - 1].startswith("--") and "=" not in words[position - 1]
+        before = words[position - 1] if position else ""
+        after_flag = before.startswith("--") and "=" not in before
+        if not word.startswith("--") and "=" not in word and not after_flag:
+            raise UsageError(f"{word!r} is not a flag", remedy=f"did you mean --config {word}?")
         if word.startswith("--") or "=" not in word or after_flag:
             flags.append(word)
         elif word.startswith("env="):

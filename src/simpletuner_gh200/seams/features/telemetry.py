@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from simpletuner_gh200.config.part import flag_from_text
 from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features._telemetry_loop import LoopWatch
 from simpletuner_gh200.seams.features._telemetry_records import end_record, start_record, step_record, tracked
@@ -62,7 +63,10 @@ class TelemetryFeature(Feature):
     def request(self, settings: Settings) -> Request:
         switch = os.environ.get(SWITCH)
         if switch:
-            return "auto" if flag_from_text(switch) else "off"
+            try:
+                return "auto" if flag_from_text(switch) else "off"
+            except ValueError as bad:
+                raise ConfigError([Problem(SWITCH, str(bad))]) from None
         return "auto" if settings.any_given or settings.in_memory_datasets else "off"
 
     # -- moments ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def _patches(module: ModuleType, runtime: Runtime) -> Sequence[AnyPatch]:
     override: dict[str, Any] = {}
 
     def get_raw_config(cls: Any) -> Any:
-        """The configuration as it was read, before SimpleTuner's own parsing."""
+        """SimpleTuner's parsed configuration, with our blocks as they were given."""
         return override.get("raw", runtime.raw_config)
 
     def set_raw_config(cls: Any, value: Any) -> None:
