@@ -21,7 +21,7 @@ def make(flags=(), environment=None, **changes):
 
 
 def test_flags_reach_the_rank_and_accelerate_settings_do_not():
-    planned = make(["--max_train_steps=5", "--num_machines=2", "--accelerate_extra_args", "--foo --bar"])
+    planned = make(["--max_train_steps=5", "--num_machines=2", "--accelerate_extra_args=--foo --bar"])
     command = list(planned.command)
     entry = command.index("simpletuner_gh200.launch")
     assert command[entry + 1 :] == ["--config", "config/config.json", "--max_train_steps=5"]
