@@ -6,13 +6,13 @@ import os
 import platform
 import re
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from simpletuner_gh200.config.allocator import TorchBuild, find_torch
+from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.diagnostics.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.numa import Node, read_nodes
@@ -28,7 +28,8 @@ class Context:
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    search_path: Sequence[str] = field(default_factory=lambda: tuple(sys.path))
+    search_path: Sequence[str] | None = None
+    """Where packages are looked for; None: as this interpreter's imports do."""
     config: Path | None = None
     machine: str = field(default_factory=platform.machine)
     allocate: bool = True
@@ -59,6 +60,10 @@ class Context:
     def training(self) -> Training | None:
         """The given configuration, as far as it can be read; None where none was given."""
         return read_training(self.config, self.environment) if self.config is not None else None
+
+    def package(self, name: str) -> Path | None:
+        """Where a package is, without importing it."""
+        return find_package(name, self.search_path)
 
     # -- the machine -----------------------------------------------------------------------------------
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 REMOVED = {
@@ -29,12 +27,8 @@ _PLACES = (
 _NAME = re.compile(r"""["'](?:--)?([a-z][a-z0-9_]{2,})["'=]""")
 
 
-def option_names(search_path: Sequence[str]) -> frozenset[str]:
-    """Every word that its option registry or its configuration code spells; empty where there is no SimpleTuner."""
-    spec = PathFinder.find_spec("simpletuner", list(search_path))
-    if spec is None or spec.origin is None:
-        return frozenset()
-    package = Path(spec.origin).parent
+def option_names(package: Path) -> frozenset[str]:
+    """Every word that the option registry or the configuration code of the SimpleTuner in ``package`` spells."""
     names: set[str] = set()
     for place in _PLACES:
         for found in package.glob(place):

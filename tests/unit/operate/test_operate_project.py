@@ -9,6 +9,7 @@ import pytest
 
 from simpletuner_gh200.config.files import read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import modernise
+from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.accelerate_file import accelerate_file
@@ -76,11 +77,10 @@ def test_every_training_example_is_sound(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*example.json")))
 def test_the_installed_simpletuner_knows_every_option(name: str) -> None:
-    import sys
-
-    known = option_names(sys.path)
-    if not known:
+    package = find_package("simpletuner")
+    if package is None:
         pytest.skip("SimpleTuner is not installed in this environment")
+    known = option_names(package)
     ours = {"cache_config", "gh200_optimizations"}
     assert {key for key in read_training_config(EXAMPLES / name) if key not in known} - ours == set()
 

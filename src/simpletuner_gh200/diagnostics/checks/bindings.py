@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.machinery import PathFinder
-
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed
 from simpletuner_gh200.diagnostics.context import Context
 
@@ -11,8 +9,7 @@ _NEEDED = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
 
 
 def _run(context: Context) -> Finding:
-    path = list(context.search_path)
-    missing = [package for module, package in _NEEDED.items() if PathFinder.find_spec(module, path) is None]
+    missing = [package for module, package in _NEEDED.items() if context.package(module) is None]
     if not missing:
         return passed("cuda-bindings and nvidia-ml-py are installed")
     if not context.nvidia_gpus:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.machinery import PathFinder
-
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, warned
 from simpletuner_gh200.diagnostics.context import Context
 
@@ -12,11 +10,10 @@ _BUILT_IN = {"zlib"}
 
 
 def _run(context: Context) -> Finding:
-    path = list(context.search_path)
     missing = {
         codec
         for codec, modules in _LIBRARIES.items()
-        if codec not in _BUILT_IN and not any(PathFinder.find_spec(module, path) for module in modules)
+        if codec not in _BUILT_IN and not any(context.package(module) for module in modules)
     }
     wanted = {block.compression for _id, _folder, block in context.training.in_memory()} if context.training else set()
     if missing & wanted:

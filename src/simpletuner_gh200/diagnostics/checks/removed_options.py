@@ -14,9 +14,10 @@ _OURS = {*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"}
 def _run(context: Context) -> Finding:
     if context.training is None:
         return skipped("no configuration was given")
-    known = option_names(context.search_path)
-    if not known:
+    package = context.package("simpletuner")
+    if package is None:
         return skipped("SimpleTuner is not installed here")
+    known = option_names(package)
     gone = [key for key in context.training.values if key not in known and key not in _OURS]
     if not gone:
         return passed("this SimpleTuner knows every option in it")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.machinery import PathFinder
-from pathlib import Path
-
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.upstream.check import check_remembered
@@ -28,9 +25,9 @@ def _source(context: Context) -> JoinedSource | None:
     """Each package from where an import with this search path would take it."""
     packages: dict[str, Source] = {}
     for package in ("simpletuner", "accelerate"):
-        found = PathFinder.find_spec(package, list(context.search_path))
-        if found is not None and found.origin is not None:
-            packages[package] = FolderSource(Path(found.origin).parent.parent, f"installed {package}")
+        folder = context.package(package)
+        if folder is not None:
+            packages[package] = FolderSource(folder.parent, f"installed {package}")
     return JoinedSource("installed", packages) if "simpletuner" in packages else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import distributions
 
 from packaging.version import InvalidVersion, Version
@@ -13,7 +14,8 @@ OLDEST = Version("3.1.0")
 
 
 def _run(context: Context) -> Finding:
-    found = [item.version for item in distributions(name="simpletuner", path=list(context.search_path))]
+    where = list(context.search_path) if context.search_path is not None else sys.path
+    found = [item.version for item in distributions(name="simpletuner", path=where)]
     if not found:
         return failed("SimpleTuner is not installed here", "pip install simpletuner, as its own guide says")
     try:
