@@ -1,0 +1,161 @@
+"""Telemetry as a feature: what it adds to trackers and events, and that nothing of its troubles reaches the loop."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.features.telemetry import TelemetryFeature
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.telemetry.reading import read_run
+
+VALUES = {"train_loss": 0.5, "learning_rate": 1e-4}
+
+
+class Talkative(Feature):
+    """Another feature that has numbers to tell, until it breaks."""
+
+    name = "talkative"
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def request(self, settings: Any) -> Any:
+        return "auto"
+
+    def telemetry(self) -> dict[str, Any]:
+        if self.broken:
+            raise RuntimeError("no numbers today")
+        return {"images": {"reads": 7, "held_bytes": 2048, "note": "words are no numbers"}}
+
+
+class Accelerator:
+    num_processes = 2
+    process_index = 0
+    is_main_process = True
+    device = SimpleNamespace(type="cpu", index=None)
+
+    @contextmanager
+    def accumulate(self, *_models: Any) -> Any:
+        yield
+
+
+class Trainer:
+    def __init__(self, folder: Path) -> None:
+        self.accelerator = Accelerator()
+        self.config = SimpleNamespace(output_dir=str(folder), max_train_steps=10)
+        self.state = {"global_step": 0}
+
+    def _exit_on_signal(self) -> None:
+        """Nobody asked to stop."""
+
+
+@pytest.fixture
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """(runtime, trainer, talkative, step): a run whose loop is turned by calling ``step``."""
+    monkeypatch.setenv("SIMPLETUNER_GH200_TELEMETRY", "1")
+    runtime, trainer, talkative = Runtime(Launch()), Trainer(tmp_path), Talkative()
+    runtime.features = (talkative, TelemetryFeature())
+    for feature in runtime.features:
+        feature.runtime = runtime
+    for seam in runtime.seams.values():
+        seam.status = "ok"
+    runtime.configure(resolve({}, {}))
+    runtime.call("before_train", trainer)
+
+    def step(number: int, **more: Any) -> dict[str, Any]:
+        trainer._exit_on_signal()
+        for prepared in runtime.moment("batch_prepared"):
+            prepared(trainer, {"latents": [0, 0, 0]})
+        with trainer.accelerator.accumulate():
+            pass
+        values = {**VALUES, **more}
+        runtime.call("log_values", values, number)
+        return values
+
+    yield runtime, trainer, talkative, step
+    runtime.close()
+
+
+def test_a_step_reaches_file_trackers_and_events(loop, tmp_path: Path) -> None:
+    runtime, trainer, _talkative, step = loop
+    values = step(1)
+    event = {"progress": {"metrics": {"loss": 0.5}}}
+    runtime.call("status_event", trainer, event)
+    assert values["gh200/effective_batch_size"] == 6
+    assert values["gh200/talkative/images/reads"] == 7
+    assert values["gh200/slab_bytes"] == 2048
+    assert not [name for name in values if name.endswith("note")]
+    assert {name for name in values if name.startswith("gh200/")} <= event["progress"]["metrics"].keys()
+    (record,) = read_run(tmp_path).steps
+    assert (record["effective_batch"], record["micro_batches"], record["loss"]) == (6, 1, 0.5)
+
+
+def test_other_values_on_their_way_to_trackers_are_left_alone(loop) -> None:
+    runtime, _trainer, _talkative, _step = loop
+    values = {"validation_image": 1}
+    runtime.call("log_values", values, 3)
+    assert values == {"validation_image": 1}
+
+
+def test_a_number_on_a_device_is_not_waited_for(loop, tmp_path: Path) -> None:
+    class OnDevice:
+        device = "cuda:0"
+
+        def __float__(self) -> float:
+            raise AssertionError("reading it would stall the stream")
+
+    _runtime, _trainer, _talkative, step = loop
+    step(1, train_loss=OnDevice())
+    assert read_run(tmp_path).steps[0]["loss"] is None
+
+
+def test_a_feature_that_raises_ends_telemetry_and_not_training(loop, tmp_path: Path, caplog) -> None:
+    _runtime, _trainer, talkative, step = loop
+    step(1)
+    talkative.broken = True
+    with caplog.at_level(logging.WARNING):
+        for number in range(2, 6):
+            assert step(number)["train_loss"] == 0.5
+    assert len([entry for entry in caplog.records if "telemetry is off" in entry.message]) == 1
+    assert len(read_run(tmp_path).steps) == 1
+
+
+def test_the_loop_is_left_as_it_was(loop) -> None:
+    runtime, trainer, _talkative, step = loop
+    step(1)
+    assert "accumulate" in vars(trainer.accelerator)
+    runtime.call("after_train", trainer)
+    assert "accumulate" not in vars(trainer.accelerator)
+    assert "_exit_on_signal" not in vars(trainer)
+
+
+@pytest.mark.parametrize(
+    ("switch", "blocks", "wanted"),
+    [(None, {}, "off"), ("1", {}, "auto"), ("0", {"gh200_optimizations": {"enable_uvm_hints": True}}, "off")],
+)
+def test_off_unless_something_of_ours_is_on(
+    monkeypatch, switch: str | None, blocks: dict[str, Any], wanted: str
+) -> None:
+    monkeypatch.delenv("SIMPLETUNER_GH200_TELEMETRY", raising=False)
+    if switch is not None:
+        monkeypatch.setenv("SIMPLETUNER_GH200_TELEMETRY", switch)
+    assert TelemetryFeature().request(resolve(blocks, {})) == wanted
+
+
+def test_any_block_switches_it_on() -> None:
+    assert TelemetryFeature().request(resolve({"gh200_optimizations": {"enable_uvm_hints": True}}, {})) == "auto"
+
+
+def test_a_switch_that_is_none_is_a_usage_error(monkeypatch) -> None:
+    monkeypatch.setenv("SIMPLETUNER_GH200_TELEMETRY", "maybe")
+    with pytest.raises(UsageError, match="SIMPLETUNER_GH200_TELEMETRY: 'maybe'"):
+        TelemetryFeature().request(resolve({}, {}))
