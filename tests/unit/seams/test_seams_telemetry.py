@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.telemetry import TelemetryFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -155,7 +155,7 @@ def test_any_block_switches_it_on() -> None:
     assert TelemetryFeature().request(resolve({"gh200_optimizations": {"enable_uvm_hints": True}}, {})) == "auto"
 
 
-def test_a_switch_that_is_none_is_a_usage_error(monkeypatch) -> None:
+def test_a_switch_that_is_none_is_a_configuration_error(monkeypatch) -> None:
     monkeypatch.setenv("SIMPLETUNER_GH200_TELEMETRY", "maybe")
-    with pytest.raises(UsageError, match="SIMPLETUNER_GH200_TELEMETRY: 'maybe'"):
+    with pytest.raises(ConfigError, match="SIMPLETUNER_GH200_TELEMETRY: 'maybe'"):
         TelemetryFeature().request(resolve({}, {}))

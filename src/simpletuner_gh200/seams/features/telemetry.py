@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from simpletuner_gh200.config.part import flag_from_text
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features._telemetry_loop import LoopWatch
@@ -135,13 +134,6 @@ class TelemetryFeature(Feature):
             "dropped": self._sink.dropped,
             "broken": self.broken,
         }
-
-
-def _switched_on(text: str) -> bool:
-    try:
-        return flag_from_text(text)
-    except ValueError as bad:
-        raise UsageError(f"{SWITCH}: {bad}") from None
 
 
 def _path(trainer: Any) -> Path:
