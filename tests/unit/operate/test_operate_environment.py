@@ -152,6 +152,7 @@ def sourced(shell: str, script: str, folder: Path, **environment: str) -> subpro
     return subprocess.run([shell, "-c", script], cwd=folder, env=wanted, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "sh"])
 def test_sourcing_the_script_exports_and_leaves_the_shell_alive(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

@@ -123,6 +123,7 @@ def test_env(run, monkeypatch) -> None:
     assert_clean(text)
 
 
+@pytest.mark.slow
 def test_selftest(run) -> None:
     code, text = run("selftest")
     assert "passed" in text, code
