@@ -18,7 +18,7 @@ from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
 from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_warm, read_ahead, read_small
 from simpletuner_gh200.store.image_check import Verify, check_image, image_extensions
-from simpletuner_gh200.store.index import ABSENT, CHUNK_ENTRY, CHUNKED, Rows, halves
+from simpletuner_gh200.store.index import CHUNK_ENTRY, CHUNKED, Rows, halves
 from simpletuner_gh200.store.problems import Problem, Problems
 from simpletuner_gh200.store.slab_writer import Piece, SlabWriter
 
@@ -49,6 +49,9 @@ class _Pending:
     """Files of a batch that are read but not yet written: columns of what will be their rows."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.numbers: list[int] = []
         self.pieces: list[Piece] = []
         self.keys: list[bytes] = []
@@ -63,6 +66,16 @@ class _Kind:
 
     codec: Codec
     image: bool
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """Where a large file went."""
+
+    offset: int
+    stored: int
+    checksum: int
+    form: int
 
 
 class BatchStager:
@@ -124,6 +137,8 @@ class BatchStager:
             if got != size:
                 got = read_small(fd, self._buffer[position:])
                 if got < 0:
+                    self._write(pending)  # a large file passes through the buffer where these still lie
+                    pending.clear()
                     self._large(fd, path, number)
                     return 0
             content = self._buffer[position : position + got]
@@ -162,34 +177,29 @@ class BatchStager:
         return kind
 
     def _large(self, fd: int, path: bytes, number: int) -> None:
-        for _attempt in range(ATTEMPTS):
+        """Stream one file into the slab; Unstable, and nothing recorded, where it does not hold still."""
+        kind = self._kind(path)
+        for attempt in range(ATTEMPTS):
             before = os.fstat(fd)
             try:
-                done = self._copy(fd, path, number, before.st_size)
+                if kind.image and not attempt:
+                    self._check(path, self._chunk(fd, 0, before.st_size), before.st_size <= CHUNK_BYTES, fd)
+                copied = self._copy(fd, before.st_size, kind.codec)
             except Unstable:
                 continue
             after = os.fstat(fd)
-            if done and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+                self._record(path, number, before.st_size, copied)
                 return
-        self._plan.rows.form[number] = ABSENT
         raise Unstable
 
-    def _copy(self, fd: int, path: bytes, number: int, size: int) -> bool:
-        """Stream ``size`` bytes into the slab, chunk by chunk."""
-        kind = self._kind(path)
-        if kind.image:
-            self._check(path, self._chunk(fd, 0, size), size <= CHUNK_BYTES, fd)
-        codec = kind.codec
+    def _copy(self, fd: int, size: int, codec: Codec) -> _Copied:
         if codec.name == "raw":
             offset, checksum = self._copy_raw(fd, size)
-            self._place(number, offset, size)
-            self._record(path, number, size, checksum, 0)
-            return True
+            return _Copied(offset, size, checksum, 0)
         chunks, checksum = self._copy_chunks(fd, size, codec)
         table = chunks.tobytes()
-        self._place(number, self._plan.slab.append([table]), len(table))
-        self._record(path, number, size, checksum, codec.number | CHUNKED)
-        return True
+        return _Copied(self._plan.slab.append([table]), len(table), checksum, codec.number | CHUNKED)
 
     def _copy_raw(self, fd: int, size: int) -> tuple[int, int]:
         start, done, digest = self._plan.slab.claim(size), 0, xxhash.xxh3_64()
@@ -204,8 +214,6 @@ class BatchStager:
         table, digest = np.zeros(-(-size // CHUNK_BYTES), CHUNK_ENTRY), xxhash.xxh3_64()
         for at in range(len(table)):
             chunk = self._chunk(fd, at * CHUNK_BYTES, size)
-            if len(chunk) != min(CHUNK_BYTES, size - at * CHUNK_BYTES):
-                raise Unstable
             digest.update(chunk)
             piece = _smaller(codec, chunk)
             table[at] = (self._plan.slab.append([piece]), len(piece))
@@ -231,14 +239,12 @@ class BatchStager:
             opens = self._plan.verify == "header" or not check_image(head, whole, fd, "header")[0]
             self._plan.problems.add(Problem(path, "image does not open" if opens else "image does not decode", why))
 
-    def _record(self, path: bytes, number: int, size: int, checksum: int, form: int) -> None:
+    def _record(self, path: bytes, number: int, size: int, copied: _Copied) -> None:
         rows = self._plan.rows
         rows.key_low[number], rows.key_high[number] = halves(path)
-        rows.size[number], rows.checksum[number] = size, checksum
-        rows.form[number] = form
-
-    def _place(self, number: int, offset: int, stored: int) -> None:
-        self._plan.rows.offset[number], self._plan.rows.stored[number] = offset, stored
+        rows.offset[number], rows.stored[number] = copied.offset, copied.stored
+        rows.size[number], rows.checksum[number] = size, copied.checksum
+        rows.form[number] = copied.form
 
 
 def _smaller(codec: Codec, content: Piece) -> Piece:

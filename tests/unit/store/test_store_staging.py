@@ -212,12 +212,15 @@ def test_a_small_file_that_changed_since_it_was_listed_is_staged_as_it_is_now(tm
     assert dataset.view(tmp_path / "a.txt") == now
 
 
-def test_a_small_file_that_became_large_is_staged_as_it_is_now(tmp_path: Path, monkeypatch) -> None:
-    fill(tmp_path, {"a.txt": b"first content"})
+def test_a_small_file_that_became_large_spoils_no_other(tmp_path: Path, monkeypatch) -> None:
+    others = {f"{number}.bin": os.urandom(20_000) for number in range(12)}
+    fill(tmp_path, {**others, "a.txt": b"first content"})
     grown = os.urandom(CHUNK_BYTES * 2)
     during_open(monkeypatch, b"a.txt", lambda: (tmp_path / "a.txt").write_bytes(grown))
     dataset, _report = staged(tmp_path)
     assert dataset.view(tmp_path / "a.txt") == grown
+    for name, content in others.items():
+        assert dataset.view(tmp_path / name) == content
 
 
 def test_a_large_file_that_never_holds_still_is_left_to_the_disk(tmp_path: Path, monkeypatch) -> None:
