@@ -54,8 +54,9 @@ def test_blocks_arrive(workbench, form):
     assert record["left_on_config"] == []
 
 
-def test_blocks_arrive_from_config_env(workbench):
-    """SimpleTuner's ENV backend reads the working directory's config.env, so this one goes by its own rules."""
+@pytest.mark.parametrize("place", ["config/config.env", "elsewhere.env"])
+def test_blocks_arrive_from_an_env_file(workbench, place):
+    """From where SimpleTuner looks by itself, and from a file named with --config."""
     config = json.loads(workbench.project.config.read_text())
     spelling = {
         "data_backend_config": "DATALOADER_CONFIG",
@@ -71,9 +72,9 @@ def test_blocks_arrive_from_config_env(workbench):
     extra = {key: value for key, value in config.items() if key not in spelling and key not in mapped}
     words = [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in extra.items()]
     lines += [f"TRAINER_EXTRA_ARGS='{' '.join(words)}'", f"GH200_OPTIMIZATIONS='{json.dumps(RAMP)}'"]
-    (workbench.project.folder / "config" / "config.env").write_text("\n".join(lines))
+    (workbench.project.folder / place).write_text("\n".join(lines))
     workbench.project.config.unlink()
-    run = workbench.train(argv=[], probe=PROBE)
+    run = workbench.train(argv=[] if place.startswith("config/") else ["--config", place], probe=PROBE)
     assert run.ok, run.explain()
     assert run.records[0]["settings"]["gh200_optimizations.batch_rampup_steps"][0] == 2
 
