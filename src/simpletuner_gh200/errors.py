@@ -19,7 +19,7 @@ GH200Error                     anything we raise on purpose; carries a remedy an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -139,7 +139,11 @@ class DatasetTooLarge(StoreError):
 
 
 class DatasetCorrupt(StoreError):
-    """More files of a dataset are broken than ``max_corruption_rate`` allows."""
+    """More files are broken than ``max_corruption_rate`` allows; ``report`` is JSON-ready and names them."""
+
+    def __init__(self, message: str, *, report: Mapping[str, object], remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.report = report
 
 
 class CacheError(GH200Error):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -59,7 +60,8 @@ class SlabWriter:
     def write(self, offset: int, piece: Piece) -> None:
         view = memoryview(piece)
         while view:
-            written = os.pwrite(self._fd, view, offset)
+            with self._refused():
+                written = os.pwrite(self._fd, view, offset)
             offset, view = offset + written, view[written:]
 
     def append(self, pieces: Sequence[Piece]) -> int:
@@ -69,13 +71,23 @@ class SlabWriter:
         for first in range(0, len(pieces), _MOST_PIECES):
             group = pieces[first : first + _MOST_PIECES]
             size = sum(len(piece) for piece in group)
-            if os.pwritev(self._fd, group, at) != size:  # short: do it piece by piece
+            with self._refused():
+                written = os.pwritev(self._fd, group, at)
+            if written != size:  # short: do it piece by piece
                 position = at
                 for piece in group:
                     self.write(position, piece)
                     position += len(piece)
             at += size
         return start
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        """Memory that the kernel does not give is the ceiling too, not trouble with the file that is being read."""
+        try:
+            yield
+        except OSError as refused:
+            raise SlabFull(self.used) from refused
 
     def finish(self) -> int:
         """The sealed memfd, of exactly the size that was used. The caller owns it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def stage(
     label: str = "staging",
     only: Callable[[bytes], bool] | None = None,
 ) -> tuple[StagedMemory, StagingReport]:
-    """Stage all of ``request.root``. ``tick`` is called after every batch; ``only`` picks paths where given."""
+    """Stage all of ``request.root``. ``tick`` is called several times a second; ``only`` picks paths where given."""
     began = time.monotonic()
     if not request.root.is_dir():
         raise StoreError(
@@ -130,7 +130,7 @@ class _Run:
                 self._stop.set()
                 raise
 
-    def _wait(self, threads: list, tick: Callable[[], None]) -> None:  # type: ignore[type-arg]
+    def _wait(self, threads: list[Future[None]], tick: Callable[[], None]) -> None:
         """In the main thread, so that an interrupt ends the staging and ``tick`` needs no lock."""
         for thread in threads:
             while True:
@@ -227,5 +227,6 @@ def _check_corruption(report: StagingReport, allowed: float) -> None:
         raise DatasetCorrupt(
             f"{report.problems.broken} of {report.judged} files are broken ({report.corruption_rate:.1%}, allowed are "
             f"{allowed:.1%}): {worst}",
+            report=report.as_json(),
             remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
         )

@@ -11,7 +11,7 @@ import pytest
 from store_samples import fill, image
 
 from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.errors import ConfigError, DatasetTooLarge
+from simpletuner_gh200.errors import ConfigError, DatasetCorrupt, DatasetTooLarge
 from simpletuner_gh200.seams.features import _store_shard
 from simpletuner_gh200.seams.features.store import StoreFeature
 from simpletuner_gh200.store.discovery import walk
@@ -126,6 +126,14 @@ def test_broken_files_are_listed_beside_the_output(feature: StoreFeature, tmp_pa
     assert "1 image does not open" in caplog.text
     feature.close()
     assert feature.summary()["my/set"]["problem_counts"] == {"image does not open": 1}
+
+
+def test_broken_files_are_listed_even_if_they_stop_the_run(feature: StoreFeature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
+    feature.dataset_entries([{"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data")}])
+    with pytest.raises(DatasetCorrupt, match="1 of 2 files are broken"):
+        create(feature, "a")
+    assert "bad.png" in (tmp_path / "out/gh200/staging-a.json").read_text()
 
 
 def test_too_large_a_dataset_stops_the_run(feature: StoreFeature, tmp_path: Path) -> None:

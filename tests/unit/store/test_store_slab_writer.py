@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -48,6 +49,18 @@ def test_the_ceiling_holds_to_the_byte() -> None:
         slab.claim(1)
     assert full.value.needed == ALIGNMENT * 2 + 1
     slab.discard()
+    slab.discard()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "pwritev"])
+def test_memory_that_is_refused_is_the_ceiling(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def refuse(*_arguments: object) -> int:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(os, call, refuse)
+    slab = SlabWriter(1000)
+    with pytest.raises(SlabFull):
+        slab.write(0, b"x") if call == "pwrite" else slab.append([b"x"])
     slab.discard()
 
 

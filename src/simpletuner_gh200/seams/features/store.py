@@ -12,7 +12,7 @@ from typing import Any
 from simpletuner_gh200.config.parts.caches import CacheSettings
 from simpletuner_gh200.config.parts.in_memory import InMemorySettings
 from simpletuner_gh200.config.settings import Settings, resolve_dataset
-from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.errors import DatasetCorrupt, GH200Error
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features._store_report import write_problems
@@ -166,11 +166,13 @@ class StoreFeature(Feature):
             memory, report = stage(request, tick=group.beat, label=f"staging {name}", only=only)
         except GH200Error as failure:
             group.fail(f"dataset {name}", failure.message)
+            if isinstance(failure, DatasetCorrupt):
+                write_problems(failure.report, name, self._output_folder())
             raise
         self._reports[name] = report
         logger.info("gh200: dataset %s in memory: %s", name, report.line())
         if len(report.problems):
-            write_problems(report, name, self._output_folder())
+            write_problems(report.as_json(), name, self._output_folder())
         share_memory(group, f"dataset {name}", memory)
         return memory
 
