@@ -6,10 +6,10 @@ import os
 import platform
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from simpletuner_gh200.config.allocator import TorchBuild, find_torch
 from simpletuner_gh200.config.packages import find_package
@@ -118,10 +118,22 @@ class Context:
         """Cores this process may use: what is online, the cpuset and the cgroup's quota."""
         listed = re.search(r"^Cpus_allowed_list:\s*(\S+)", self.read("proc/self/status") or "", re.MULTILINE)
         online = _count_list(listed[1]) if listed else os.cpu_count() or 1
-        quota, _, period = (self.read("sys/fs/cgroup/cpu.max") or "max").partition(" ")
-        if quota.isdigit() and period.strip().isdigit():
-            return max(1, min(online, round(int(quota) / int(period))))
-        return max(1, online)
+        return max(1, min([online, *(round(quota) for quota in self._cpu_quotas())]))
+
+    def _cpu_quotas(self) -> Iterator[float]:
+        """Cores that each limited CPU cgroup of this process allows, ancestors included; v1 and v2."""
+        for line in (self.read("proc/self/cgroup") or "").splitlines():
+            _number, controllers, path = line.split(":", 2)
+            for level in (path.strip("/"), *map(str, PurePosixPath(path.strip("/")).parents), ""):
+                if not controllers:
+                    quota, _, period = (self.read(f"sys/fs/cgroup/{level}/cpu.max") or "max").partition(" ")
+                elif "cpu" in controllers.split(","):
+                    quota = self.read(f"sys/fs/cgroup/cpu/{level}/cpu.cfs_quota_us") or "-1"
+                    period = self.read(f"sys/fs/cgroup/cpu/{level}/cpu.cfs_period_us") or ""
+                else:
+                    break
+                if quota.isdigit() and period.strip().isdigit():
+                    yield int(quota) / int(period)
 
 
 def _count_list(text: str) -> int:

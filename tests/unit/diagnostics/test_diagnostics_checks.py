@@ -139,6 +139,19 @@ def cpu_quota(machine: Machine) -> None:
     machine.configure(dataset={"in_memory": {"num_workers": 64}})
 
 
+def nested_cpu_quota(machine: Machine) -> None:
+    machine.put("proc/self/cgroup", "0::/slurm/job\n")
+    machine.put("sys/fs/cgroup/slurm/cpu.max", "800000 100000\n")
+    machine.configure(dataset={"in_memory": {"num_workers": 64}})
+
+
+def older_cpu_quota(machine: Machine) -> None:
+    machine.put("proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n")
+    machine.put("sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "800000\n")
+    machine.put("sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n")
+    machine.configure(dataset={"in_memory": {"num_workers": 64}})
+
+
 def misspelt_key(machine: Machine) -> None:
     machine.configure(gh200_optimizations={"enable_uvm_hint": True})
 
@@ -230,6 +243,8 @@ CASES = [
     ("GH309", no_shm, "warn", "not mounted"),
     ("GH310", no_huge_pages, "warn", "never"),
     ("GH311", cpu_quota, "warn", "8 cores"),
+    ("GH311", nested_cpu_quota, "warn", "8 cores"),
+    ("GH311", older_cpu_quota, "warn", "8 cores"),
     ("GH401", misspelt_key, "fail", "enable_uvm_hints"),
     ("GH401", not_json, "fail", "not JSON"),
     ("GH402", removed_option, "warn", "enable_group_offload"),

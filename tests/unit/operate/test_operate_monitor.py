@@ -142,7 +142,6 @@ def test_spark_covers_its_range() -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_the_monitor_and_not_the_run(tmp_path: Path) -> None:
     """A process stands for the run; the monitor is interrupted as a terminal would do it."""
-    JsonLines(tmp_path / "gh200" / "telemetry.jsonl").write({"kind": "start", "step": 0})
     training = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     command = [sys.executable, "-m", "simpletuner_gh200.cli.main", "monitor", str(tmp_path), "--every", "0.1"]
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

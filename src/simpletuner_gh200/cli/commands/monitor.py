@@ -14,7 +14,7 @@ from rich.live import Live
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.operate.monitor.alerts import alerts
-from simpletuner_gh200.operate.monitor.follow import Follower, newest_run
+from simpletuner_gh200.operate.monitor.follow import Follower, newest_run, wait_for
 from simpletuner_gh200.operate.monitor.view import view
 
 
@@ -36,7 +36,20 @@ def monitor(
 
       gh200 monitor output/my-run --json | jq .alerts
     """
-    follower = Follower(run or newest_run(Path()))
+    console = Console()
+    if as_json or once:
+        _look_once(Follower(run or newest_run(Path())), console, as_json=as_json)
+        return
+    try:
+        if run is not None:
+            print(f"waiting for records in {run}; Ctrl-C leaves the run alone", flush=True)
+            wait_for(run, every)
+        _watch(Follower(run or newest_run(Path())), console, every)
+    except KeyboardInterrupt:
+        console.print("left; the run goes on by itself")
+
+
+def _look_once(follower: Follower, console: Console, *, as_json: bool) -> None:
     if as_json:
         recorded = follower.recorded
         document = {
@@ -45,22 +58,13 @@ def monitor(
             "end": recorded.end,
         }
         print(json.dumps({**document, "alerts": [asdict(alert) for alert in alerts(recorded, time.time())]}))
-        return
-    console = Console()
-    if once:
+    else:
         console.print(view(follower.recorded, alerts(follower.recorded, time.time())))
-        return
-    try:
-        _watch(follower, console, every)
-    except KeyboardInterrupt:
-        console.print("left; the run goes on by itself")
-    finally:
-        follower.close()
+    follower.close()
 
 
 def _watch(follower: Follower, console: Console, every: float) -> None:
     """Until the run ends or the reader does."""
-    console.print(f"watching {follower.recorded.path}; Ctrl-C leaves the run alone", markup=False, highlight=False)
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         while True:
             follower.poll()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import BinaryIO
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.telemetry.reading import FILE, Recorded, add, parse_line, read_run
+from simpletuner_gh200.telemetry.reading import FILE, add, find_telemetry, parse_line, read_run
 
 DEPTH = 4
 """How far below the working folder an unnamed run is looked for."""
@@ -52,12 +53,19 @@ class Follower:
             return False  # between two files of a rotation; the next poll finds the new one
 
 
+def wait_for(run: Path, every: float) -> None:
+    """Until the run records something: models are loaded and datasets staged before the first step."""
+    while True:
+        try:
+            find_telemetry(run)
+            return
+        except UsageError:
+            time.sleep(every)
+
+
 def newest_run(below: Path) -> Path:
     """The run whose telemetry was written last, somewhere below a folder."""
     found = [path for depth in range(DEPTH) for path in below.glob("*/" * depth + str(FILE))]
     if not found:
         raise UsageError(f"no run with telemetry below {below.absolute()}", remedy="name the output_dir of the run")
     return max(found, key=lambda path: path.stat().st_mtime)
-
-
-__all__ = ["Follower", "Recorded", "newest_run"]
