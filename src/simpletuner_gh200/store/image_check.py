@@ -15,6 +15,9 @@ DECODE_PIXELS = 64_000_000
 
 HEAD_BYTES = 16 << 10
 
+NOT_PICTURES = frozenset({"MPEG", "BUFR", "GRIB", "HDF5", "WMF", "EPS"})
+"""Formats that Pillow recognises only in part, or only with another program: its refusal says nothing about the file."""
+
 _one_large_decode = threading.Semaphore(1)
 _LARGE_PIXELS = 4_000_000
 
@@ -24,8 +27,8 @@ def image_extensions() -> frozenset[str]:
     """What Pillow can open here, plug-ins included."""
     from PIL import Image
 
-    known = Image.registered_extensions()
-    return frozenset(ending.lstrip(".") for ending, kind in known.items() if kind in Image.OPEN)
+    kinds = Image.OPEN.keys() - NOT_PICTURES
+    return frozenset(ending.lstrip(".") for ending, kind in Image.registered_extensions().items() if kind in kinds)
 
 
 def check_image(head: bytes | memoryview, whole: bool, fd: int, verify: Verify) -> tuple[bool, str]:
@@ -51,6 +54,8 @@ def _examine(source: io.IOBase, verify: Verify) -> tuple[bool, str]:
             width, height = image.size
             if verify == "decode" and width * height <= DECODE_PIXELS:
                 _decode(image, width * height)
+    except Image.DecompressionBombError:
+        return True, ""  # it opens; that it is very large is for SimpleTuner to judge
     except UnidentifiedImageError:
         return False, "no decoder knows it"  # Pillow's own text names the address of the buffer
     except Exception as broken:  # noqa: BLE001 - decoders raise whatever they like on damaged data

@@ -310,3 +310,13 @@ def test_tiny_files_are_staged_side_by_side_unless_they_are_surely_warm(tmp_path
     assert report.staged == 12
     assert (max(together) > 1) == (warm is not True)
     assert bool(ahead) == (warm is False)
+
+
+def test_videos_and_huge_pictures_are_not_called_broken(tmp_path: Path, monkeypatch) -> None:
+    from PIL import Image
+
+    fill(tmp_path, {"clip.mpg": b"\x00\x00\x01\xba rest of a programme stream", "big.png": image("PNG", 100)})
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    _dataset, report = staged(tmp_path, verify="decode")
+    assert list(report.problems) == []
+    assert report.images_checked == 1
