@@ -10,9 +10,13 @@ from simpletuner_gh200.config.part import Part, PartModel
 
 
 class PrefetchSettings(PartModel):
-    enable_prefetch: bool = Field(default=True, description="Prepare coming batches on the device.")
+    enable_prefetch: bool = Field(
+        default=True,
+        description="Copy batches of unified caches to the device on a side stream, without the CPU waiting.",
+    )
     prefetch_depth: Literal["auto"] | int = Field(
-        default="auto", description="Batches ahead: a number from 1, or auto to follow the measured lead time."
+        default="auto",
+        description="Batches under way at once: a number from 1, or auto to follow the measured lead time.",
     )
 
 
@@ -22,4 +26,4 @@ def _check(model: PartModel) -> list[tuple[str, str]]:
     return [("prefetch_depth", f"{depth} is below 1")] if isinstance(depth, int) and depth < 1 else []
 
 
-PART = Part(block="gh200_optimizations", feature="prefetch", model=PrefetchSettings, landed=False, check=_check)
+PART = Part(block="gh200_optimizations", feature="prefetch", model=PrefetchSettings, landed=True, check=_check)

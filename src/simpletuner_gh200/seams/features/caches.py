@@ -15,6 +15,7 @@ from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.config.parts.caches import CacheSettings
 from simpletuner_gh200.config.parts.hints import HintSettings
+from simpletuner_gh200.config.parts.prefetch import PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.budget import Budget
@@ -53,7 +54,11 @@ class CachesFeature(Feature):
     def request(self, settings: Settings) -> Request:
         if settings.part(HintSettings).enable_uvm_hints is False and not _from_environment(settings):
             return "off"
-        return "asked" if any(settings.part(CacheSettings).served().values()) else "off"
+        if any(settings.part(CacheSettings).served().values()):
+            return "asked"
+        if _prefetch_given(settings):
+            logger.warning("gh200: prefetch works on batches of unified caches, and cache_config asks for none")
+        return "off"
 
     def demo_config(self) -> dict[str, Any]:
         return {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
@@ -165,14 +170,22 @@ class CachesFeature(Feature):
         return BatchPath(collate, tables, latents=self._delivery(), embeds=BufferPool(), hbm=self._hbm_tier(embeds))
 
     def _delivery(self) -> Delivery:
+        """Copies on a side stream where there is a device and prefetch is on; else batches in CPU memory."""
         import torch
 
+        assert self.runtime.settings is not None
+        prefetch = self.runtime.settings.part(PrefetchSettings)
+        if not prefetch.enable_prefetch:
+            return HostDelivery(BufferPool())
         if not torch.cuda.is_available():
+            if _prefetch_given(self.runtime.settings):
+                logger.warning("gh200: no CUDA device: enable_prefetch and prefetch_depth have nothing to do here")
             return HostDelivery(BufferPool())
         from simpletuner_gh200.memory.staging.buffers import TorchBuffers
         from simpletuner_gh200.memory.staging.stager import DeviceStager
 
-        self._stager = DeviceStager(current(), TorchBuffers(f"cuda:{torch.cuda.current_device()}"))
+        buffers = TorchBuffers(f"cuda:{torch.cuda.current_device()}")
+        self._stager = DeviceStager(current(), buffers, depth=prefetch.prefetch_depth)
         return DeviceDelivery(self._stager)
 
     def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:
@@ -209,6 +222,10 @@ def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
     if settings.cache_dir is not None:
         return Path(settings.cache_dir)
     return Path(trainer.config.output_dir) / "gh200" / "cache"
+
+
+def _prefetch_given(settings: Settings) -> bool:
+    return any(settings.given(f"gh200_optimizations.{key}") for key in PrefetchSettings.model_fields)
 
 
 def _from_environment(settings: Settings) -> bool:

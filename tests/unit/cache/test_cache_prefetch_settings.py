@@ -1,0 +1,52 @@
+"""The prefetch keys decide how batches are delivered. The device stands at the boundary: there is none here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import ConfigError
+from simpletuner_gh200.memory.staging import buffers, stager
+from simpletuner_gh200.seams.features.caches import CachesFeature
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+
+
+def delivery(**keys):
+    feature = CachesFeature()
+    feature.runtime = Runtime(Launch())
+    feature.runtime.settings = resolve({"gh200_optimizations": keys}, {})
+    return feature._delivery()
+
+
+def test_without_a_device_batches_stay_on_the_cpu_and_an_explicit_wish_is_answered(caplog):
+    assert isinstance(delivery(), HostDelivery)
+    assert caplog.text == ""
+    assert isinstance(delivery(prefetch_depth=2), HostDelivery)
+    assert "nothing to do here" in caplog.text
+
+
+def test_with_a_device_the_depth_reaches_the_stager_and_false_keeps_it_away(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(buffers, "TorchBuffers", lambda device: device)
+    monkeypatch.setattr(stager, "DeviceStager", lambda driver, memory, depth: made.append((memory, depth)))
+    assert isinstance(delivery(prefetch_depth=3), DeviceDelivery)
+    assert isinstance(delivery(), DeviceDelivery)
+    assert made == [("cuda:0", 3), ("cuda:0", "auto")]
+    assert isinstance(delivery(enable_prefetch=False), HostDelivery)
+    assert len(made) == 2
+
+
+def test_prefetch_without_caches_is_said(caplog):
+    settings = resolve({"gh200_optimizations": {"enable_prefetch": True}}, {})
+    assert CachesFeature().request(settings) == "off"
+    assert "cache_config asks for none" in caplog.text
+
+
+@pytest.mark.parametrize("depth", [0, -1, "deep"])
+def test_nonsense_depths_are_refused(depth):
+    with pytest.raises(ConfigError, match="prefetch_depth"):
+        resolve({"gh200_optimizations": {"prefetch_depth": depth}}, {})
