@@ -16,7 +16,7 @@ DECODE_PIXELS = 64_000_000
 HEAD_BYTES = 16 << 10
 
 NOT_PICTURES = frozenset({"MPEG", "BUFR", "GRIB", "HDF5", "WMF", "EPS"})
-"""Formats that Pillow recognises only in part, or only with another program: its refusal says nothing about the file."""
+"""Formats that Pillow knows only in part, or only with another program: its refusal says nothing about the file."""
 
 _one_large_decode = threading.Semaphore(1)
 _LARGE_PIXELS = 4_000_000
@@ -27,8 +27,9 @@ def image_extensions() -> frozenset[str]:
     """What Pillow can open here, plug-ins included."""
     from PIL import Image
 
+    known = Image.registered_extensions()  # which loads the plug-ins that OPEN then lists
     kinds = Image.OPEN.keys() - NOT_PICTURES
-    return frozenset(ending.lstrip(".") for ending, kind in Image.registered_extensions().items() if kind in kinds)
+    return frozenset(ending.lstrip(".") for ending, kind in known.items() if kind in kinds)
 
 
 def check_image(head: bytes | memoryview, whole: bool, fd: int, verify: Verify) -> tuple[bool, str]:
