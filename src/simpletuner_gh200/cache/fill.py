@@ -12,7 +12,8 @@ from typing import Any
 
 from simpletuner_gh200.cache.record import Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
-from simpletuner_gh200.cache.table import Table, source_of
+from simpletuner_gh200.cache.source import source_of
+from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.telemetry.progress import Progress
 
 SUFFIX = ".pt"

@@ -22,7 +22,8 @@ from simpletuner_gh200.cache.pack import DamagedPack, Item, Pack, PackEntry, wri
 from simpletuner_gh200.cache.record import Record
 from simpletuner_gh200.cache.segment import Segment
 from simpletuner_gh200.cache.slots import FINITE, Range, Slot, key_of, source_words
-from simpletuner_gh200.cache.table import Found, Table, ordinary
+from simpletuner_gh200.cache.source import ordinary
+from simpletuner_gh200.cache.table import Found, Table
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.units import format_bytes
 

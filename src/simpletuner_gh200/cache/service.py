@@ -17,8 +17,9 @@ from simpletuner_gh200.cache.fill import cache_files, fill
 from simpletuner_gh200.cache.pack_folder import Loaded, PackFolder, folder_for
 from simpletuner_gh200.cache.plan import Plan, divide, plan
 from simpletuner_gh200.cache.segment import SlabSource
+from simpletuner_gh200.cache.segments import GROWTH
 from simpletuner_gh200.cache.slots import key_of
-from simpletuner_gh200.cache.table import GROWTH, Table
+from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.sharing import NodeGroup

@@ -131,9 +131,10 @@ class Slots:
             start = (start + WORDS) & self._last
         return None
 
-    def still(self, slot: Slot) -> bool:
-        """Is ``slot``, as ``get`` returned it, still what its place says? One word tells: see ``check``."""
-        return self._words[slot.at] == slot.check
+    def knows(self, key: Key) -> bool:
+        """Does ``key`` have a slot, published or withdrawn?"""
+        index = self._find(key)
+        return index is not None and self._words[index * WORDS] == key.low
 
     def put(self, key: Key, slot: Slot) -> bool:
         """Publish; False if the table is full. True says nothing about whether the key was new: see ``used``."""

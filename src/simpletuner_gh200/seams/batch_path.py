@@ -11,7 +11,8 @@ from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.delivery import Delivery
 from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.cache.record import copying_maker
-from simpletuner_gh200.cache.table import Found, Table, normal
+from simpletuner_gh200.cache.source import normal
+from simpletuner_gh200.cache.table import Found, Table
 
 if TYPE_CHECKING:
     import torch

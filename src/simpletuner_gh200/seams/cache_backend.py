@@ -9,7 +9,8 @@ from typing import Any
 
 from simpletuner_gh200.cache.record import Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
-from simpletuner_gh200.cache.table import MISSING, Table, normal, source_of
+from simpletuner_gh200.cache.source import normal, source_of
+from simpletuner_gh200.cache.table import MISSING, Table
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 
 

@@ -8,7 +8,8 @@ import torch
 
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
-from simpletuner_gh200.cache.table import MISSING, Table, normal
+from simpletuner_gh200.cache.source import normal
+from simpletuner_gh200.cache.table import MISSING, Table
 
 
 def test_a_file_that_another_process_rewrote_is_a_miss(table, held, saved):
@@ -105,7 +106,7 @@ def test_a_full_index_refuses_and_keeps_what_it_has(saved):
     paths = [saved(torch.zeros(1), f"{n}.pt") for n in range(200)]
     taken = [take_in(table, path) for path in paths]
     assert taken == [True] * 192 + [False] * 8
-    assert table.statistics.fallbacks == {"index full": 8}
+    assert table.statistics.fallbacks == {"index full, or dropped meanwhile": 8}
     assert table.get(paths[0]) is not MISSING
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from simpletuner_gh200.cache.lending import LEND_FROM
-from simpletuner_gh200.cache.table import MISSING, Table, normal
+from simpletuner_gh200.cache.source import normal
+from simpletuner_gh200.cache.table import MISSING, Table
 
 LARGE = LEND_FROM // 4 + 1000
 """Elements of a float32 tensor that is lent, not copied, and ends within a page."""

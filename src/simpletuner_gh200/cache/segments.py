@@ -1,0 +1,180 @@
+"""The segments of one cache as this process sees them: its own, which it appends to, and those of other ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from simpletuner_gh200.cache import layout as layouts
+from simpletuner_gh200.cache.control import Control, SegmentRow
+from simpletuner_gh200.cache.layout import Layout
+from simpletuner_gh200.cache.lending import PAGE
+from simpletuner_gh200.cache.record import Record, aligned
+from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer
+from simpletuner_gh200.cache.slots import Range, Slot
+from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.units import GIB
+
+MOST_LAYOUTS = 4096
+"""Layouts kept at hand. Caches have a few; one whose every entry carries its own text reads them from the segment."""
+
+GROWTH = GIB
+"""Size of a further segment. Address space, not memory: pages are taken as they are written."""
+
+
+class Place(NamedTuple):
+    """Room for one record."""
+
+    writer: Writer
+    layout: Range
+    payload: Range
+
+
+class Segments:
+    """Looking up needs no lock; whoever reserves, adds or sweeps holds the control block's."""
+
+    def __init__(self, name: str, control: Control, slabs: SlabSource | None, growth: int) -> None:
+        self._name = name
+        self._control = control
+        self._slabs = slabs or HostSlabs()
+        self._growth = growth
+        self._mapped: dict[int, Segment] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._stored: dict[bytes, Range] = {}
+        """Layouts this process has put into a segment."""
+        self._writer: tuple[int, Writer] | None = None
+        self._seen_drops = control.drops
+        self._opening = threading.Lock()
+
+    # -- looking up ------------------------------------------------------------------------------------
+
+    def get(self, number: int) -> Segment | None:
+        """The segment; mapped now, through the descriptor of the rank that made it, if that hasn't been done yet."""
+        found = self._mapped.get(number)
+        if found is not None:
+            return found
+        with self._opening:
+            if number not in self._mapped:
+                row = self._control.row(number)
+                segment = self._reach(row) if row is not None else None
+                if segment is None:
+                    return None
+                self._mapped[number] = segment
+            return self._mapped[number]
+
+    def layout_of(self, slot: Slot) -> Layout | None:
+        found = self._layouts.get(slot.layout)
+        return found if found is not None else self._read_layout(slot)
+
+    def published_at(self, address: int) -> tuple[Slab, int] | None:
+        """Slab and offset of the published bytes behind a lent ``address``; None for memory that isn't lent."""
+        for segment in list(self._mapped.values()):
+            offset = segment.lent_offset(address)
+            if offset is not None:
+                return segment.slab, offset
+        return None
+
+    def _reach(self, row: SegmentRow) -> Segment | None:
+        try:
+            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", (os.O_RDONLY if row.file else os.O_RDWR) | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if (found.st_ino, found.st_dev) != (row.inode, row.device):
+                return None
+            if row.file:
+                return Segment.of_file(fd, row.size, label=self._name)
+            return Segment(self._slabs.attach(fd, row.size, label=self._name))
+        except MemoryRoomError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _read_layout(self, slot: Slot) -> Layout | None:
+        place = slot.layout_place
+        segment = self.get(place.segment)
+        if segment is None:
+            return None
+        length = int.from_bytes(segment.bytes_at(place.offset, 8).tobytes(), "little")
+        parsed = layouts.parse(segment.bytes_at(place.offset + 8, length).tobytes())
+        if len(self._layouts) < MOST_LAYOUTS:
+            self._layouts[slot.layout] = parsed
+        return parsed
+
+    # -- appending -------------------------------------------------------------------------------------
+
+    def reserve(self, record: Record, allowed: int | None) -> Place | None:
+        """Room for a record and, where it is new here, its layout; None where the budget has none."""
+        known = self._stored.get(record.layout)
+        needed = record.size + (0 if known else aligned(len(record.layout) + 8) + 64)
+        if allowed is not None and self._control.held + needed > allowed:
+            return None
+        number, writer = self._writer_for(needed)
+        before = writer.used
+        layout = known or self._store_layout(number, writer, record.layout)
+        payload = Range(number, writer.reserve(record.size))
+        self._control.hold(writer.used - before)
+        return Place(writer, layout, payload)
+
+    def add(self, segment: Segment, *, file: bool = False) -> int:
+        """List a segment, so that this and other ranks find its bytes."""
+        number = self._control.add_segment(segment.slab.fd, segment.slab.size, file=file)
+        self._mapped[number] = segment
+        return number
+
+    def populate(self) -> None:
+        """Map the pages of what this process wrote now rather than fault by fault in the first epoch."""
+        if self._writer is not None:
+            number, writer = self._writer
+            self._mapped[number].populate(writer.used)
+
+    def _store_layout(self, number: int, writer: Writer, text: bytes) -> Range:
+        data = len(text).to_bytes(8, "little") + text
+        place = Range(number, writer.reserve(len(data)))
+        writer.fill(place.offset, [(0, np.frombuffer(data, np.uint8))])
+        if len(self._stored) < MOST_LAYOUTS:
+            self._stored[text] = place
+        return place
+
+    def _writer_for(self, needed: int) -> tuple[int, Writer]:
+        if self._writer is None or not self._writer[1].room_for(needed):
+            size = max(self._growth, needed + 4 * PAGE)
+            segment = Segment(self._slabs.make(size, label=self._name, shared=True))
+            self._writer = self.add(segment), Writer(segment.slab)
+        return self._writer
+
+    # -- letting go ------------------------------------------------------------------------------------
+
+    def release(self, slot: Slot) -> None:
+        """An entry went. A segment of this process without any goes too, unless something else in it is in use."""
+        number = slot.segment
+        row = self._control.row(number)
+        if row is None or self._control.count_live(number, -1) or row.pid != os.getpid():
+            return
+        written = self._writer is not None and self._writer[0] == number
+        if not written and number not in {place.segment for place in self._stored.values()}:
+            self._control.drop_segment(number)
+
+    def sweep(self) -> bool:
+        """Forget segments that are no longer listed; True if there may have been some."""
+        if self._seen_drops == self._control.drops:
+            return False
+        self._seen_drops = self._control.drops
+        listed = {row.number for row in self._control.rows()}
+        # Not closed: a reader in another thread may be on it. The mapping goes with the last reference.
+        for number in [number for number in self._mapped if number not in listed]:
+            del self._mapped[number]
+        if self._writer is not None and self._writer[0] not in listed:
+            self._writer = None
+        self._layouts = {}
+        self._stored = {text: place for text, place in self._stored.items() if place.segment in listed}
+        return True
+
+    def close(self) -> None:
+        self._mapped = {}
+        self._writer = None
