@@ -35,9 +35,8 @@ class JsonLines:
         self._warned = False
 
     def write(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(finite(record), separators=(",", ":"), default=str).encode() + b"\n"
         try:
-            self._append(line)
+            self._append(_line(record))
         except OSError as refused:
             self.dropped += 1
             self._warn(refused)
@@ -84,6 +83,15 @@ class JsonLines:
             logger.warning(
                 "gh200: telemetry can't be written to %s (%s); training goes on", self.path, refused.strerror
             )
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(record, separators=(",", ":"), default=str, allow_nan=False)
+    except ValueError:
+        # Looking for them in every record would cost more than writing it.
+        text = json.dumps(finite(record), separators=(",", ":"), default=str)
+    return text.encode() + b"\n"
 
 
 def finite(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -78,7 +77,7 @@ def step_record(
     features: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """One optimizer step. ``values`` are those on their way to the trackers."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    host = sampled.get("host") or {}
     effective = values.get("gh200/effective_batch_size") or times.samples * world
     return {
         "kind": "step",
@@ -93,8 +92,8 @@ def step_record(
         "samples_per_second": times.samples * world / times.seconds if times.seconds > 0 else 0.0,
         "loss": number(values.get("train_loss")),
         "learning_rate": number(values.get("learning_rate")),
-        "minor_faults": usage.ru_minflt,
-        "major_faults": usage.ru_majflt,
+        "minor_faults": host.get("minor_faults", 0),
+        "major_faults": host.get("major_faults", 0),
         "slab_bytes": _held(features),
         "metrics": {
             name: value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -50,11 +51,14 @@ def _device_numbers(device: NvmlDevice) -> Mapping[str, Any]:
 def _host() -> Mapping[str, Any]:
     memory = host_memory()
     resident = _resident()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "available": memory.available,
         "total": memory.total,
         "resident": resident.get("VmRSS", 0),
         "shared": resident.get("RssShmem", 0),
+        "minor_faults": usage.ru_minflt,
+        "major_faults": usage.ru_majflt,
     }
 
 
