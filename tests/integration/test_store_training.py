@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from simpletuner_gh200.demo.project import dataset_list
+from simpletuner_gh200.memory.meeting_place import runtime_folder
 
 PROBE = Path(__file__).with_name("probe_store_reads.py")
 
@@ -94,3 +96,16 @@ def test_a_run_resumes_from_memory_where_local_files_left_it(workbench):
     assert second.summaries[0]["global_step"] == 8
     assert len(second.losses[0]) == 4
     assert [path.stat().st_mtime_ns for path in caches] == before, "no latent was made anew"
+
+
+def test_if_rank_0_is_killed_while_staging_the_others_stop_and_nothing_is_left(workbench):
+    def places() -> set[Path]:
+        folders = {Path(tempfile.gettempdir()), Path("/dev/shm"), runtime_folder()}
+        return {path for folder in folders for path in folder.glob("*gh200*") if "bench" not in path.name}
+
+    before = places()
+    workbench.configure(dataset={"type": "in_memory"})
+    run = workbench.train(world=2, timeout=120, probe=Path(__file__).with_name("probe_store_killed_staging.py"))
+    assert run.exit_codes[0] != 0
+    assert "local rank 0 ended before it shared 'dataset tiny-images'" in run.log(1), run.explain()
+    assert places() <= before
