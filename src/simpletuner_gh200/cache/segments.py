@@ -37,11 +37,15 @@ class Place(NamedTuple):
 class Segments:
     """Looking up needs no lock; whoever reserves, adds or sweeps holds the control block's."""
 
-    def __init__(self, name: str, control: Control, slabs: SlabSource | None, growth: int) -> None:
+    def __init__(
+        self, name: str, control: Control, slabs: SlabSource | None, growth: int, *, mappable: bool = True
+    ) -> None:
+        """``mappable``: slabs can be mapped again, by other ranks and for lending; managed memory can't be."""
         self._name = name
         self._control = control
         self._slabs = slabs or HostSlabs()
         self._growth = growth
+        self._mappable = mappable
         self._mapped: dict[int, Segment] = {}
         self._layouts: dict[int, Layout] = {}
         self._stored: dict[bytes, Range] = {}
@@ -144,7 +148,7 @@ class Segments:
     def _writer_for(self, needed: int) -> tuple[int, Writer]:
         if self._writer is None or not self._writer[1].room_for(needed):
             size = max(self._growth, needed + 4 * PAGE)
-            segment = Segment(self._slabs.make(size, label=self._name, shared=True))
+            segment = Segment(self._slabs.make(size, label=self._name, shared=self._mappable))
             self._writer = self.add(segment), Writer(segment.slab)
         return self._writer
 

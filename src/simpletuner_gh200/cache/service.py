@@ -59,14 +59,19 @@ class Caches:
         group: NodeGroup,
         slabs: SlabSource | None = None,
         tight: bool = False,
+        mappable: bool = True,
         packs: Path | None = None,
         workers: int = 0,
     ) -> None:
-        """``tight``: slabs cost their whole size at once (registered memory), so make them no larger than needed."""
+        """``tight``: slabs cost their whole size at once (registered memory), so make them no larger than needed.
+
+        ``mappable``: slabs can be mapped again; false for managed memory, where hits are copies.
+        """
         self.wanted = {want.name: want for want in wanted}
         self.packs = packs
         self._slabs = slabs
         self._tight = tight
+        self._mappable = mappable
         self._growth = TIGHT_GROWTH if tight else GROWTH
         self._pack_folders: dict[str, PackFolder] = {}
         self._saving: threading.Thread | None = None
@@ -103,6 +108,7 @@ class Caches:
             look_for_nan=want.look_for_nan,
             slabs=self._slabs,
             growth=self._growth,
+            mappable=self._mappable,
         )
 
     def _decide(self, name: str, table: Table) -> None:

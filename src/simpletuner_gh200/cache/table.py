@@ -67,13 +67,14 @@ class Table:
         look_for_nan: bool = False,
         slabs: SlabSource | None = None,
         growth: int = GROWTH,
+        mappable: bool = True,
     ) -> None:
         self.name = name
         self.control = control
         self.allowed = allowed
         self.look_for_nan = look_for_nan
         self.statistics = Statistics()
-        self._segments = Segments(name, control, slabs, growth)
+        self._segments = Segments(name, control, slabs, growth, mappable=mappable)
         self._watch = FolderWatch()
         self._watching = threading.Lock()
         self._memo: dict[str, Found] = {}

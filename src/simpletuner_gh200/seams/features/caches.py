@@ -145,6 +145,7 @@ class CachesFeature(Feature):
             group=group,
             slabs=maker,
             tight=maker.choice.kind != "host",
+            mappable=maker.choice.kind != "managed",
             packs=packs,
         )
 
