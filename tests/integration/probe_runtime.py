@@ -7,8 +7,8 @@ def install(record):
 
     original = runtime_module.Runtime.configure
 
-    def configure(self, settings):
-        original(self, settings)
+    def configure(self, settings, facts=dict):
+        original(self, settings, facts)
         from simpletuner.helpers.training.state_tracker import StateTracker
 
         record["settings"] = {key: [value, origin] for key, value, origin in settings.rows()}

@@ -12,6 +12,7 @@ from simpletuner_gh200.config.legacy import LEGACY_FLAG, Modern, modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.seams.runtime import Runtime
+from simpletuner_gh200.upstream.check import check_installed
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -31,7 +32,7 @@ def configure_from(trainer: Any, runtime: Runtime) -> None:
     settings = resolve(modern.blocks, os.environ, notes=tuple(modern.notes), in_memory_datasets=datasets)
     for note in settings.notes:
         logger.info("gh200: %s", note)
-    runtime.configure(settings)
+    runtime.configure(settings, facts=lambda: check_installed().features)
 
 
 def _take_blocks(config: Any) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class Runtime:
         self.in_memory_for_all: dict[str, Any] | None = None
         """The older training-wide spelling of ``in_memory``, applied to every image dataset."""
         self.statuses: dict[str, str] = {}
+        self.facts: Mapping[str, str] = {}
         self.outcome = Outcome()
         self.phases = Phases()
         self._moments: dict[str, tuple[Callable[..., Any], ...]] = {}
@@ -85,9 +86,15 @@ class Runtime:
 
     # -- features --------------------------------------------------------------------------------------
 
-    def configure(self, settings: Settings) -> None:
-        """Decide which features are on. Raises FeatureUnavailable for one that was asked for and can't be had."""
+    def configure(self, settings: Settings, facts: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Decide which features are on. Raises FeatureUnavailable for one that was asked for and can't be had.
+
+        ``facts`` tells, feature by feature, what the contract's check of SimpleTuner's source says: ``on``, or
+        ``off: reason``. It is asked only where a feature is wanted.
+        """
         self.settings = settings
+        if any(feature.request(settings) != "off" for feature in self.features):
+            self.facts = facts()
         self._on = tuple(feature for feature in self.features if self._decide(feature, settings))
         self._moments = {}
         for name, status in self.statuses.items():
@@ -96,20 +103,25 @@ class Runtime:
 
     def _decide(self, feature: Feature, settings: Settings) -> bool:
         request = feature.request(settings)
-        missing = [name for name in feature.seams if not self.seams[name].ok]
+        reasons = self._reasons_against(feature)
         if request == "off":
             self.statuses[feature.name] = "off: not asked for"
-        elif not missing:
+        elif not reasons:
             self.statuses[feature.name] = "on"
         elif request == "asked":
-            reasons = "; ".join(f"{name}: {self.seams[name].status}" for name in missing)
             raise FeatureUnavailable(
-                f"feature '{feature.name}' was asked for and cannot work with this SimpleTuner: {reasons}",
+                f"feature '{feature.name}' was asked for and cannot work with this SimpleTuner: {'; '.join(reasons)}",
                 remedy="remove its keys from the configuration, or use a release that `gh200 upstream check` passes",
             )
         else:
-            self.statuses[feature.name] = f"off: {missing[0]}: {self.seams[missing[0]].status}"
+            self.statuses[feature.name] = f"off: {reasons[0]}"
         return self.statuses[feature.name] == "on"
+
+    def _reasons_against(self, feature: Feature) -> list[str]:
+        """Seams of its own that are not in place, and what the source check says of it."""
+        missing = [f"{name}: {self.seams[name].status}" for name in feature.seams if not self.seams[name].ok]
+        source = self.facts.get(feature.name, "on")
+        return missing if source == "on" else [*missing, source.removeprefix("off: ")]
 
     def feature_on(self, name: str) -> bool:
         return self.statuses.get(name) == "on"

@@ -220,6 +220,22 @@ def test_a_feature_on_auto_is_switched_off_with_the_reason(runtime, monkeypatch)
     assert runtime.moment("before_train") == ()
 
 
+def test_what_the_source_check_says_counts_as_well(runtime, monkeypatch):
+    runtime.seams["trainer.train"].status = "ok"
+    facts = {"wanted": "off: seam trainer.train: two accumulate blocks"}
+    with pytest.raises(FeatureUnavailable, match="two accumulate blocks"):
+        runtime.configure(resolve({}, {}), facts=lambda: facts)
+    monkeypatch.setattr(Wanted, "answer", "auto")
+    runtime.configure(resolve({}, {}), facts=lambda: facts)
+    assert runtime.statuses["wanted"] == "off: seam trainer.train: two accumulate blocks"
+
+
+def test_the_source_is_not_looked_at_where_nothing_is_wanted(runtime, monkeypatch):
+    monkeypatch.setattr(Wanted, "answer", "off")
+    runtime.configure(resolve({}, {}), facts=lambda: pytest.fail("asked"))
+    assert runtime.statuses["wanted"] == "off: not asked for"
+
+
 def test_moments_reach_only_features_that_are_on_and_override_them(runtime):
     runtime.seams["trainer.train"].status = "ok"
     runtime.configure(resolve({}, {}))

@@ -164,7 +164,10 @@ class CachesFeature(Feature):
 
     def _batch_path(self, found: list[FoundCache]) -> BatchPath | None:
         collate = sys.modules.get(COLLATE)
-        if collate is None:
+        source = self.runtime.facts.get("batch_path", "on")
+        if source != "on":
+            logger.warning("gh200: batches are joined by SimpleTuner itself: the batch path is %s", source)
+        if collate is None or source != "on":
             return None
         tables = {dataset: self._tables[id(cache.cache)] for cache in found for dataset in cache.latents_of}
         embeds = [self._tables[id(cache.cache)] for cache in found if cache.wanted.kind == "text"]
