@@ -170,7 +170,6 @@ def dataset_list(wish: Wish) -> list[dict[str, Any]]:
         "crop_aspect": "square",
         "crop_style": "center",
         "metadata_backend": "discovery",
-        "repeats": 0,
         "cache_dir_vae": str(base / "cache" / "vae"),
         "in_memory": {"compression": "auto", "memory_limit_gb": max(1, math.ceil(size * _ROOM / GIB))},
     }
