@@ -45,8 +45,8 @@ def test_innocent_names(name):
     [
         ["--hub_token", "planted"],
         ["--hub_token=planted"],
-        ["--webhook_config={\"webhook_url\": \"planted\"}"],
-        ["--publishing_config={\"secret_key\": \"planted\", \"bucket\": \"b\"}"],
+        ['--webhook_config={"webhook_url": "planted"}'],
+        ['--publishing_config={"secret_key": "planted", "bucket": "b"}'],
     ],
 )
 def test_commands(words):
