@@ -40,6 +40,7 @@ check-aarch64: ## every dependency has an aarch64 wheel or is pure Python; our C
 
 docs: ## regenerate the generated pages
 	@$(BIN)/python scripts/dev/generate_docs.py
+	@$(BIN)/python scripts/dev/generate_doctor_page.py
 
 wheel: ## build the wheel into dist/
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
