@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.cache.batch import assemble
+from simpletuner_gh200.cache.batch import assemble, same_tensor
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.copying import PARALLEL_FROM
 from simpletuner_gh200.cache.service import Wanted, opened
@@ -84,8 +84,9 @@ def _batches(table: Table, paths: list[str], repeats: int) -> dict[str, Any]:
         for batch in batches:
             entries = table.find_all(batch)
             assert entries is not None
-            leaves = [entry.layout.single for entry in entries]
-            assemble(entries, [leaf for leaf in leaves if leaf is not None], pool)
+            leaves: Any = [entry.layout.single for entry in entries]
+            assert same_tensor(leaves) is not None
+            assemble(entries, leaves, pool)
 
     def memcpy() -> None:
         for at in range(0, len(blocks), BATCH):

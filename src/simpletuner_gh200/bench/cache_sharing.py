@@ -27,19 +27,21 @@ def measure_sharing(folder: Path, count: int) -> dict[str, Any]:
 
 def _ranks(folder: Path, world: int) -> list[int]:
     started = [_start(folder, rank, world) for rank in range(world)]
-    answers = [int(json.loads(_line(rank))["pss"]) for rank in started]
+    for rank in started:
+        assert rank.stdout is not None
+        rank.stdout.readline()  # has read everything; only when all have is a page shared by all
+    answers = [_ask(rank) for rank in started]
     for rank in started:
         rank.communicate("done\n", timeout=60)
     return answers
 
 
-def _line(rank: subprocess.Popen[str]) -> str:
+def _ask(rank: subprocess.Popen[str]) -> int:
     assert rank.stdin is not None
     assert rank.stdout is not None
-    rank.stdout.readline()  # read everything; the others may still be filling
     rank.stdin.write("report\n")
     rank.stdin.flush()
-    return rank.stdout.readline()
+    return int(json.loads(rank.stdout.readline())["pss"])
 
 
 def _start(folder: Path, rank: int, world: int) -> subprocess.Popen[str]:
@@ -76,8 +78,17 @@ def be_a_rank(folder: str) -> None:
 
 
 def _pss() -> int:
-    with open("/proc/self/smaps_rollup", encoding="ascii") as rollup:
-        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+    """Of shared memory and of memory without a file: libraries are shared with whoever else runs on this machine."""
+    total, counted = 0, False
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            first, *rest = line.split(maxsplit=5)
+            if "-" in first and not first.endswith(":"):
+                name = rest[4].strip() if len(rest) > 4 else ""
+                counted = not name or name.startswith(("[", "/memfd:"))
+            elif counted and first == "Pss:":
+                total += int(rest[0]) * 1024
+    return total
 
 
 if __name__ == "__main__":

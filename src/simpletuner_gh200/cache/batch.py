@@ -21,6 +21,8 @@ def same_tensor(leaves: Sequence[Leaf | None]) -> Leaf | None:
     first = leaves[0]
     if first is None or first.grad or not first.count:
         return None
+    if all(leaf is first for leaf in leaves):  # of one layout, as most batches are
+        return first
     alike = (first.dtype, first.shape, first.strides, False)
     same = all(leaf is not None and (leaf.dtype, leaf.shape, leaf.strides, leaf.grad) == alike for leaf in leaves)
     return first if same else None

@@ -36,7 +36,7 @@ SCHEMA = 1
 HEADER_SIZE = 4096
 _HEADER = struct.Struct("<8sIIQQQQQ")
 _ROW = struct.Struct("<7QHI")
-_CHUNK = 256 << 10
+_CHUNK = 512 << 10
 _local = threading.local()
 
 
@@ -207,6 +207,10 @@ class Pack:
             digest.update(view[:got])
             at += got
         return digest.intdigest() == entry.checksum
+
+    def check_mapped(self, entry: PackEntry, payload: Bytes) -> bool:
+        """The same for a pack that is mapped: no copy, and the pages are at hand for the first hits."""
+        return self.layout(entry) is not None and xxhash.xxh3_64_intdigest(payload) == entry.checksum
 
     def layout(self, entry: PackEntry) -> bytes | None:
         """The layout's text; None if it is not what was written."""

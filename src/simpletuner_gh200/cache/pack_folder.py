@@ -96,7 +96,8 @@ class PackFolder:
         return done
 
     def _load_pack(self, pack: Pack, table: Table, done: Loaded, *, copy: bool, workers: int) -> None:
-        number = 0 if copy else table.add_segment(Segment.of_file(pack.fd, pack.size, label=table.name), file=True)
+        segment = None if copy else Segment.of_file(pack.fd, pack.size, label=table.name)
+        number = 0 if segment is None else table.add_segment(segment, file=True)
 
         def one(entry: PackEntry) -> str:
             source = _unchanged(entry)
@@ -107,12 +108,13 @@ class PackFolder:
                 return "known"
             if table.allowed is not None and table.control.held + entry.length > table.allowed:
                 return "known"
-            if copy:
+            if segment is None:
                 return "alive" if _copy_in(pack, entry, table, source) else "damaged"
-            if not pack.check(entry):
+            if not pack.check_mapped(entry, segment.bytes_at(entry.offset, entry.length)):
                 return "damaged"
             flags = entry.flags & FINITE | ordinary(entry.path)
-            slot = Slot.of(Range(number, entry.offset), entry.length, flags, source, Range(number, entry.layout_offset))
+            payload, layout = Range(number, entry.offset), Range(number, entry.layout_offset)
+            slot = Slot.of(payload, entry.length, flags, source, layout)
             return "alive" if table.enter(key, slot, adds=entry.length) else "known"
 
         # Neighbours stay together: each thread reads its stretch of the file in order.

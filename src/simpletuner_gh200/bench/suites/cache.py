@@ -12,7 +12,7 @@ from simpletuner_gh200.bench.cache_simpletuner import measure_simpletuner
 from simpletuner_gh200.bench.cache_warm_start import measure_warm_start
 from simpletuner_gh200.bench.suite import Suite
 
-COUNTS = {"32KB": 4096, "512KB": 512}
+COUNTS = {"32KB": 2048, "512KB": 512}
 QUICK_COUNTS = {"32KB": 64, "512KB": 32}
 
 
