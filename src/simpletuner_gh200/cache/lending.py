@@ -113,5 +113,11 @@ class Lender:
 
     def populate(self, end: int) -> None:
         """Map the pages up to ``end`` now, in one go, instead of one fault at a time in the first epoch."""
-        if end > 0:
-            _libc.madvise(self._address, min(-(-end // PAGE) * PAGE, self._size), _MADV_POPULATE_READ)
+        map_now(self._address, 0, min(end, self._size))
+
+
+def map_now(base: int, start: int, end: int) -> None:
+    """Map the pages of bytes ``start`` to ``end`` behind ``base`` in one call; a hint, so refusal is no matter."""
+    first = start // PAGE * PAGE
+    if end > first:
+        _libc.madvise(base + first, end - first, _MADV_POPULATE_READ)

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,11 +117,17 @@ class PackFolder:
             slot = Slot.of(payload, entry.length, flags, source, layout)
             return "alive" if table.enter(key, slot, adds=entry.length) else "known"
 
+        def many(stretch: Sequence[PackEntry]) -> list[str]:
+            if segment is not None:
+                # In one call, without the interpreter's lock: meanwhile another thread checks what is mapped already.
+                segment.map_pages(stretch[0].offset, stretch[-1].offset + stretch[-1].length)
+            return [one(entry) for entry in stretch]
+
         # Neighbours stay together: each thread reads its stretch of the file in order.
-        part = max(len(pack.entries) // (max(workers, 1) * 4), 1)
+        part = max(len(pack.entries) // (max(workers, 1) * 8), 1)
         stretches = [pack.entries[at : at + part] for at in range(0, len(pack.entries), part)]
         with ThreadPoolExecutor(max_workers=max(workers, 1), thread_name_prefix="gh200-pack") as pool:
-            states = pool.map(lambda stretch: [one(entry) for entry in stretch], stretches)
+            states = pool.map(many, stretches)
             for entry, state in zip(pack.entries, itertools.chain.from_iterable(states), strict=True):
                 self._account(entry, state, done)
 

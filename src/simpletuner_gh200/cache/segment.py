@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from simpletuner_gh200.cache.lending import LEND_FROM, PAGE, Lender
+from simpletuner_gh200.cache.lending import LEND_FROM, PAGE, Lender, map_now
 from simpletuner_gh200.cache.record import Bytes, aligned
 from simpletuner_gh200.memory.slab import Slab
 
@@ -62,6 +62,10 @@ class Segment:
     def lent_offset(self, address: int) -> int | None:
         """Where in the segment a lent ``address`` is; None for any other address."""
         return self._lender.offset_of(address) if self._lender is not None else None
+
+    def map_pages(self, start: int, end: int) -> None:
+        """Map the pages of published bytes in one go."""
+        map_now(self.address, start, min(end, self.slab.size))
 
     def populate(self, end: int) -> None:
         """Map the pages up to ``end`` now rather than fault by fault in the first epoch."""
