@@ -118,3 +118,17 @@ def test_a_strange_layout_is_refused():
 def test_nan_and_infinity_are_noticed_when_asked(value, finite):
     assert encode({"latents": torch.tensor([0.0, value])}, look_for_nan=True).finite is finite
     assert encode(torch.tensor([value])).finite is False, "nobody looked"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), None])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_finite_is_what_torch_says(dtype, bad):
+    value = torch.tensor([0.0, -1.5, 60000.0, 1e-7]).to(dtype)
+    if bad is not None:
+        value[2] = bad
+    assert encode(value, look_for_nan=True).finite is bool(torch.isfinite(value).all())
+
+
+def test_numbers_that_cannot_be_asked_count_as_not_finite():
+    assert not encode(torch.ones(3).to(torch.float8_e4m3fn), look_for_nan=True).finite
+    assert encode(torch.ones(3, dtype=torch.int32), look_for_nan=True).finite
