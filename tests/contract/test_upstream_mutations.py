@@ -15,6 +15,7 @@ from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
 
 pytestmark = pytest.mark.skipif(installed_package("simpletuner") is None, reason="no SimpleTuner to mutate")
 
+
 def here(spec: SeamSpec) -> bool:
     """An optional place that this release does not have can't be broken in it."""
     package = installed_package(spec.module.partition(".")[0])
