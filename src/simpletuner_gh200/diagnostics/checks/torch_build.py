@@ -23,10 +23,12 @@ def _run(context: Context) -> Finding:
 
 
 def _fix(machine: str) -> str:
-    where = "pip install --index-url https://download.pytorch.org/whl/cu130 torch torchvision torchaudio"
     if machine in {"aarch64", "arm64"}:
-        return f"aarch64 wheels of torch 2.8 to 2.10 on the public index are CPU-only: take 2.11 or newer, or {where}"
-    return where
+        return (
+            "aarch64 wheels of torch 2.8 to 2.10 on the public index are CPU-only: pip install 'torch>=2.11', "
+            "or take a CUDA wheel from PyTorch's own index (its start page gives the command)"
+        )
+    return "install torch's CUDA wheel: PyTorch's start page gives the command for your CUDA version"
 
 
 CHECK = Check(
