@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -52,8 +51,12 @@ class JobResult:
 
 
 def clean_environment() -> dict[str, str]:
-    """One thread, so that sums are repeatable; bytecode on, or every import compiles SimpleTuner anew."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    """What pytest itself was started with: importing SimpleTuner, as some tests do, changes the environment (its log
+    level among others). One thread, so that sums are repeatable; bytecode on, or every import compiles SimpleTuner anew.
+    """
+    words = Path("/proc/self/environ").read_bytes().decode(errors="surrogateescape").split("\0")
+    environment = dict(word.split("=", 1) for word in words if "=" in word)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return {**environment, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
 
 
