@@ -52,7 +52,8 @@ class JobResult:
 
 def clean_environment() -> dict[str, str]:
     """What pytest itself was started with: importing SimpleTuner, as some tests do, changes the environment (its log
-    level among others). One thread, so that sums are repeatable; bytecode on, or every import compiles SimpleTuner anew.
+    level among others).
+    One thread, so that sums are repeatable; bytecode on, or every import compiles SimpleTuner anew.
     """
     words = Path("/proc/self/environ").read_bytes().decode(errors="surrogateescape").split("\0")
     environment = dict(word.split("=", 1) for word in words if "=" in word)
