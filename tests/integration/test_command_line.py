@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 from workbench import clean_environment
 
+from simpletuner_gh200.demo.run import MARKER
+
 BIN = Path(sys.executable).parent
 RAMP = {
     "enable_batch_size_rampup": True,
@@ -94,6 +96,7 @@ def test_a_demo_that_fails_says_so(workbench, tmp_path):
     """The model's weights are gone: SimpleTuner 3.x prints the reason and exits 0, the demo exits 1."""
     folder = tmp_path / "demo"
     shutil.copytree(workbench.project.model, folder / "model")
+    (folder / MARKER).touch()
     shutil.rmtree(folder / "model" / "unet")
     ended = run(workbench, "gh200", "demo", "--folder", str(folder), "--steps", "2", "--json")
     assert ended.returncode == 1

@@ -23,7 +23,7 @@ def test_the_installed_release_passes_and_json_is_one_object() -> None:
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["ok"] is True
-    assert {row["status"] for row in found["seams"]} == {"ok"}
+    assert {row["status"] for row in found["seams"]} <= {"ok", "absent"}
     assert set(found["features"].values()) == {"on"}
     assert set(found["seams"][0]) == {"name", "status", "found", "expected", "feature"}
 
