@@ -3,7 +3,6 @@
 
 def install(record):
     import simpletuner_gh200.seams.runtime as runtime_module
-    from simpletuner_gh200.seams.points import train as seam_module
 
     original = runtime_module.Runtime.configure
 
@@ -20,4 +19,3 @@ def install(record):
         record["runtime_config"] = StateTracker.get_gh200_runtime_config()
 
     runtime_module.Runtime.configure = configure
-    assert seam_module is not None

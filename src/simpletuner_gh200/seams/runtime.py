@@ -12,7 +12,7 @@ from typing import Any
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable, GH200Error
 from simpletuner_gh200.registry import contributions
-from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.seam import InstalledSeam, all_seams
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -26,8 +26,6 @@ class Launch:
     """An explicit ``--config PATH``."""
     flags: tuple[str, ...] = ()
     """Command-line flags that override the configuration file."""
-    stand_in_allowed: bool = True
-    """May the ``pin_memory`` stand-in be installed where torch has no accelerator?"""
 
 
 @dataclass
@@ -93,16 +91,16 @@ class Runtime:
         ``off: reason``. It is asked only where a feature is wanted.
         """
         self.settings = settings
-        if any(feature.request(settings) != "off" for feature in self.features):
+        requests = {feature: feature.request(settings) for feature in self.features}
+        if any(request != "off" for request in requests.values()):
             self.facts = facts()
-        self._on = tuple(feature for feature in self.features if self._decide(feature, settings))
+        self._on = tuple(feature for feature, request in requests.items() if self._decide(feature, request))
         self._moments = {}
         for name, status in self.statuses.items():
             if status.startswith("off: ") and status != "off: not asked for":
                 logger.warning("gh200: feature %s is %s", name, status)
 
-    def _decide(self, feature: Feature, settings: Settings) -> bool:
-        request = feature.request(settings)
+    def _decide(self, feature: Feature, request: Request) -> bool:
         reasons = self._reasons_against(feature)
         if request == "off":
             self.statuses[feature.name] = "off: not asked for"
