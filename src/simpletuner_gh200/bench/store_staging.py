@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ def measure_staging(folder: Path, size: int, count: int, repeats: int) -> dict[s
             kept = candidate()
             wall[name].append(time.perf_counter() - began)
             cpu[name].append(time.process_time() - began_cpu)
+            if isinstance(kept, ExitStack):
+                kept.close()
             del kept
     median = {name: statistics.median(seconds) for name, seconds in wall.items()}
     work = {name: statistics.median(seconds) for name, seconds in cpu.items()}
@@ -58,9 +61,12 @@ def measure_staging(folder: Path, size: int, count: int, repeats: int) -> dict[s
     }
 
 
-def _stage(folder: Path, verify: Verify) -> None:
+def _stage(folder: Path, verify: Verify) -> ExitStack:
+    """Until this is closed the memory is held, as the reference holds its dict: giving back is not timed."""
     memory, _report = stage(StagingRequest(folder, verify=verify, workers=os.cpu_count() or 1))
-    memory.close()
+    held = ExitStack()
+    held.callback(memory.close)
+    return held
 
 
 def read_limit(paths: list[str], size: int) -> None:

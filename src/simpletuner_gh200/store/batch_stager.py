@@ -17,7 +17,7 @@ from simpletuner_gh200.store.choice import Choice
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
 from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_warm, read_ahead, read_small
-from simpletuner_gh200.store.image_check import Verify, check_image, image_extensions
+from simpletuner_gh200.store.image_check import Verify, check_image, image_formats
 from simpletuner_gh200.store.index import CHUNK_ENTRY, CHUNKED, Rows, halves
 from simpletuner_gh200.store.problems import Problem, Problems
 from simpletuner_gh200.store.slab_writer import Piece, SlabWriter
@@ -65,7 +65,8 @@ class _Kind:
     """How files of one extension are treated."""
 
     codec: Codec
-    image: bool
+    image_format: str | None
+    """Pillow's name for it, where it is an image that has to be checked."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ class BatchStager:
                     return 0
             content = self._buffer[position : position + got]
         kind = self._kinds.get(path[path.rfind(b".") :]) or self._kind(path)
-        if kind.image:
-            self._check(path, content, True, fd)
+        if kind.image_format is not None:
+            self._check(path, content, True, fd, kind.image_format)
         piece = _smaller(kind.codec, content)
         compressed = piece is not content
         pending.numbers.append(number)
@@ -171,8 +172,8 @@ class BatchStager:
 
     def _kind(self, path: bytes) -> _Kind:
         extension = extension_of(path)
-        images = image_extensions() if self._plan.verify != "none" else frozenset()
-        kind = _Kind(self._plan.choice.for_extension(extension), extension in images)
+        formats = image_formats() if self._plan.verify != "none" else {}
+        kind = _Kind(self._plan.choice.for_extension(extension), formats.get(extension))
         self._kinds[path[path.rfind(b".") :]] = kind
         return kind
 
@@ -182,8 +183,9 @@ class BatchStager:
         for attempt in range(ATTEMPTS):
             before = os.fstat(fd)
             try:
-                if kind.image and not attempt:
-                    self._check(path, self._chunk(fd, 0, before.st_size), before.st_size <= CHUNK_BYTES, fd)
+                if kind.image_format is not None and not attempt:
+                    head, whole = self._chunk(fd, 0, before.st_size), before.st_size <= CHUNK_BYTES
+                    self._check(path, head, whole, fd, kind.image_format)
                 copied = self._copy(fd, before.st_size, kind.codec)
             except Unstable:
                 continue
@@ -229,14 +231,14 @@ class BatchStager:
             got += more
         return self._buffer[:got]
 
-    def _check(self, path: bytes, head: bytes | memoryview, whole: bool, fd: int) -> None:
+    def _check(self, path: bytes, head: bytes | memoryview, whole: bool, fd: int, expected: str) -> None:
         self.checked += 1
         if not head:
             self._plan.problems.add(Problem(path, "empty image"))
             return
-        fine, why = check_image(head, whole, fd, self._plan.verify)
+        fine, why = check_image(head, whole, fd, expected, self._plan.verify)
         if not fine:
-            opens = self._plan.verify == "header" or not check_image(head, whole, fd, "header")[0]
+            opens = self._plan.verify == "header" or not check_image(head, whole, fd, expected, "header")[0]
             self._plan.problems.add(Problem(path, "image does not open" if opens else "image does not decode", why))
 
     def _record(self, path: bytes, number: int, size: int, copied: _Copied) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import stat
 from array import array
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, compress, islice
 
 from simpletuner_gh200.store.problems import Problem, Problems
 
@@ -20,6 +23,9 @@ SKIPPED_FOLDERS = frozenset(
 
 BATCH_BYTES = 512 << 10
 BATCH_FILES = 256
+ENTRIES_AT_ONCE = 1024
+"""Of a folder: so that one of a million files is not held whole as directory entries."""
+
 SAMPLES_PER_EXTENSION = 16
 
 
@@ -115,70 +121,107 @@ class _Walker:
     def _folder(self, folder: bytes) -> list[tuple[bytes, bool]]:
         """List one folder; returns the folders in it, and whether a link leads there.
 
-        A million files pass through this loop, so the usual case, a plain file, is handled without a call.
+        Asked through the folder's descriptor: the kernel then need not walk the whole path again for every file.
         """
         inside: list[tuple[bytes, bool]] = []
-        prefix, endings, only = folder + b"/", self._endings, self._only
-        names: list[bytes] = []
+        prefix = folder + b"/"
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with os.scandir(fd) as entries:
+                while some := list(islice(entries, ENTRIES_AT_ONCE)):
+                    self._take(prefix, *self._files(prefix, some, inside))
+        finally:
+            os.close(fd)
+        return inside
+
+    def _files(
+        self, prefix: bytes, entries: list[os.DirEntry[str]], inside: list[tuple[bytes, bool]]
+    ) -> tuple[list[str], array[int]]:
+        """Names and sizes of the files among ``entries``; folders go to ``inside``.
+
+        A million files pass through here. Nearly always all of them are plain files that can be asked in one
+        expression; whatever is not is looked at one by one.
+        """
+        try:
+            files = [entry for entry in entries if entry.is_file()]
+            sizes = array("Q", [entry.stat().st_size for entry in files])
+        except OSError:  # one of them vanished, or is a link that can't be followed
+            return self._files_one_by_one(prefix, entries, inside)
+        if len(files) != len(entries):
+            self._files_one_by_one(prefix, [entry for entry in entries if not entry.is_file()], inside)
+        return [entry.name for entry in files], sizes
+
+    def _files_one_by_one(
+        self, prefix: bytes, entries: list[os.DirEntry[str]], inside: list[tuple[bytes, bool]]
+    ) -> tuple[list[str], array[int]]:
+        names: list[str] = []
         sizes = array("Q")
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name = entry.name
-                try:
-                    if entry.is_file(follow_symlinks=False):
-                        size = entry.stat(follow_symlinks=False).st_size
-                    elif entry.is_dir():
-                        if name not in SKIPPED_FOLDERS:
-                            inside.append((prefix + name, entry.is_symlink()))
-                        continue
-                    else:
-                        found = entry.stat()
-                        if not stat.S_ISREG(found.st_mode):
-                            continue
-                        size = found.st_size
-                except OSError as broken:
-                    self._listing.problems.add(Problem.from_error(prefix + name, broken, link=entry.is_symlink()))
+        for entry in entries:
+            name = os.fsencode(entry.name)
+            try:
+                if entry.is_dir():
+                    if name not in SKIPPED_FOLDERS:
+                        inside.append((prefix + name, entry.is_symlink()))
                     continue
-                if name.endswith(b".json") or name.startswith(b"aspect_ratio_bucket_"):
-                    continue
-                if endings is not None and not name.lower().endswith(endings):
-                    continue
-                if only is None or only(prefix + name):
-                    names.append(name)
-                    sizes.append(size)
+                found = entry.stat()
+            except OSError as broken:
+                self._listing.problems.add(Problem.from_error(prefix + name, broken, link=entry.is_symlink()))
+                continue
+            if stat.S_ISREG(found.st_mode):
+                names.append(entry.name)
+                sizes.append(found.st_size)
+        return names, sizes
+
+    def _take(self, prefix: bytes, found: list[str], sizes: array[int]) -> None:
+        """Put these files of one folder on the list, except those that nobody asked for."""
+        if not found:
+            return
+        joined = os.fsencode("\0".join(found))  # all at once: no name holds a zero, and a call a name would cost more
+        names = joined.split(b"\0")
+        if self._endings is not None or self._only is not None or _may_be_bookkeeping(joined):
+            wanted = [self._wants(prefix, name) for name in names]
+            names, sizes = list(compress(names, wanted)), array("Q", compress(sizes, wanted))
         _cut(self._listing, prefix, names, sizes)
         _count(self._listing, prefix, names, sizes)
-        return inside
+
+    def _wants(self, prefix: bytes, name: bytes) -> bool:
+        if is_bookkeeping(name) or (self._endings is not None and not name.lower().endswith(self._endings)):
+            return False
+        return self._only is None or self._only(prefix + name)
+
+
+def _may_be_bookkeeping(names: bytes) -> bool:
+    return b".json" in names or b"aspect_ratio_bucket_" in names
 
 
 def _cut(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int]) -> None:
-    """Cut one folder's files into batches."""
-    start = room = 0
-    for at, size in enumerate(sizes):
-        if at == start:
-            room = BATCH_BYTES - size
-        elif size > room or at - start == BATCH_FILES:
-            listing.batches.append(Batch(prefix, listing.files + start, names[start:at], sizes[start:at]))
-            start, room = at, BATCH_BYTES - size
-        else:
-            room -= size
-    if names:
-        listing.batches.append(Batch(prefix, listing.files + start, names[start:], sizes[start:]))
-    listing.files += len(names)
-    listing.size += sum(sizes)
+    """Cut one folder's files into batches: as many as fit, at least one."""
+    ends = list(accumulate(sizes))
+    start, before, count = 0, 0, len(names)
+    while start < count:
+        end = bisect_right(ends, before + BATCH_BYTES, start, min(start + BATCH_FILES, count))
+        end = max(end, start + 1)
+        listing.batches.append(Batch(prefix, listing.files + start, names[start:end], sizes[start:end]))
+        start, before = end, ends[end - 1]
+    listing.files += count
+    listing.size += before
 
 
 def _count(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int]) -> None:
     """Count one folder's files by extension, and remember some of each as samples."""
-    endings = [name[name.rfind(b".") :] for name in names]
-    known = {ending: listing.extensions.setdefault(extension_of(ending), ExtensionTotals()) for ending in set(endings)}
-    for at, ending in enumerate(endings):
-        totals = known[ending]
-        totals.size += sizes[at]
-        totals.files = count = totals.files + 1
+    by_ending: defaultdict[bytes, list[int]] = defaultdict(list)
+    for at, name in enumerate(names):
+        by_ending[name[name.rfind(b".") :]].append(at)
+    for ending, places in by_ending.items():
+        totals = listing.extensions.setdefault(extension_of(ending), ExtensionTotals())
         # Files 1, 2, 4, 8 ... of an extension: spread over the folders without knowing how many there will be.
-        if not count & (count - 1) and len(totals.samples) < SAMPLES_PER_EXTENSION:
-            totals.samples.append((prefix + names[at], sizes[at]))
+        while len(totals.samples) < SAMPLES_PER_EXTENSION:
+            at = (1 << len(totals.samples)) - 1 - totals.files
+            if at >= len(places):
+                break
+            totals.samples.append((prefix + names[places[at]], sizes[places[at]]))
+        totals.files += len(places)
+        totals.size += sum(map(sizes.__getitem__, places))
 
 
 def extension_of(name: bytes) -> str:

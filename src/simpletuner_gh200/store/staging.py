@@ -17,7 +17,7 @@ from simpletuner_gh200.store.ceiling import WORKING_BYTES, Ceiling, ceiling
 from simpletuner_gh200.store.choice import Choice, choose, estimate
 from simpletuner_gh200.store.codecs import CodecName, codec
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
-from simpletuner_gh200.store.image_check import Verify, image_extensions
+from simpletuner_gh200.store.image_check import Verify, image_formats
 from simpletuner_gh200.store.index import Rows, write_index
 from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.report import StagingReport
@@ -119,7 +119,7 @@ class _Run:
 
     def work(self, shown: Progress, tick: Callable[[], None]) -> None:
         if self._request.verify != "none":
-            image_extensions()  # Pillow's plug-ins are registered once, before threads ask for them
+            image_formats()  # Pillow's plug-ins are registered once, before threads ask for them
         batches = self._in_good_order()
         count = max(1, min(self._request.workers, MOST_THREADS, len(self._listing.batches)))
         with ThreadPoolExecutor(count, thread_name_prefix="gh200-stage") as pool:
