@@ -20,7 +20,9 @@ PLATFORM = "aarch64-manylinux_2_28"
 COMPILER = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"
 PACKAGES = ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
-ALLOCATOR = ROOT / "src" / "simpletuner_gh200" / "memory" / "pool" / "allocator.c"
+PACKAGE = ROOT / "src" / "simpletuner_gh200"
+ALLOCATOR = PACKAGE / "memory" / "pool" / "allocator.c"
+FILES = PACKAGE / "store" / "files.c"
 TESTS = ROOT / "tests" / "emulator"
 
 
@@ -63,15 +65,23 @@ def tools_present() -> bool:
 
 def c_code_runs() -> bool:
     with tempfile.TemporaryDirectory() as work:
-        driver, program = Path(work, "libcuda.so.1"), Path(work, "run_pool")
+        driver = Path(work, "libcuda.so.1")
         units = [str(path) for path in sorted((TESTS / "csrc").glob("*.c"))]
         shared = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
         subprocess.run([COMPILER, *shared, "-o", str(driver), *units, "-ldl", "-lpthread"], check=True)
-        sources = [str(TESTS / "aarch64" / "run_pool.c"), str(ALLOCATOR)]
-        subprocess.run([COMPILER, "-std=gnu11", "-O1", "-o", str(program), *sources, "-ldl", "-lpthread"], check=True)
-        command = [EMULATOR, "-L", "/usr/aarch64-linux-gnu", str(program), str(driver)]
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=work)
-    print(f"C code on aarch64 under qemu: {(ran.stdout + ran.stderr).strip()}")
+        data = Path(work, "data")
+        data.mkdir()
+        return all((runs(work, "run_pool.c", ALLOCATOR, driver), runs(work, "run_files.c", FILES, data)))
+
+
+def runs(work: str, main: str, source: Path, argument: Path) -> bool:
+    program = Path(work, Path(main).stem)
+    sources = [str(TESTS / "aarch64" / main), str(source)]
+    compile_ = [COMPILER, "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-o", str(program), *sources, "-ldl", "-lpthread"]
+    subprocess.run(compile_, check=True)
+    command = [EMULATOR, "-L", "/usr/aarch64-linux-gnu", str(program), str(argument)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=work)
+    print(f"{source.name} on aarch64 under qemu: {(ran.stdout + ran.stderr).strip()}")
     return ran.returncode == 0 and ran.stdout.strip() == "ok"
 
 

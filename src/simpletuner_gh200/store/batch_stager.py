@@ -7,8 +7,7 @@ the core's cache, and is written once into the slab, where the kernel fills page
 from __future__ import annotations
 
 import os
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -16,9 +15,10 @@ import xxhash
 from simpletuner_gh200.store.choice import Choice
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
-from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_warm, read_ahead, read_small
+from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_cold, read_ahead, read_small
 from simpletuner_gh200.store.image_check import Verify, check_image, image_formats
 from simpletuner_gh200.store.index import CHUNK_ENTRY, CHUNKED, Rows, halves
+from simpletuner_gh200.store.native import BatchReader, usable
 from simpletuner_gh200.store.problems import Problem, Problems
 from simpletuner_gh200.store.slab_writer import Piece, SlabWriter
 
@@ -41,8 +41,6 @@ class StagingPlan:
     problems: Problems
     give_back: bool = True
     """Drop the page cache of what was staged: it would hold the dataset a second time."""
-    slow: threading.Event = field(default_factory=threading.Event)
-    """Set by the first thread that has to wait for the disk, or can't know whether it will."""
 
 
 class _Pending:
@@ -87,13 +85,19 @@ class BatchStager:
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._spare = memoryview(bytearray(1))
         self._kinds: dict[bytes, _Kind] = {}
+        library = usable()
+        self._reader = BatchReader(library, self._buffer) if library else None
         self.checked = 0
         """Images looked at."""
 
     def stage(self, batch: Batch) -> None:
-        pending, position, cold = _Pending(), 0, False
-        sizes, give_back, folder = batch.sizes, self._plan.give_back, batch.folder
+        pending = _Pending()
+        read, position = self._read_together(batch, pending)
+        cold = False
+        give_back, folder = self._plan.give_back, batch.folder
         for at, name in enumerate(batch.names):
+            if read[at]:
+                continue
             path = folder + name
             try:
                 fd = os.open(path, OPEN_FLAGS)
@@ -103,7 +107,7 @@ class BatchStager:
             try:
                 if not cold and at % 16 == 0:
                     cold = self._look_ahead(fd, batch, at)
-                size = sizes[at]
+                size = batch.sizes[at]
                 if size <= BATCH_BYTES:
                     position += self._small(fd, path, batch.first + at, size, position, pending)
                 else:
@@ -118,14 +122,25 @@ class BatchStager:
                 os.close(fd)
         self._write(pending)
 
+    def _read_together(self, batch: Batch, pending: _Pending) -> tuple[bytearray, int]:
+        """Read what holds still in one call. Which files these are, and how much of the buffer they take."""
+        if self._reader is None or batch.sizes[0] > BATCH_BYTES:
+            return bytearray(len(batch.names)), 0
+        read = self._reader.read(batch.folder, batch.names, batch.sizes, self._plan.give_back)
+        position = 0
+        for at, size in enumerate(batch.sizes):
+            if read[at]:
+                content = self._buffer[position : position + size]
+                self._take(batch.folder + batch.names[at], batch.first + at, content, -1, pending)
+                position += size
+        return read, position
+
     def _look_ahead(self, fd: int, batch: Batch, at: int) -> bool:
         """Fetch the next files ahead if this one has to come from the disk; whether it had to."""
-        warm = is_warm(fd, self._spare)
-        if warm is not True:
-            self._plan.slow.set()
-        if warm is False:
+        cold = is_cold(fd, self._spare)
+        if cold:
             read_ahead([batch.folder + later for later in batch.names[at : at + READ_AHEAD_FILES]])
-        return warm is False
+        return cold
 
     def _small(self, fd: int, path: bytes, number: int, size: int, position: int, pending: _Pending) -> int:
         """Read one file, behind the others in the buffer unless it is tiny; how much of the buffer it took."""
@@ -143,6 +158,11 @@ class BatchStager:
                     self._large(fd, path, number)
                     return 0
             content = self._buffer[position : position + got]
+        compressed = self._take(path, number, content, fd, pending)
+        return 0 if compressed else got
+
+    def _take(self, path: bytes, number: int, content: bytes | memoryview, fd: int, pending: _Pending) -> bool:
+        """Check, compress and hash one whole file; was it compressed?"""
         kind = self._kinds.get(path[path.rfind(b".") :]) or self._kind(path)
         if kind.image_format is not None:
             self._check(path, content, True, fd, kind.image_format)
@@ -154,7 +174,7 @@ class BatchStager:
         pending.sizes.append(len(content))
         pending.checksums.append(xxhash.xxh3_64_intdigest(content))
         pending.forms.append(kind.codec.number if compressed else 0)
-        return 0 if compressed else got
+        return compressed
 
     def _write(self, pending: _Pending) -> None:
         if not pending.pieces:

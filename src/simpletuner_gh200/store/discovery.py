@@ -13,9 +13,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, compress, islice
 
+from simpletuner_gh200.store.native import OTHER, FolderLister, usable
 from simpletuner_gh200.store.problems import Problem, Problems
+
+Entries = tuple[list[bytes], "array[int]", list[bytes]]
+"""Some of a folder: plain files with their sizes, and the names of whatever else is there."""
 
 SKIPPED_FOLDERS = frozenset(
     {b".Spotlight-V100", b".Trashes", b".fseventsd", b".TemporaryItems", b".zfs", b".ipynb_checkpoints"}
@@ -94,6 +99,8 @@ class _Walker:
         self._endings = endings
         self._only = only
         self._entered: dict[tuple[int, int], bytes] = {}
+        library = usable()
+        self._entries = partial(_entries_native, FolderLister(library)) if library else _entries_python
 
     def enter(self, top: bytes) -> None:
         waiting = [(top, False)]
@@ -127,58 +134,39 @@ class _Walker:
         prefix = folder + b"/"
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with os.scandir(fd) as entries:
-                while some := list(islice(entries, ENTRIES_AT_ONCE)):
-                    self._take(prefix, *self._files(prefix, some, inside))
+            for names, sizes, others in self._entries(fd):
+                self._take(prefix, names, sizes)
+                if others:
+                    self._take(prefix, *self._look_at(fd, prefix, others, inside))
         finally:
             os.close(fd)
         return inside
 
-    def _files(
-        self, prefix: bytes, entries: list[os.DirEntry[str]], inside: list[tuple[bytes, bool]]
-    ) -> tuple[list[str], array[int]]:
-        """Names and sizes of the files among ``entries``; folders go to ``inside``.
-
-        A million files pass through here. Nearly always all of them are plain files that can be asked in one
-        expression; whatever is not is looked at one by one.
-        """
-        try:
-            files = [entry for entry in entries if entry.is_file()]
-            sizes = array("Q", [entry.stat().st_size for entry in files])
-        except OSError:  # one of them vanished, or is a link that can't be followed
-            return self._files_one_by_one(prefix, entries, inside)
-        if len(files) != len(entries):
-            self._files_one_by_one(prefix, [entry for entry in entries if not entry.is_file()], inside)
-        return [entry.name for entry in files], sizes
-
-    def _files_one_by_one(
-        self, prefix: bytes, entries: list[os.DirEntry[str]], inside: list[tuple[bytes, bool]]
-    ) -> tuple[list[str], array[int]]:
-        names: list[str] = []
+    def _look_at(
+        self, fd: int, prefix: bytes, names: list[bytes], inside: list[tuple[bytes, bool]]
+    ) -> tuple[list[bytes], array[int]]:
+        """Links, folders, what can't be asked: one by one. Returns the files among them; folders go to ``inside``."""
+        files: list[bytes] = []
         sizes = array("Q")
-        for entry in entries:
-            name = os.fsencode(entry.name)
+        for name in names:
+            link = False
             try:
-                if entry.is_dir():
-                    if name not in SKIPPED_FOLDERS:
-                        inside.append((prefix + name, entry.is_symlink()))
-                    continue
-                found = entry.stat()
+                link = stat.S_ISLNK(os.lstat(name, dir_fd=fd).st_mode)
+                found = os.stat(name, dir_fd=fd)
             except OSError as broken:
-                self._listing.problems.add(Problem.from_error(prefix + name, broken, link=entry.is_symlink()))
+                self._listing.problems.add(Problem.from_error(prefix + name, broken, link=link))
                 continue
-            if stat.S_ISREG(found.st_mode):
-                names.append(entry.name)
+            if stat.S_ISDIR(found.st_mode):
+                if name not in SKIPPED_FOLDERS:
+                    inside.append((prefix + name, link))
+            elif stat.S_ISREG(found.st_mode):
+                files.append(name)
                 sizes.append(found.st_size)
-        return names, sizes
+        return files, sizes
 
-    def _take(self, prefix: bytes, found: list[str], sizes: array[int]) -> None:
+    def _take(self, prefix: bytes, names: list[bytes], sizes: array[int]) -> None:
         """Put these files of one folder on the list, except those that nobody asked for."""
-        if not found:
-            return
-        joined = os.fsencode("\0".join(found))  # all at once: no name holds a zero, and a call a name would cost more
-        names = joined.split(b"\0")
-        if self._endings is not None or self._only is not None or _may_be_bookkeeping(joined):
+        if self._endings is not None or self._only is not None or _may_hold_bookkeeping(names):
             wanted = [self._wants(prefix, name) for name in names]
             names, sizes = list(compress(names, wanted)), array("Q", compress(sizes, wanted))
         _cut(self._listing, prefix, names, sizes)
@@ -190,8 +178,38 @@ class _Walker:
         return self._only is None or self._only(prefix + name)
 
 
-def _may_be_bookkeeping(names: bytes) -> bool:
-    return b".json" in names or b"aspect_ratio_bucket_" in names
+def _may_hold_bookkeeping(names: list[bytes]) -> bool:
+    """Asked of all at once, since it is hardly ever so."""
+    joined = b"/".join(names)
+    return b".json" in joined or b"aspect_ratio_bucket_" in joined
+
+
+def _entries_native(lister: FolderLister, folder: int) -> Iterator[Entries]:
+    while True:
+        names, sizes = lister.next(folder)
+        if not names:
+            return
+        plain = sizes != OTHER
+        if plain.all():
+            yield names, array("Q", sizes.tobytes()), []
+        else:
+            yield list(compress(names, plain)), array("Q", sizes[plain].tobytes()), list(compress(names, ~plain))
+
+
+def _entries_python(folder: int) -> Iterator[Entries]:
+    with os.scandir(folder) as entries:
+        while some := list(islice(entries, ENTRIES_AT_ONCE)):
+            try:
+                files = [entry for entry in some if entry.is_file()]
+                sizes = array("Q", [entry.stat().st_size for entry in files])
+            except OSError:  # one of them vanished, or is a link that can't be followed
+                files, sizes = [], array("Q")
+            plain = set(files)
+            yield (
+                [os.fsencode(entry.name) for entry in files],
+                sizes,
+                [os.fsencode(entry.name) for entry in some if entry not in plain],
+            )
 
 
 def _cut(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int]) -> None:

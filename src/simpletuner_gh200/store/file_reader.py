@@ -37,10 +37,10 @@ def read_ahead(paths: list[bytes]) -> None:
             os.close(fd)
 
 
-def is_warm(fd: int, buffer: memoryview) -> bool | None:
-    """Is the file in the page cache? None where its file system can't tell, as most network ones can't."""
+def is_cold(fd: int, buffer: memoryview) -> bool:
+    """Has the file to come from the disk? No where its file system can't tell, as most network ones can't."""
     try:
         os.preadv(fd, [buffer[:1]], 0, os.RWF_NOWAIT)
     except OSError as error:
-        return False if error.errno == errno.EAGAIN else None
-    return True
+        return error.errno == errno.EAGAIN
+    return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from simpletuner_gh200.config.parts.in_memory import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, StoreError
 from simpletuner_gh200.memory.host import HostMemory, host_memory
-from simpletuner_gh200.store.batch_stager import TINY_BYTES, BatchStager, StagingPlan
+from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
 from simpletuner_gh200.store.ceiling import WORKING_BYTES, Ceiling, ceiling
 from simpletuner_gh200.store.choice import Choice, choose, estimate
 from simpletuner_gh200.store.codecs import CodecName, codec
@@ -114,7 +114,6 @@ class _Run:
         self._checked = 0
         self._done = 0
         self._lock = threading.Lock()
-        self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
 
     def work(self, shown: Progress, tick: Callable[[], None]) -> None:
@@ -150,7 +149,7 @@ class _Run:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                self._stage_one(stager, batch)
+                stager.stage(batch)
                 self._count(sum(batch.sizes))
                 shown.advance(len(batch.names), sum(batch.sizes))
         except BaseException:
@@ -159,14 +158,6 @@ class _Run:
         finally:
             with self._lock:
                 self._checked += stager.checked
-
-    def _stage_one(self, stager: BatchStager, batch: Batch) -> None:
-        """Tiny files that are in the page cache keep the interpreter busy, not the kernel: one thread at a time."""
-        if self._plan.slow.is_set() or sum(batch.sizes) > TINY_BYTES * len(batch.names):
-            stager.stage(batch)
-            return
-        with self._one_at_a_time:
-            stager.stage(batch)
 
     def _count(self, size: int) -> None:
         with self._lock:

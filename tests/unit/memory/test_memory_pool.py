@@ -1,19 +1,13 @@
 """Oversubscription: when it is refused, how its allocator is built, and whose allocations go there."""
 
-import os
-import stat
-import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.memory.pool import build
 from simpletuner_gh200.memory.pool.pool import RecordingPool
 from simpletuner_gh200.memory.pool.refusals import pool_refusal
 from simpletuner_gh200.seams.features._pool_optimizer import PooledOptimizer
@@ -38,49 +32,6 @@ ABLE = replace(NullDriver().capabilities(0), managed=True, concurrent_managed=Tr
 def test_refusals(version: str, conf: str, caps: Capabilities, deepspeed: bool, reason: str | None) -> None:
     found = pool_refusal(version, conf, caps, deepspeed=deepspeed)
     assert (found is None) if reason is None else (found is not None and reason in found)
-
-
-@pytest.fixture
-def cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path
-
-
-def test_allocator_is_compiled_once_into_a_private_folder(cache_home: Path) -> None:
-    if build.SHIPPED.exists():
-        pytest.skip("this installation ships the allocator built")
-    paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(build.library())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(paths)) == 1
-    folder = cache_home / "simpletuner-gh200"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert [entry.name for entry in folder.iterdir()] == [paths[0].name], "nothing half-built is left"
-
-
-def test_an_open_folder_is_closed_again(cache_home: Path) -> None:
-    (cache_home / "simpletuner-gh200").mkdir(mode=0o777)
-    os.chmod(cache_home / "simpletuner-gh200", 0o777)
-    assert stat.S_IMODE(build.private_folder().stat().st_mode) == 0o700
-
-
-def test_no_compiler_is_a_clear_message(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(cache_home))
-    with pytest.raises(FeatureUnavailable, match="needs a C compiler") as refused:
-        build.compile_to(cache_home / "allocator.so")
-    assert "install gcc" in str(refused.value)
-
-
-def test_a_failing_compiler_is_quoted(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = cache_home / "cc"
-    compiler.write_text("#!/bin/sh\necho no headers here >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", str(cache_home))
-    with pytest.raises(FeatureUnavailable, match="no headers here"):
-        build.compile_to(cache_home / "allocator.so")
 
 
 class Momentum:

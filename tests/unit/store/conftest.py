@@ -3,4 +3,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(params=["native", "python"])
+def file_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same outcome is asked of the C code and of what stands in for it where there is no compiler."""
+    from simpletuner_gh200.store import batch_stager, discovery, native
+
+    assert native.usable() is not None, "these machines have gcc"
+    if request.param == "python":
+        for module in (batch_stager, discovery):
+            monkeypatch.setattr(module, "usable", lambda: None)
+    return str(request.param)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from store_samples import as_nobody, fill
 
 from simpletuner_gh200.store.discovery import BATCH_BYTES, BATCH_FILES, Listing, extension_of, walk
+
+pytestmark = pytest.mark.usefixtures("file_calls")
 
 
 def names(listing: Listing) -> set[str]:

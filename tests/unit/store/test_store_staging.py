@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 import time
+from array import array
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,16 @@ from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, FeatureUna
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.sealed import is_sealed
 from simpletuner_gh200.store import batch_stager, file_reader
-from simpletuner_gh200.store.codecs import CHUNK_BYTES
+from simpletuner_gh200.store.choice import Choice
+from simpletuner_gh200.store.codecs import CHUNK_BYTES, codec
+from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch
+from simpletuner_gh200.store.index import Rows
+from simpletuner_gh200.store.problems import Problems
+from simpletuner_gh200.store.slab_writer import SlabWriter
 from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB, MIB
+
+pytestmark = pytest.mark.usefixtures("file_calls")
 
 CODECS = [None, "lz4", "zlib", "snappy", "zstd", "auto"]
 
@@ -174,19 +182,18 @@ def test_an_unreadable_file_is_reported_and_left_to_the_disk(tmp_path: Path) -> 
     assert as_nobody(work, tmp_path) == 0
 
 
-def during_open(monkeypatch, name: bytes, change) -> None:
-    """Run ``change`` once, right after the file is opened for staging."""
-    original = os.open
+def once_listed(monkeypatch, change) -> None:
+    """Run ``change`` once, after the folder is listed and before a file is read."""
+    original = batch_stager.BatchStager.stage
     done = threading.Event()
 
-    def opened(path, *rest, **more):
-        fd = original(path, *rest, **more)
-        if isinstance(path, bytes) and path.endswith(name) and not done.is_set():
+    def stage_after(self, batch):
+        if not done.is_set():
             done.set()
             change()
-        return fd
+        original(self, batch)
 
-    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(batch_stager.BatchStager, "stage", stage_after)
 
 
 def test_a_file_that_vanishes_is_reported_not_counted_as_damage(tmp_path: Path, monkeypatch) -> None:
@@ -207,7 +214,7 @@ def test_a_file_that_vanishes_is_reported_not_counted_as_damage(tmp_path: Path, 
 @pytest.mark.parametrize("now", [b"", b"short", b"longer than it was when it was listed"])
 def test_a_small_file_that_changed_since_it_was_listed_is_staged_as_it_is_now(tmp_path: Path, monkeypatch, now) -> None:
     fill(tmp_path, {"a.txt": b"first content"})
-    during_open(monkeypatch, b"a.txt", lambda: (tmp_path / "a.txt").write_bytes(now))
+    once_listed(monkeypatch, lambda: (tmp_path / "a.txt").write_bytes(now))
     dataset, _report = staged(tmp_path)
     assert dataset.view(tmp_path / "a.txt") == now
 
@@ -216,7 +223,7 @@ def test_a_small_file_that_became_large_spoils_no_other(tmp_path: Path, monkeypa
     others = {f"{number}.bin": os.urandom(20_000) for number in range(12)}
     fill(tmp_path, {**others, "a.txt": b"first content"})
     grown = os.urandom(CHUNK_BYTES * 2)
-    during_open(monkeypatch, b"a.txt", lambda: (tmp_path / "a.txt").write_bytes(grown))
+    once_listed(monkeypatch, lambda: (tmp_path / "a.txt").write_bytes(grown))
     dataset, _report = staged(tmp_path)
     assert dataset.view(tmp_path / "a.txt") == grown
     for name, content in others.items():
@@ -242,7 +249,7 @@ def test_a_large_file_that_never_holds_still_is_left_to_the_disk(tmp_path: Path,
 def test_a_large_file_that_is_cut_while_it_is_read_is_staged_as_it_is_now(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(os.urandom(CHUNK_BYTES * 3))
-    during_open(monkeypatch, b"a.bin", lambda: os.truncate(path, CHUNK_BYTES * 2))
+    once_listed(monkeypatch, lambda: os.truncate(path, CHUNK_BYTES * 2))
     dataset, _report = staged(tmp_path, compression="lz4")
     assert dataset.view(path) == path.read_bytes()
 
@@ -279,37 +286,44 @@ def test_the_page_cache_is_given_back(tmp_path: Path) -> None:
     os.fsync(fd)
     os.pread(fd, MIB, 0)
     probe = memoryview(bytearray(16))
-    if not file_reader.is_warm(fd, probe):
-        pytest.skip("this file system does not tell what is in the page cache")
+    assert not file_reader.is_cold(fd, probe)
     staged(tmp_path)
-    assert file_reader.is_warm(fd, probe) is False
+    assert file_reader.is_cold(fd, probe)
     os.close(fd)
 
 
-@pytest.mark.parametrize("warm", [True, False, None])
-def test_tiny_files_are_staged_side_by_side_unless_they_are_surely_warm(tmp_path: Path, monkeypatch, warm) -> None:
-    """On a network disk, which can't say what is cached, one thread at a time would wait for every single file."""
-    for folder in range(4):
-        fill(tmp_path / str(folder), {f"{number}.txt": b"x" for number in range(3)})
-    monkeypatch.setattr(batch_stager, "is_warm", lambda *_: warm)
-    ahead: list[bytes] = []
-    monkeypatch.setattr(batch_stager, "read_ahead", ahead.extend)
-    busy: list[int] = []
-    together: list[int] = []
-    original = batch_stager.BatchStager._small
-
-    def small(self, *arguments):
-        busy.append(1)
+def test_cold_files_are_fetched_ahead(tmp_path: Path, monkeypatch) -> None:
+    """Only the first file is read here; that the others are in the page cache afterwards can be nobody else's doing."""
+    size = 70_000
+    descriptors = []
+    for number in range(4):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(os.urandom(size))
+        descriptors.append(os.open(path, os.O_RDONLY))
+        os.fsync(descriptors[-1])
+        os.posix_fadvise(descriptors[-1], 0, 0, os.POSIX_FADV_DONTNEED)
+    probe = memoryview(bytearray(1))
+    assert all(file_reader.is_cold(fd, probe) for fd in descriptors)
+    plan = batch_stager.StagingPlan(
+        rows=Rows.new(4),
+        slab=SlabWriter(MIB),
+        choice=Choice({}, codec("raw"), {}),
+        verify="none",
+        problems=Problems(),
+        give_back=False,
+    )
+    # Listed as larger than the buffer has room for, so that they are left to what is put out of action here.
+    monkeypatch.setattr(batch_stager.BatchStager, "_small", lambda *_: 0)
+    names = [b"%d.bin" % number for number in range(4)]
+    batch_stager.BatchStager(plan).stage(
+        Batch(os.fsencode(tmp_path) + b"/", 0, names, array("Q", [size, *[BATCH_BYTES] * 3]))
+    )
+    deadline = time.monotonic() + 20
+    while any(file_reader.is_cold(fd, probe) for fd in descriptors[1:]) and time.monotonic() < deadline:
         time.sleep(0.01)
-        together.append(len(busy))
-        busy.pop()
-        return original(self, *arguments)
-
-    monkeypatch.setattr(batch_stager.BatchStager, "_small", small)
-    _dataset, report = staged(tmp_path, workers=4)
-    assert report.staged == 12
-    assert (max(together) > 1) == (warm is not True)
-    assert bool(ahead) == (warm is False)
+    assert not any(file_reader.is_cold(fd, probe) for fd in descriptors[1:])
+    for fd in descriptors:
+        os.close(fd)
 
 
 def test_videos_and_huge_pictures_are_not_called_broken(tmp_path: Path, monkeypatch) -> None:

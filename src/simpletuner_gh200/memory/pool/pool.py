@@ -6,15 +6,18 @@ import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.compiled import CSource
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.memory.pool import build
 
 if TYPE_CHECKING:
     import torch
+
+SOURCE = CSource(Path(__file__).with_name("allocator.c"), "the allocator of use_uvm", "set use_uvm to false")
 
 Pattern = Literal["gpu_first", "balanced", "cpu_first"]
 _PATTERNS: dict[str, int] = {"gpu_first": 0, "balanced": 1, "cpu_first": 2}
@@ -48,7 +51,7 @@ class Allocator:
     """The C side, through ctypes: what torch calls, and its counters. One per process, as its counters are."""
 
     def __init__(self, limit: int, pattern: Pattern) -> None:
-        self.path = build.library()
+        self.path = SOURCE.library()
         self._library = ctypes.CDLL(str(self.path))
         self._library.gh200_pool_configure.argtypes = (ctypes.c_uint64, ctypes.c_int)
         self._library.gh200_pool_alloc.restype = ctypes.c_void_p
