@@ -46,11 +46,14 @@ class StagedDataset:
     def __init__(self, memory: StagedMemory) -> None:
         self._index = Index(memory.index, memory.count)
         self._rows = self._index.rows
+        self._look_up = self._index.find
+        self._offset, self._size, self._form = self._rows.offset, self._rows.size, self._rows.form
         data, state = map_readonly(memory.data), map_shared(memory.state)
         self._data = memoryview(data) if data is not None else memoryview(b"")
         assert state is not None
         self._state = memoryview(state)
         self._trusted = bytearray(memory.count)
+        """Of this process: stored as it is, and found intact."""
         self._aliases = memory.aliases
         self.counts = ReadCounts()
 
@@ -69,11 +72,25 @@ class StagedDataset:
 
     def view(self, path: FilePath) -> memoryview | None:
         """The file's bytes, read-only, or None where the disk has to be asked."""
+        if type(path) is str:  # nearly every read: asked for by name, intact, not written since
+            row = self._look_up(path.encode("utf-8", "surrogateescape"))
+            if row >= 0 and self._trusted[row] and not self._state[row]:
+                self.counts.served += 1
+                start = self._offset[row]
+                return self._data[start : start + self._size[row]]
+        return self._view_with_care(path)
+
+    def _view_with_care(self, path: FilePath) -> memoryview | None:
         row = self._find(path)
         if row < 0 or self._state[row]:
             self.counts.elsewhere += 1
             return None
-        return self._row_view(row, path)
+        content = self._decoded(row) if self._trusted[row] else self._content(row)
+        if content is None:
+            logger.warning("gh200: %s is damaged in memory; reading it from disk", printable(os.fsencode(path)))
+        else:
+            self.counts.served += 1
+        return content
 
     def holds(self, path: FilePath) -> bool:
         """Would ``view`` find it?"""
@@ -99,38 +116,25 @@ class StagedDataset:
         return self._content(row) is not None
 
     def _find(self, path: FilePath) -> int:
-        text = os.fspath(path)
+        text = path if isinstance(path, (str, bytes)) else os.fspath(path)
         key = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-        row = self._index.find(key)
+        row = self._look_up(key)
         if row < 0:
             row = self._find_otherwise(text, key)
-        return row if row >= 0 and self._rows.form[row] != ABSENT else -1
+        return row if row >= 0 and self._form[row] != ABSENT else -1
 
     def _find_otherwise(self, text: str | bytes, key: bytes) -> int:
         """The path may be relative or untidy, or go through another link to the same folder."""
         tidy = os.fsencode(os.path.abspath(text))
-        row = self._index.find(tidy) if tidy != key else -1
+        row = self._look_up(tidy) if tidy != key else -1
         if row >= 0:
             return row
         for other, staged in self._aliases:
             if tidy.startswith(other):
-                row = self._index.find(staged + tidy[len(other) :])
+                row = self._look_up(staged + tidy[len(other) :])
                 if row >= 0:
                     return row
         return -1
-
-    def _row_view(self, row: int, path: FilePath) -> memoryview | None:
-        rows = self._rows
-        if rows.form[row] == 0 and self._trusted[row]:
-            start = rows.offset[row]
-            self.counts.served += 1
-            return self._data[start : start + rows.size[row]]
-        content = self._content(row)
-        if content is None:
-            logger.warning("gh200: %s is damaged in memory; reading it from disk", printable(os.fsencode(path)))
-            return None
-        self.counts.served += 1
-        return content
 
     def _content(self, row: int) -> memoryview | None:
         """Decoded and verified; None, and marked for every rank, where it does not match its checksum."""
@@ -143,7 +147,8 @@ class StagedDataset:
             self._state[row] = DAMAGED
             self.counts.mismatches += 1
             return None
-        self._trusted[row] = 1
+        if rows.form[row] == 0:
+            self._trusted[row] = 1
         return content
 
     def _decoded(self, row: int) -> memoryview:
