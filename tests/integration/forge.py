@@ -20,11 +20,17 @@ import time
 import traceback
 from pathlib import Path
 
+IMPORTED_ONCE = (
+    # SimpleTuner asks for these only when training starts, but then always: half of a short job's time.
+    *("torch._inductor.cudagraph_trees", "torchsde", "datasets"),
+    *("simpletuner.helpers.training.trainer", "simpletuner.helpers.data_backend.factory"),
+)
+
 
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever SimpleTuner prints while importing must not mix with the answers
-    for name in ("simpletuner.helpers.training.trainer", "simpletuner.helpers.data_backend.factory"):
+    for name in IMPORTED_ONCE:
         importlib.import_module(name)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
