@@ -17,7 +17,6 @@ from simpletuner_gh200.store.index import Index, IndexLayout, Rows, halves, writ
 from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.staging import StagingRequest, stage
 
-
 CACHED_BYTES = 8_000_000
 """A set of files that the processor's caches hold: then the way to the bytes is measured, not the memory behind it."""
 
