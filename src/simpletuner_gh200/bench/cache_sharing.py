@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.bench.cache_memory import make_latents
+from simpletuner_gh200.bench.ranks import answer, ranks
 from simpletuner_gh200.cache.service import Caches, Wanted
 from simpletuner_gh200.memory.sharing import NodeGroup
 
@@ -21,40 +19,15 @@ PAYLOAD = 16 * 128 * 128 * 2
 def measure_sharing(folder: Path, count: int) -> dict[str, Any]:
     """``held_ratio`` of one rank, ``pss_ratio`` of two; every rank has read every entry once."""
     make_latents(folder / "latents", SHAPE, count)
-    alone, together = (sum(_ranks(folder, world)) for world in (1, 2))
+    alone, together = (_held(folder, world) for world in (1, 2))
     return {"held_ratio": alone / (count * PAYLOAD), "pss_ratio": together / (count * PAYLOAD)}
 
 
-def _ranks(folder: Path, world: int) -> list[int]:
-    started = [_start(folder, rank, world) for rank in range(world)]
-    for rank in started:
-        assert rank.stdout is not None
-        rank.stdout.readline()  # has read everything; only when all have is a page shared by all
-    answers = [_ask(rank) for rank in started]
-    for rank in started:
-        rank.communicate("done\n", timeout=60)
-    return answers
-
-
-def _ask(rank: subprocess.Popen[str]) -> int:
-    assert rank.stdin is not None
-    assert rank.stdout is not None
-    rank.stdin.write("report\n")
-    rank.stdin.flush()
-    return int(json.loads(rank.stdout.readline())["pss"])
-
-
-def _start(folder: Path, rank: int, world: int) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_PORT": str(os.getpid()),
-        "XDG_RUNTIME_DIR": "",
-        "TMPDIR": str(folder),
-    }
-    command = [sys.executable, "-m", "simpletuner_gh200.bench.cache_sharing", str(folder / "latents")]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _held(folder: Path, world: int) -> int:
+    with ranks(__name__, folder / "latents", world, folder) as started:
+        for rank in started:
+            rank.ask("read everything")  # only when all have is a page shared by all
+        return sum(rank.ask("report") for rank in started)
 
 
 def be_a_rank(folder: str) -> None:
@@ -66,14 +39,16 @@ def be_a_rank(folder: str) -> None:
     caches = Caches([Wanted("latents", "vae", folder)], allowed=None, group=NodeGroup.from_environment("bench"))
     caches.fill()
     table = caches.tables["latents"]
-    while table.find_all(paths) is None:  # the other rank may still be at its part
-        time.sleep(0.05)
-    for path in paths:
-        table.get(path).sum()
-    print(json.dumps({"read": len(paths)}), flush=True)
-    sys.stdin.readline()
-    print(json.dumps({"pss": _pss() - before}), flush=True)
-    sys.stdin.readline()
+
+    def step(what: str) -> int:
+        if what == "read everything":
+            while table.find_all(paths) is None:  # the other rank may still be at its part
+                time.sleep(0.05)
+            for path in paths:
+                table.get(path).sum()
+        return _pss() - before
+
+    answer(step)
     caches.close()
 
 

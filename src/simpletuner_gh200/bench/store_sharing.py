@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.bench.ranks import answer, ranks
 from simpletuner_gh200.bench.store_files import make_files
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.store.reader import StagedDataset
@@ -19,37 +18,13 @@ RANKS = 4
 
 
 def measure_sharing(folder: Path, size: int, count: int) -> dict[str, Any]:
-    """Each rank is an interpreter of its own that reads every file; none ends before all have reported."""
+    """Every rank reads every file; none ends before all have reported."""
     make_files(folder / "data", size, count)
-    ranks = [_start(folder, rank) for rank in range(RANKS)]
-    for rank in ranks:
-        _ask(rank, "read everything")
-    pss = sum(_ask(rank, "report") for rank in ranks)
-    for rank in ranks:
-        rank.communicate()
+    with ranks(__name__, folder / "data", RANKS, folder) as started:
+        for rank in started:
+            rank.ask("read everything")
+        pss = sum(rank.ask("report") for rank in started)
     return {"pss_ratio": pss / (size * count), "ranks": RANKS, "dataset_bytes": size * count}
-
-
-def _ask(rank: subprocess.Popen[str], what: str) -> int:
-    """The rank does its next step and answers with its Pss."""
-    assert rank.stdin is not None
-    assert rank.stdout is not None
-    rank.stdin.write(what + "\n")
-    rank.stdin.flush()
-    return int(json.loads(rank.stdout.readline())["pss"])
-
-
-def _start(folder: Path, rank: int) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        "MASTER_PORT": str(os.getpid()),
-        "XDG_RUNTIME_DIR": "",
-        "TMPDIR": str(folder),
-    }
-    command = [sys.executable, "-m", "simpletuner_gh200.bench.store_sharing", str(folder / "data")]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def be_a_rank(folder: Path) -> None:
@@ -61,10 +36,13 @@ def be_a_rank(folder: Path) -> None:
     else:
         memory = receive_memory(group, "data")
     dataset = StagedDataset(memory)
-    for line in sys.stdin:
-        if line == "read everything\n":
+
+    def step(what: str) -> int:
+        if what == "read everything":
             _read_all(dataset, folder)
-        print(json.dumps({"pss": own_pss()}), flush=True)
+        return own_pss()
+
+    answer(step)
 
 
 def _read_all(dataset: StagedDataset, folder: Path) -> None:
