@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from simpletuner_gh200.cache.slots import SLOT_BYTES, Slots, slots_for
+from simpletuner_gh200.cache.slots import SLOT_BYTES, Key, Slot, Slots, slots_for
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.slab import Slab
 
@@ -81,17 +81,17 @@ class Control:
     def writing(self) -> Iterator[None]:
         with self._lock:
             if self._shared and self._depth == 0:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX)
+                fcntl.lockf(self.fd, fcntl.LOCK_EX)
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
                 if self._shared and self._depth == 0:
-                    fcntl.lockf(self._fd, fcntl.LOCK_UN)
+                    fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     @property
-    def _fd(self) -> int:
+    def fd(self) -> int:
         assert self.slab.fd is not None
         return self.slab.fd
 
@@ -163,6 +163,14 @@ class Control:
     def drop_segment(self, number: int) -> None:
         self._words[self._row_start(number)] = 0
         self._words[_DROPS] += 1
+
+    def withdraw(self, key: Key) -> Slot | None:
+        """Take an entry out, of whichever process; what it was. Its segment is left to the process that made it."""
+        with self.writing():
+            old = self.slots.remove(key)
+            if old is not None and self.row(old.segment) is not None:
+                self.count_live(old.segment, -1)
+            return old
 
     def drop_all(self) -> None:
         """Withdraw every entry and every segment."""

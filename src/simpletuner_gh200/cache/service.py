@@ -6,13 +6,14 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.copies import agree
 from simpletuner_gh200.cache.fill import cache_files, fill
 from simpletuner_gh200.cache.pack_folder import Loaded, PackFolder, folder_for
 from simpletuner_gh200.cache.plan import Plan, divide, plan
@@ -22,6 +23,7 @@ from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.memory.numa import Node, read_nodes
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.telemetry.progress import progress
 from simpletuner_gh200.units import MIB, format_bytes, format_seconds
@@ -62,10 +64,13 @@ class Caches:
         mappable: bool = True,
         packs: Path | None = None,
         workers: int = 0,
+        near: int | None = None,
+        memory_nodes: Callable[[], Sequence[Node]] = read_nodes,
     ) -> None:
         """``tight``: slabs cost their whole size at once (registered memory), so make them no larger than needed.
 
         ``mappable``: slabs can be mapped again; false for managed memory, where hits are copies.
+        ``near``: the memory node beside this rank's GPU; ranks beside different ones have a copy each if that fits.
         """
         self.wanted = {want.name: want for want in wanted}
         self.packs = packs
@@ -81,8 +86,11 @@ class Caches:
         self.files = {name: list(cache_files(want.folder)) for name, want in self.wanted.items()}
         self.allowed = allowed if allowed is not None else int(host_memory().available * HOST_SHARE)
         needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
-        shares = divide(needs, self.allowed)
         group.join()
+        self.copies = agree(group, near, sum(size for _, size in needs.values()), self.allowed, memory_nodes)
+        if len(self.copies.groups) > 1 and group.is_leader:
+            logger.info("gh200: unified caches: %s", self.copies.reason)
+        shares = divide(needs, self.allowed // len(self.copies.groups))
         self.tables = {name: self._table(want, shares[name]) for name, want in self.wanted.items()}
         self.plans: dict[str, Plan] = {}
         for name, table in self.tables.items():
@@ -90,20 +98,11 @@ class Caches:
         _live.add(self)
 
     def _table(self, want: Wanted, allowed: int | None) -> Table:
-        shared = self.group.local_world_size > 1
-        if self.group.is_leader:
-            entries = max(len(self.files[want.name]), want.expected) + 256
-            control = Control.create(entries, label=want.name, shared=shared)
-            if shared:
-                assert control.slab.fd is not None
-                self.group.share(f"cache {want.name}", control.slab.fd)
-        else:
-            _, fds = self.group.receive(f"cache {want.name}")
-            control = Control.attach(fds[0], label=want.name)
-            os.close(fds[0])
+        controls = self._controls(want)
         return Table(
             want.name,
-            control,
+            controls.pop(self.copies.of(self.group.local_rank)),
+            elsewhere=controls,
             allowed=allowed,
             look_for_nan=want.look_for_nan,
             slabs=self._slabs,
@@ -111,26 +110,39 @@ class Caches:
             mappable=self._mappable,
         )
 
+    def _controls(self, want: Wanted) -> list[Control]:
+        """The control blocks of all copies: made by the leader, mapped by every rank."""
+        shared = self.group.local_world_size > 1
+        if not self.group.is_leader:
+            _, fds = self.group.receive(f"cache {want.name}")
+            controls = [Control.attach(fd, label=want.name) for fd in fds]
+            for fd in fds:
+                os.close(fd)
+            return controls
+        entries = max(len(self.files[want.name]), want.expected) + 256
+        controls = [Control.create(entries, label=want.name, shared=shared) for _ in self.copies.groups]
+        if shared:
+            self.group.share(f"cache {want.name}", *(control.fd for control in controls))
+        return controls
+
     def _decide(self, name: str, table: Table) -> None:
         chosen = plan([(key_of(path).high, size) for path, size in self.files[name]], table.allowed)
         self.plans[name] = chosen
         table.statistics.expected_hit_rate = chosen.expected_hit_rate
         if self.group.is_leader:
-            table.control.threshold = chosen.threshold
+            table.set_threshold(chosen.threshold)
             level = logging.INFO if chosen.complete else logging.WARNING
             logger.log(level, "gh200: cache %s", chosen.text(name))
 
     def fill(self, *, lazy: bool = False) -> None:
-        """Take in what is on disk, packs first; each rank of the node does its part of the rest.
+        """Take in what is on disk, packs first; each rank does its part of the rest of its copy.
 
         ``lazy``: only the packs; other entries are taken in when they are first read.
         """
-        if self.group.is_leader:
+        share = self.copies.position(self.group.local_rank)
+        if share[0] == 0:
             self._load_packs()
-            self.group.share("packs loaded")
-        elif self.group.local_world_size > 1:
-            self.group.receive("packs loaded")
-        share = self.group.local_rank, self.group.local_world_size
+        self._wait_for_all("packs loaded")
         for name, table in self.tables.items() if not lazy else ():
             files = self.files[name]
             with progress(f"filling cache {name}", items=len(files)) as bar:
@@ -139,6 +151,14 @@ class Caches:
         if self.group.is_leader and self.packs is not None:
             self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
             self._saving.start()
+
+    def _wait_for_all(self, point: str) -> None:
+        if self.group.is_leader:
+            self.group.hear(point)
+            self.group.share(point)
+        else:
+            self.group.tell(point)
+            self.group.receive(point)
 
     def _load_packs(self) -> None:
         if self.packs is None:
@@ -185,6 +205,7 @@ class Caches:
         for name, found in tables.items():
             found["budget_bytes"] = self.tables[name].allowed
             found["bytes_for_all"] = self.plans[name].total_bytes
+            found["copies_on_node"] = len(self.copies.groups)
             if name in self.loaded:
                 found["packs"] = asdict(self.loaded[name])
         return tables

@@ -56,13 +56,17 @@ class Found:
 
 
 class Table:
-    """Safe from several threads. ``allowed`` is the budget in bytes of all ranks together; None: no limit."""
+    """Safe from several threads. ``allowed`` is the budget in bytes of all ranks that share it; None: no limit.
+
+    ``elsewhere``: other copies of the same cache on this node, from which whatever is withdrawn here goes too.
+    """
 
     def __init__(
         self,
         name: str,
         control: Control,
         *,
+        elsewhere: Sequence[Control] = (),
         allowed: int | None = None,
         look_for_nan: bool = False,
         slabs: SlabSource | None = None,
@@ -71,6 +75,7 @@ class Table:
     ) -> None:
         self.name = name
         self.control = control
+        self._elsewhere = tuple(elsewhere)
         self.allowed = allowed
         self.look_for_nan = look_for_nan
         self.statistics = Statistics()
@@ -168,6 +173,11 @@ class Table:
 
     # -- writing ---------------------------------------------------------------------------------------
 
+    def set_threshold(self, value: int) -> None:
+        """Which keys are admitted, in every copy."""
+        for control in (self.control, *self._elsewhere):
+            control.threshold = value
+
     def admits(self, key: Key) -> bool:
         """Is the key in the fixed subset that the budget holds?"""
         return key.high <= self.control.threshold
@@ -223,16 +233,20 @@ class Table:
     def invalidate(self, path: Any) -> bool:
         """Withdraw one entry on every rank; True if there was one."""
         key = key_of(normal(path))
+        gone = [copy.withdraw(key) for copy in self._elsewhere if copy.slots.get(key) is not None]
         if self.control.slots.get(key) is None:
-            return False
+            return any(gone)
         with self.control.writing():
             old = self.control.slots.remove(key)
             if old is not None:
                 self._segments.release(old)
-        return old is not None
+        return old is not None or any(gone)
 
     def drop(self) -> None:
         """Withdraw everything on every rank; the memory goes back once nobody looks at it."""
+        for copy in self._elsewhere:
+            with copy.writing():
+                copy.drop_all()
         with self.control.writing():
             self.control.drop_all()
             self._sweep()
@@ -256,4 +270,5 @@ class Table:
         self._segments.close()
         self._memo = {}
         self._watch.close()
-        self.control.close()
+        for control in (self.control, *self._elsewhere):
+            control.close()

@@ -147,6 +147,7 @@ class CachesFeature(Feature):
             tight=maker.choice.kind != "host",
             mappable=maker.choice.kind != "managed",
             packs=packs,
+            near=maker.caps.host_node,
         )
 
     def _attach(self, found: list[FoundCache]) -> None:

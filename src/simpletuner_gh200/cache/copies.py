@@ -1,0 +1,65 @@
+"""How many copies of the caches a node holds: one beside each GPU where there is room for that, else one for all ranks.
+
+A node with four GH200 has four CPU memories, each next to its own GPU. What lies in another's is read through the link
+between the sockets; what lies in one's own is not. See ``docs/unified-caches.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simpletuner_gh200.memory.numa import Node
+from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.units import format_bytes
+
+ROOM_LEFT = 0.2
+"""Of each memory node, for everything that is not a cache."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """``groups``: the local ranks that share a copy, by copy."""
+
+    groups: tuple[tuple[int, ...], ...]
+    reason: str
+
+    def of(self, rank: int) -> int:
+        return next(number for number, ranks in enumerate(self.groups) if rank in ranks)
+
+    def position(self, rank: int) -> tuple[int, int]:
+        """Place of a rank among those that share its copy, and how many they are."""
+        ranks = self.groups[self.of(rank)]
+        return ranks.index(rank), len(ranks)
+
+
+def decide(near: Sequence[int | None], needed: int, allowed: int, nodes: Sequence[Node]) -> Copies:
+    """``near``: the memory node beside each local rank's GPU, None where it has none or can't tell."""
+    everybody = (tuple(range(len(near))),)
+    beside = sorted({node for node in near if node is not None})
+    if len(beside) < 2 or None in near:
+        return Copies(everybody, "the ranks share one memory node")
+    if needed * len(beside) > allowed:
+        return Copies(everybody, f"the budget has no room for {len(beside)} copies of {format_bytes(needed)}")
+    room = {node.index: int(node.free * (1 - ROOM_LEFT)) for node in nodes if node.has_cpus}
+    full = [node for node in beside if room.get(node, 0) < needed]
+    if full:
+        return Copies(everybody, f"memory node {full[0]} has no room for a copy of {format_bytes(needed)}")
+    groups = tuple(tuple(rank for rank, place in enumerate(near) if place == node) for node in beside)
+    return Copies(groups, f"one copy beside each of memory nodes {', '.join(map(str, beside))}")
+
+
+def agree(group: NodeGroup, near: int | None, needed: int, allowed: int, nodes: Callable[[], Sequence[Node]]) -> Copies:
+    """Collective: every rank says where its GPU is, the leader decides for all."""
+    if group.local_world_size == 1:
+        return decide([near], needed, allowed, ())
+    if not group.is_leader:
+        group.tell("memory node", note={"near": near})
+        note, _ = group.receive("copies")
+        groups, reason = note["groups"], note["reason"]
+        assert isinstance(groups, list)
+        return Copies(tuple(tuple(ranks) for ranks in groups), str(reason))
+    told = [note.get("near") for note, _ in group.hear("memory node")]
+    chosen = decide([near, *(one if isinstance(one, int) else None for one in told)], needed, allowed, nodes())
+    group.share("copies", note={"groups": chosen.groups, "reason": chosen.reason})
+    return chosen
