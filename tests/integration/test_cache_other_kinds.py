@@ -1,4 +1,4 @@
-"""SimpleTuner's own image-embed, grounding and distillation caches, entered from the top, with our tables behind them."""
+"""SimpleTuner's own image-embed, grounding and distillation caches, entered from the top, with our tables behind."""
 
 from __future__ import annotations
 
