@@ -172,6 +172,12 @@ MUTATIONS = (
         r"self\._consume_manual_validation_request\(\)",
         "self.validation_wanted",
     ),
+    Mutation(
+        "trainer.train",
+        "looks for a stop signal at the top of every turn",
+        r"self\._exit_on_signal\(\)",
+        "self.stop_if_asked()",
+    ),
     # caches
     Mutation(
         "caching.vae_read",

@@ -21,11 +21,8 @@ class LoopWatch:
         self._ours: list[tuple[Any, str, Any]] = []
 
     def watch(self, trainer: Any) -> None:
-        sees_top = hasattr(trainer, TOP_OF_LOOP)
-        if sees_top:
-            self._put(trainer, TOP_OF_LOOP, self._top(getattr(trainer, TOP_OF_LOOP)))
-        accumulate = trainer.accelerator.accumulate
-        self._put(trainer.accelerator, "accumulate", self._micro_batch(accumulate, asks_next=not sees_top))
+        self._put(trainer, TOP_OF_LOOP, self._top(getattr(trainer, TOP_OF_LOOP)))
+        self._put(trainer.accelerator, "accumulate", self._micro_batch(trainer.accelerator.accumulate))
         self._clock.batch_asked()
 
     def leave(self) -> None:
@@ -47,13 +44,11 @@ class LoopWatch:
 
         return top
 
-    def _micro_batch(self, original: Any, *, asks_next: bool) -> Any:
+    def _micro_batch(self, original: Any) -> Any:
         @contextmanager
         def accumulate(*models: Any) -> Iterator[None]:
             with original(*models):
                 yield
             self._clock.batch_done()
-            if asks_next:
-                self._clock.batch_asked()
 
         return accumulate

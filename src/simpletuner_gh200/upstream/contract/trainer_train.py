@@ -54,5 +54,11 @@ SPEC = SeamSpec(
             facts.calls(WHERE, "self._consume_manual_validation_request"),
             features=("ramp",),
         ),
+        Fact(
+            "looks for a stop signal at the top of every turn",
+            "the wait for a batch begins there",
+            facts.calls(WHERE, "self._exit_on_signal", times=1),
+            features=("telemetry",),
+        ),
     ),
 )
