@@ -18,19 +18,20 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
-IMPORTED_ONCE = (
-    # SimpleTuner asks for these only when training starts, but then always: half of a short job's time.
-    *("torch._inductor.cudagraph_trees", "torchsde", "datasets"),
-    *("simpletuner.helpers.training.trainer", "simpletuner.helpers.data_backend.factory"),
-)
+ASKED_FOR_LATER = ("torch._inductor.cudagraph_trees", "torchsde", "datasets")
+"""By SimpleTuner, when training starts, but then always, as far as they exist: half of a short job's time."""
 
 
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever SimpleTuner prints while importing must not mix with the answers
-    for name in IMPORTED_ONCE:
+    for name in ASKED_FOR_LATER:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    for name in ("simpletuner.helpers.training.trainer", "simpletuner.helpers.data_backend.factory"):
         importlib.import_module(name)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:

@@ -33,7 +33,11 @@ class Rank:
         return int(self._process.stdout.readline())
 
     def end(self) -> None:
-        self._process.communicate(timeout=60)
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
 
 @contextmanager

@@ -7,9 +7,11 @@ which a process that dies gives up by dying.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,7 +83,7 @@ class Control:
     def writing(self) -> Iterator[None]:
         with self._lock:
             if self._shared and self._depth == 0:
-                fcntl.lockf(self.fd, fcntl.LOCK_EX)
+                self._lock_among_ranks()
             self._depth += 1
             try:
                 yield
@@ -89,6 +91,17 @@ class Control:
                 self._depth -= 1
                 if self._shared and self._depth == 0:
                     fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+    def _lock_among_ranks(self) -> None:
+        """The kernel looks for deadlocks between processes, not threads, and sees some where there are none."""
+        while True:
+            try:
+                fcntl.lockf(self.fd, fcntl.LOCK_EX)
+                return
+            except OSError as refused:
+                if refused.errno != errno.EDEADLK:
+                    raise
+                time.sleep(0.001)
 
     @property
     def fd(self) -> int:

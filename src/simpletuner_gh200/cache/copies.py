@@ -6,12 +6,15 @@ between the sockets; what lies in one's own is not. See ``docs/unified-caches.md
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from simpletuner_gh200.memory.numa import Node
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.units import format_bytes
+
+logger = logging.getLogger("simpletuner_gh200")
 
 ROOM_LEFT = 0.2
 """Of each memory node, for everything that is not a cache."""
@@ -33,23 +36,32 @@ class Copies:
         return ranks.index(rank), len(ranks)
 
 
-def decide(near: Sequence[int | None], needed: int, allowed: int, nodes: Sequence[Node]) -> Copies:
-    """``near``: the memory node beside each local rank's GPU, None where it has none or can't tell."""
+def decide(near: Sequence[int | None], needed: int | None, allowed: int, nodes: Sequence[Node]) -> Copies:
+    """``near``: the memory node beside each local rank's GPU, None where it has none or a copy of its own is no use.
+
+    ``needed``: bytes of one copy when it is complete, None where that can't be known yet.
+    """
     everybody = (tuple(range(len(near))),)
     beside = sorted({node for node in near if node is not None})
-    if len(beside) < 2 or None in near:
-        return Copies(everybody, "the ranks share one memory node")
+    if None in near:
+        return Copies(everybody, "one copy: not every rank has a memory node of its GPU to keep one in")
+    if len(beside) < 2:
+        return Copies(everybody, "one copy: the ranks are beside the same memory node")
+    if needed is None:
+        return Copies(everybody, "one copy: how large it will be is not known yet")
     if needed * len(beside) > allowed:
-        return Copies(everybody, f"the budget has no room for {len(beside)} copies of {format_bytes(needed)}")
+        return Copies(everybody, f"one copy: the budget has no room for {len(beside)} of {format_bytes(needed)}")
     room = {node.index: int(node.free * (1 - ROOM_LEFT)) for node in nodes if node.has_cpus}
     full = [node for node in beside if room.get(node, 0) < needed]
     if full:
-        return Copies(everybody, f"memory node {full[0]} has no room for a copy of {format_bytes(needed)}")
+        return Copies(everybody, f"one copy: memory node {full[0]} has no room for {format_bytes(needed)}")
     groups = tuple(tuple(rank for rank, place in enumerate(near) if place == node) for node in beside)
     return Copies(groups, f"one copy beside each of memory nodes {', '.join(map(str, beside))}")
 
 
-def agree(group: NodeGroup, near: int | None, needed: int, allowed: int, nodes: Callable[[], Sequence[Node]]) -> Copies:
+def agree(
+    group: NodeGroup, near: int | None, needed: int | None, allowed: int, nodes: Callable[[], Sequence[Node]]
+) -> Copies:
     """Collective: every rank says where its GPU is, the leader decides for all."""
     if group.local_world_size == 1:
         return decide([near], needed, allowed, ())
@@ -62,4 +74,5 @@ def agree(group: NodeGroup, near: int | None, needed: int, allowed: int, nodes: 
     told = [note.get("near") for note, _ in group.hear("memory node")]
     chosen = decide([near, *(one if isinstance(one, int) else None for one in told)], needed, allowed, nodes())
     group.share("copies", note={"groups": chosen.groups, "reason": chosen.reason})
+    logger.info("gh200: unified caches: %s", chosen.reason)
     return chosen

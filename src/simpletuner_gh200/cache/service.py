@@ -87,15 +87,23 @@ class Caches:
         self.allowed = allowed if allowed is not None else int(host_memory().available * HOST_SHARE)
         needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
         group.join()
-        self.copies = agree(group, near, sum(size for _, size in needs.values()), self.allowed, memory_nodes)
-        if len(self.copies.groups) > 1 and group.is_leader:
-            logger.info("gh200: unified caches: %s", self.copies.reason)
+        self.copies = agree(group, near, self._bytes_when_complete(needs), self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))
         self.tables = {name: self._table(want, shares[name]) for name, want in self.wanted.items()}
         self.plans: dict[str, Plan] = {}
         for name, table in self.tables.items():
             self._decide(name, table)
         _live.add(self)
+
+    def _bytes_when_complete(self, needs: Mapping[str, tuple[int, int]]) -> int | None:
+        """Of all caches, with entries yet to be made as large as those on disk; None where there are none to tell."""
+        total = 0
+        for name, (entries, size) in needs.items():
+            expected = max(entries, self.wanted[name].expected)
+            if expected and not entries:
+                return None
+            total += size * expected // max(entries, 1)
+        return total
 
     def _table(self, want: Wanted, allowed: int | None) -> Table:
         controls = self._controls(want)

@@ -141,7 +141,7 @@ class Table:
                 watched = self._watch.covers(os.path.dirname(path))
         if source_of(path) != (slot.size_and_inode, slot.mtime_ns):
             self.statistics.stale.add()
-            self.invalidate(path)
+            self._withdraw_here(key_of(path))  # another copy may have the new content already
             return False
         found.vouched_for = found.vouched_for or bool(watched and slot.flags & ORDINARY)
         return True
@@ -234,13 +234,16 @@ class Table:
         """Withdraw one entry on every rank; True if there was one."""
         key = key_of(normal(path))
         gone = [copy.withdraw(key) for copy in self._elsewhere if copy.slots.get(key) is not None]
+        return self._withdraw_here(key) or any(gone)
+
+    def _withdraw_here(self, key: Key) -> bool:
         if self.control.slots.get(key) is None:
-            return any(gone)
+            return False
         with self.control.writing():
             old = self.control.slots.remove(key)
             if old is not None:
                 self._segments.release(old)
-        return old is not None or any(gone)
+        return old is not None
 
     def drop(self) -> None:
         """Withdraw everything on every rank; the memory goes back once nobody looks at it."""

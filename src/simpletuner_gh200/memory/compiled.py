@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sysconfig
@@ -55,34 +56,35 @@ class CSource:
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             fresh = Path(work) / target.name
             command = [compiler, *FLAGS, "-o", str(fresh), str(self.path), *LIBRARIES]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode != 0:
                 raise FeatureUnavailable(
                     f"{compiler} could not build {self.path.name} for {self.wanted_by}: {done.stderr.strip()[-500:]}",
                     remedy=f"install the C library's headers (gcc and libc6-dev), or {self.otherwise}",
                 )
+            with fresh.open("rb") as built:
+                os.fsync(built.fileno())  # or a power cut could leave an empty library under a name that is trusted
             os.replace(fresh, target)
 
     def _digest(self) -> str:
-        built_from = self.path.read_bytes() + " ".join((*FLAGS, sysconfig.get_platform())).encode()
-        return hashlib.sha256(built_from).hexdigest()[:16]
+        circumstances = " ".join((*FLAGS, sysconfig.get_platform(), *platform.libc_ver()))
+        return hashlib.sha256(self.path.read_bytes() + circumstances.encode()).hexdigest()[:16]
 
 
 def private_folder() -> Path:
     """Our cache directory: the user's, and nobody else's to write."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "simpletuner-gh200"
+    remedy = "set XDG_CACHE_HOME to a folder of your own"
     try:
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "simpletuner-gh200"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
-    except OSError as refused:
-        raise FeatureUnavailable(
-            f"{folder} can't be made: {refused.strerror}", remedy="set XDG_CACHE_HOME to a folder of your own"
-        ) from refused
+    except (OSError, RuntimeError) as refused:  # the latter where the user has no home
+        raise FeatureUnavailable(f"there is no folder for what is compiled: {refused}", remedy=remedy) from refused
     if status.st_uid != os.getuid():
-        raise FeatureUnavailable(
-            f"{folder} belongs to user {status.st_uid}, not to us", remedy="set XDG_CACHE_HOME to a folder of your own"
-        )
+        raise FeatureUnavailable(f"{folder} belongs to user {status.st_uid}, not to us", remedy=remedy)
     if status.st_mode & 0o077:
         folder.chmod(0o700)
+        for library in folder.glob("*.so"):  # anybody may have put them there
+            library.unlink()
     return folder

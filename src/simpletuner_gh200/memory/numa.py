@@ -52,12 +52,13 @@ def read_nodes(root: Path = _SYS) -> tuple[Node, ...]:
 
 
 def _free_bytes(meminfo: Path) -> int:
-    """Free, counting the page cache as free: it makes way."""
+    """Free, counting the page cache as free, since it makes way; shared memory, which is in it, does not."""
+    parts = {"MemFree:": 1, "FilePages:": 1, "Shmem:": -1}
     kib = 0
     for line in meminfo.read_text().splitlines():
         words = line.split()
-        if len(words) >= 4 and words[2] in {"MemFree:", "FilePages:"}:
-            kib += int(words[3])
+        if len(words) >= 4:
+            kib += parts.get(words[2], 0) * int(words[3])
     return kib * 1024
 
 

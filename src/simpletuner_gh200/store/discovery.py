@@ -106,12 +106,13 @@ class _Walker:
         waiting = [(top, False)]
         while waiting:
             folder, through_link = waiting.pop()
+            inside: list[tuple[bytes, bool]] = []
             try:
-                entered = self._first_visit(folder, through_link)
-                if entered:
-                    waiting.extend(reversed(self._folder(folder)))
+                if self._first_visit(folder, through_link):
+                    self._folder(folder, inside)
             except OSError as unreadable:
                 self._listing.problems.add(Problem.from_error(folder, unreadable))
+            waiting.extend(reversed(inside))
 
     def _first_visit(self, folder: bytes, through_link: bool) -> bool:
         found = os.stat(folder)
@@ -125,12 +126,11 @@ class _Walker:
             self._listing.aliases.append((os.path.realpath(folder) + b"/", folder + b"/"))
         return True
 
-    def _folder(self, folder: bytes) -> list[tuple[bytes, bool]]:
-        """List one folder; returns the folders in it, and whether a link leads there.
+    def _folder(self, folder: bytes, inside: list[tuple[bytes, bool]]) -> None:
+        """List one folder; ``inside`` gets the folders in it, and whether a link leads there.
 
         Asked through the folder's descriptor: the kernel then need not walk the whole path again for every file.
         """
-        inside: list[tuple[bytes, bool]] = []
         prefix = folder + b"/"
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -140,7 +140,6 @@ class _Walker:
                     self._take(prefix, *self._look_at(fd, prefix, others, inside))
         finally:
             os.close(fd)
-        return inside
 
     def _look_at(
         self, fd: int, prefix: bytes, names: list[bytes], inside: list[tuple[bytes, bool]]
@@ -149,16 +148,15 @@ class _Walker:
         files: list[bytes] = []
         sizes = array("Q")
         for name in names:
-            link = False
             try:
-                link = stat.S_ISLNK(os.lstat(name, dir_fd=fd).st_mode)
                 found = os.stat(name, dir_fd=fd)
             except OSError as broken:
+                link = os.path.islink(prefix + name)
                 self._listing.problems.add(Problem.from_error(prefix + name, broken, link=link))
                 continue
             if stat.S_ISDIR(found.st_mode):
                 if name not in SKIPPED_FOLDERS:
-                    inside.append((prefix + name, link))
+                    inside.append((prefix + name, os.path.islink(prefix + name)))
             elif stat.S_ISREG(found.st_mode):
                 files.append(name)
                 sizes.append(found.st_size)

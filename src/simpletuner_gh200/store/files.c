@@ -32,7 +32,9 @@ int gh200_list_folder(int folder, char *scratch, size_t room, char *names, size_
     int count = 0;
     *used = 0;
     while (count == 0) {
-        long filled = syscall(SYS_getdents64, folder, scratch, room);
+        long filled;
+        do filled = syscall(SYS_getdents64, folder, scratch, room);
+        while (filled < 0 && errno == EINTR);
         if (filled <= 0) return filled < 0 ? -errno : 0;
         for (long at = 0; at < filled;) {
             struct record *entry = (struct record *)(scratch + at);

@@ -32,10 +32,13 @@ OTHER = (1 << 64) - 1
 def usable() -> ctypes.CDLL | None:
     """The library, or None, once said why, where this machine can't build or load it."""
     try:
-        library = ctypes.CDLL(str(SOURCE.library()))
-    except (FeatureUnavailable, OSError) as reason:
+        return _with_types(ctypes.CDLL(str(SOURCE.library())))
+    except (FeatureUnavailable, OSError, AttributeError) as reason:
         logger.info("gh200: staging goes on with Python's own file calls, more slowly: %s", reason)
         return None
+
+
+def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     library.gh200_list_folder.argtypes = (ctypes.c_int, pointer, size, pointer, pointer, pointer)
     library.gh200_read_files.restype = None

@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.copies import decide
 from simpletuner_gh200.memory.numa import Node
 from simpletuner_gh200.units import GIB
@@ -37,17 +41,18 @@ def test_ranks_beside_the_same_node_share() -> None:
 @pytest.mark.parametrize(
     ("near", "needed", "allowed", "reason"),
     [
-        ([0, 0], 1, 400, "share one memory node"),
-        ([0, None], 1, 400, "share one memory node"),
-        ([None, None], 1, 400, "share one memory node"),
-        ([0, 1], 60, 100, "budget has no room for 2 copies"),
+        ([0, 0], 1, 400, "beside the same memory node"),
+        ([0, None], 1, 400, "not every rank has a memory node"),
+        ([None, None], 1, 400, "not every rank has a memory node"),
+        ([0, 1], None, 400, "not known yet"),
+        ([0, 1], 60, 100, "budget has no room for 2"),
         ([0, 1], 90, 400, "memory node 0 has no room"),
         ([0, 4], 10, 400, "memory node 4 has no room"),
         ([0, 9], 10, 400, "memory node 9 has no room"),
     ],
 )
-def test_otherwise_there_is_one(near: list[int | None], needed: int, allowed: int, reason: str) -> None:
-    copies = decide(near, needed * GIB, allowed * GIB, QUAD)
+def test_otherwise_there_is_one(near: list[int | None], needed: int | None, allowed: int, reason: str) -> None:
+    copies = decide(near, None if needed is None else needed * GIB, allowed * GIB, QUAD)
     assert copies.groups == ((0, 1),)
     assert reason in copies.reason
 
@@ -126,9 +131,12 @@ def two_ranks(tmp_path: Path):
         return json.loads(process.stdout.readline())
 
     yield start, ask
-    for process in started:
-        process.communicate(timeout=30)
-        assert process.returncode == 0
+    try:
+        codes = [process.communicate(timeout=60) and process.returncode for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert codes == [0, 0]
 
 
 def test_two_copies_hold_the_same_and_lose_the_same(two_ranks, tmp_path: Path) -> None:
@@ -159,3 +167,39 @@ def test_two_copies_hold_the_same_and_lose_the_same(two_ranks, tmp_path: Path) -
     ask(0, "drop")
     assert ask(1, "get", paths[3]) is None
     assert ask(1, "take", paths[3]) and ask(1, "get", paths[3]) == 3
+
+
+def test_threads_of_two_ranks_that_wait_for_each_other_s_copies_are_no_deadlock() -> None:
+    """Each process holds one lock in one thread and waits for the other's in another: the kernel calls that one."""
+    mine, theirs = (Control.create(8, label=name, shared=True) for name in ("mine", "theirs"))
+    taken, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if hold_and_wait(theirs, mine, lambda: os.write(told, b"x")) else 2
+        finally:
+            os._exit(code)
+    assert os.read(taken, 1) == b"x"
+    assert hold_and_wait(mine, theirs, lambda: None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    mine.close()
+    theirs.close()
+
+
+def hold_and_wait(held: Control, wanted: Control, say: Callable[[], object]) -> bool:
+    """Did the thread get what it wanted, after what is held was let go?"""
+    got = threading.Event()
+
+    def want() -> None:
+        with wanted.writing():
+            got.set()
+
+    waiting = threading.Thread(target=want)
+    with held.writing():
+        say()
+        time.sleep(0.3)  # the other process has its own by now
+        waiting.start()
+        time.sleep(0.5)
+    waiting.join(30)
+    return got.is_set()

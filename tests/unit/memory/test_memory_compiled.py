@@ -78,5 +78,5 @@ def test_a_changed_source_is_compiled_again(cache_home: Path, source: CSource) -
 def test_a_home_that_can_not_be_written_is_a_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(FeatureUnavailable, match="can't be made"):
+    with pytest.raises(FeatureUnavailable, match="no folder for what is compiled"):
         private_folder()

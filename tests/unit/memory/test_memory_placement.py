@@ -111,6 +111,7 @@ def test_nodes_are_read_from_sysfs(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(f"{cpus}\n")
         index = name[-1]
-        meminfo = f"Node {index} MemTotal: 5000 kB\nNode {index} MemFree: {free} kB\nNode {index} FilePages: 24 kB\n"
+        meminfo = f"Node {index} MemTotal: 5000 kB\nNode {index} MemFree: {free} kB\nNode {index} FilePages: 30 kB\n"
+        meminfo += f"Node {index} Shmem: 6 kB\n"
         (tmp_path / name / "meminfo").write_text(meminfo)
     assert read_nodes(tmp_path) == (Node(0, True, 1024 * 1024), Node(1, False, 120 * 1024))

@@ -13,8 +13,9 @@ def file_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """The same outcome is asked of the C code and of what stands in for it where there is no compiler."""
     from simpletuner_gh200.store import batch_stager, discovery, native
 
-    assert native.usable() is not None, "these machines have gcc"
-    if request.param == "python":
+    if request.param == "native":
+        assert native.usable() is not None, "a C compiler is needed to test the C code"
+    else:
         for module in (batch_stager, discovery):
             monkeypatch.setattr(module, "usable", lambda: None)
     return str(request.param)

@@ -147,7 +147,8 @@ class CachesFeature(Feature):
             tight=maker.choice.kind != "host",
             mappable=maker.choice.kind != "managed",
             packs=packs,
-            near=maker.caps.host_node,
+            # Packs on the host are served from the page cache, of which there is one: a second copy would be no nearer.
+            near=maker.caps.host_node if maker.choice.kind == "registered" else None,
         )
 
     def _attach(self, found: list[FoundCache]) -> None:
