@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -67,6 +68,9 @@ def test_windows_losses_and_rates_are_right(workbench, world):
     assert [4, 2 * world] in run.records[0]["events"]
     assert [8, 4 * world] in run.records[0]["events"]
     assert run.summaries[0]["details"]["ramp"]["windows"] == windows
+    # SimpleTuner writes its configuration down, with everything that hangs on it: the target, and nothing of ours.
+    written = json.loads((run.output / "simpletuner_config.json").read_text())
+    assert written["gradient_accumulation_steps"] == 4
 
     lines = run.records[0]["lines"]
     initial, target = 2 * world, 8 * world

@@ -144,7 +144,10 @@ def test_ctrl_c_ends_the_monitor_and_not_the_run(tmp_path: Path) -> None:
     """A process stands for the run; the monitor is interrupted as a terminal would do it."""
     training = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     command = [sys.executable, "-m", "simpletuner_gh200.cli.main", "monitor", str(tmp_path), "--every", "0.1"]
-    watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # Tests that were started in the background ignore the signal, and so would the monitor.
+    watching = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
     try:
         assert watching.stdout is not None
         watching.stdout.readline()

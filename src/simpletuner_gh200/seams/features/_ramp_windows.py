@@ -9,7 +9,7 @@ of them while the accumulation changes:
   end, so that the remainder says nothing once windows differ in size;
 * outside, epochs and buckets are measured by it: this is the target.
 
-So the attribute is the window's size while the block runs, and ``Between`` otherwise: the target as a number, except
+So the attribute is the window's size while the block runs, and ``between`` otherwise: the target as a number, except
 that a remainder by it is 0 exactly when the last window is complete.
 """
 
@@ -26,22 +26,23 @@ from simpletuner_gh200.seams.features._ramp_wraps import Wraps
 logger = logging.getLogger("simpletuner_gh200")
 
 
-class Between(int):
-    """The target accumulation; ``step % it`` is the position in an open window, and 0 when none is open."""
+def between(target: int, accelerator: Any) -> int:
+    """The target accumulation; ``step % it`` is the position in an open window, and 0 when none is open.
 
-    _accelerator: Any
+    The accelerator is in the closure, not in the number: SimpleTuner 3 writes the configuration down with everything
+    that can be reached from it, and 4 copies it.
+    """
 
-    def __new__(cls, target: int, accelerator: Any) -> Between:
-        made = super().__new__(cls, target)
-        made._accelerator = accelerator
-        return made
+    class Between(int):
+        __slots__ = ()
 
-    def __rmod__(self, step: Any) -> int:
-        return 0 if self._accelerator.sync_gradients else int(self._accelerator.step)
+        def __rmod__(self, step: Any) -> int:
+            return 0 if accelerator.sync_gradients else int(accelerator.step)
 
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        # Copies and pickles of the configuration are numbers; they must not carry the accelerator along.
-        return int, (int(self),)
+        def __reduce__(self) -> tuple[type[int], tuple[int]]:
+            return int, (int(self),)
+
+    return Between(target)
 
 
 class Windows:
@@ -52,6 +53,7 @@ class Windows:
         self._config = config
         self._target = target
         self._next_window = next_window
+        self._between = between(target, accelerator)
         self._original: Any = None
         self._wraps = Wraps()
         self.current: Window | None = None
@@ -87,7 +89,7 @@ class Windows:
             with self._original(*models):
                 yield
         finally:
-            self._config.gradient_accumulation_steps = Between(self._target, self._accelerator)
+            self._config.gradient_accumulation_steps = self._between
 
     def _open(self, window: Window) -> None:
         accelerator = self._accelerator
