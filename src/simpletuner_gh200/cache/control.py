@@ -34,6 +34,9 @@ _MAGIC, _SCHEMA, _KEYS, _DROPS, _SEGMENTS, _HELD, _THRESHOLD = range(7)
 EVERYTHING = (1 << 64) - 1
 """Admission threshold that lets every key in."""
 
+NOTHING = 0
+"""Admission threshold that lets none in, but for one key in 2^64."""
+
 
 @dataclass(frozen=True)
 class SegmentRow:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.control import NOTHING, Control
 from simpletuner_gh200.cache.layout import Layout
 from simpletuner_gh200.cache.record import Bytes, Record, tensor_maker
 from simpletuner_gh200.cache.segment import Segment, SlabSource
@@ -253,6 +253,11 @@ class Table:
         with self.control.writing():
             self.control.drop_all()
             self._sweep()
+
+    def give_back(self) -> None:
+        """Withdraw everything and take nothing in any more, on every rank, until the run ends."""
+        self.set_threshold(NOTHING)
+        self.drop()
 
     def _sweep(self) -> None:
         if self._segments.sweep():

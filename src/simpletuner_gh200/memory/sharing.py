@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import select
 import socket
 import struct
 import time
@@ -150,12 +151,19 @@ class NodeGroup:
         """Leader: what every other rank told under ``name``, by rank. Ranks tell in the same order everywhere."""
         heard = []
         for rank, connection in enumerate(self._peers, 1):
+            self._beat_until_readable(connection, patience)
             header, fds = _next_message(connection, f"local rank {rank}", name, patience)
             if header.get("name") != name:
                 raise SharingError(f"local rank {rank} told {header.get('name')!r} where {name!r} was due")
             note = header.get("note")
             heard.append((note if isinstance(note, dict) else {}, fds))
         return heard
+
+    def _beat_until_readable(self, connection: socket.socket, patience: float) -> None:
+        """Ranks that have told theirs already wait for the leader, who waits for the slowest."""
+        end = time.monotonic() + patience
+        while time.monotonic() < end and not select.select([connection], [], [], BEAT_SECONDS)[0]:
+            self.beat()
 
     def close(self) -> None:
         """Hang up. Descriptors and mappings that were handed out live on."""

@@ -115,3 +115,8 @@ def test_two_ranks(leader, other, saved):
     assert other("get", paths[0]) == 0
     assert other("take", paths[1])
     assert float(leader.get(paths[1])[0]) == 1
+    # Memory that one gives back is not filled again by another.
+    leader.give_back()
+    assert other("get", paths[1]) is None
+    assert not other("take", paths[1])
+    assert not take_in(leader, paths[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +109,7 @@ class CachesFeature(Feature):
         """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
         tables = self._caches.tables if self._caches is not None else {}
         reliefs = [
-            Relief(CACHES, f"cache {name}", table.control.held, partial(_give_back, table))
-            for name, table in tables.items()
+            Relief(CACHES, f"cache {name}", table.control.held, table.give_back) for name, table in tables.items()
         ]
         if self._stager is not None:
             reliefs.append(Relief(STAGING, "batches staged ahead", 0, self._stager.hold_back))
@@ -215,11 +213,6 @@ class CachesFeature(Feature):
             return {}
         rates = {name: table.statistics.hit_rate for name, table in self._caches.tables.items()}
         return {f"gh200/cache/{name}/hit_rate": rate for name, rate in rates.items() if rate is not None}
-
-
-def _give_back(table: Table) -> None:
-    table.allowed = 0  # or every miss from now on would fill it again
-    table.drop()
 
 
 def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
