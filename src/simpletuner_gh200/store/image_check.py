@@ -5,21 +5,49 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal
 
 Verify = Literal["header", "decode", "none"]
 
-DECODE_PIXELS = 64_000_000
-"""Larger images are opened but not decoded: that needs all pixels at once, beyond what staging may use."""
+DECODED_BYTES = 160_000_000
+"""What all threads together may hold of decoded images at a time; staging may use 256 MiB besides what it keeps."""
+
+PIXEL_BYTES = 4
+"""As Pillow holds colour, whatever the file."""
+
+DECODE_PIXELS = DECODED_BYTES // PIXEL_BYTES
+"""Larger images are opened but not decoded."""
 
 HEAD_BYTES = 16 << 10
 
 NOT_PICTURES = frozenset({"MPEG", "BUFR", "GRIB", "HDF5", "WMF", "EPS"})
 """Formats that Pillow knows only in part, or only with another program: its refusal says nothing about the file."""
 
-_one_large_decode = threading.Semaphore(1)
-_LARGE_PIXELS = 4_000_000
+
+class Room:
+    """So many bytes to share; whoever would go over waits. A single request must not be larger than all of it."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
+_decoding = Room(DECODED_BYTES)
 
 
 @lru_cache(maxsize=1)
@@ -68,7 +96,9 @@ def _examine(source: io.IOBase, expected: str, verify: Verify) -> tuple[bool, st
         with _open(source, expected) as image:
             width, height = image.size
             if verify == "decode" and width * height <= DECODE_PIXELS:
-                _decode(image, width * height)
+                with _decoding.take(width * height * PIXEL_BYTES):
+                    image.load()
+                    image.close()
     except Image.DecompressionBombError:
         return True, ""  # it opens; that it is very large is for SimpleTuner to judge
     except UnidentifiedImageError:
@@ -76,11 +106,3 @@ def _examine(source: io.IOBase, expected: str, verify: Verify) -> tuple[bool, st
     except Exception as broken:  # noqa: BLE001 - decoders raise whatever they like on damaged data
         return False, f"{type(broken).__name__}: {broken}"[:200]
     return True, ""
-
-
-def _decode(image: object, pixels: int) -> None:
-    if pixels <= _LARGE_PIXELS:
-        image.load()  # type: ignore[attr-defined]
-        return
-    with _one_large_decode:
-        image.load()  # type: ignore[attr-defined]

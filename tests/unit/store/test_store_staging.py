@@ -15,7 +15,7 @@ from store_samples import as_nobody, fill, image, open_memfds, roomy, staged
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, FeatureUnavailable, StoreError
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.sealed import is_sealed
-from simpletuner_gh200.store import batch_stager, file_reader, native
+from simpletuner_gh200.store import batch_stager, file_reader, image_check, native
 from simpletuner_gh200.store.choice import Choice
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, codec
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch
@@ -353,3 +353,26 @@ def test_a_user_without_a_home_can_stage(monkeypatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert native.usable.__wrapped__() is None
+
+
+def test_threads_that_decode_share_a_room() -> None:
+    room, held, most = image_check.Room(100), [], []
+    lock = threading.Lock()
+
+    def decode(size: int) -> None:
+        for _ in range(20):
+            with room.take(size):
+                with lock:
+                    held.append(size)
+                    most.append(sum(held))
+                time.sleep(0.0005)
+                with lock:
+                    held.remove(size)
+
+    threads = [threading.Thread(target=decode, args=(size,)) for size in (10, 30, 60, 60, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(most) == 100, "everybody had a turn, the largest too"
+    assert max(most) <= 100
