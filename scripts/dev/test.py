@@ -39,7 +39,7 @@ def run_side_by_side(environments: list[list[str]], variables: dict[str, str]) -
     logs = ROOT / ".cache"
     logs.mkdir(exist_ok=True)
     for number, (folder, version) in enumerate(environments):
-        command = [str(ROOT / folder / "bin" / "python"), "-m", "pytest", "tests", "--durations=12"]
+        command = [str(ROOT / folder / "bin" / "python"), "-m", "pytest", "tests", "-rs", "--durations=12"]
         log = logs / f"tests-{version}.txt"
         # A million files are as many to one release as to the other: what takes long and never meets SimpleTuner, once.
         asked = variables if number else {**variables, "GH200_SLOW_TESTS": "1"}
