@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.memory.numa import read_nodes
+
 ROOT = Path("/")
 
 _UNLIMITED = 1 << 60
@@ -42,6 +44,11 @@ def host_memory(root: Path = ROOT) -> HostMemory:
     meminfo = read_meminfo(root)
     total, free = meminfo["MemTotal"], meminfo["MemFree"]
     available, limit = meminfo.get("MemAvailable", free), "MemAvailable"
+    nodes = read_nodes(root / "sys/devices/system/node")
+    beside_cpus = sum(node.free for node in nodes if node.has_cpus)
+    if not all(node.has_cpus for node in nodes) and beside_cpus < available:
+        # A GPU's memory that is a node of its own is in MemAvailable, and not ours to fill.
+        available, limit = beside_cpus, "the memory nodes with CPUs"
     for name, room, size in cgroup_rooms(root):
         total = min(total, size)
         if room < available:

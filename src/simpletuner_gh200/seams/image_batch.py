@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-MOST_THREADS = 16
-"""As many as newer releases of SimpleTuner use."""
 
 Outcome = tuple[str, Any, Exception | None]
 
@@ -21,7 +19,7 @@ def read_in_parallel(read: Callable[[str, bool], Any], paths: list[str], delete:
         except Exception as error:  # noqa: BLE001 - handed to the caller, who decides as upstream does
             return path, None, error
 
-    threads = min(MOST_THREADS, len(paths))
+    threads = min(len(os.sched_getaffinity(0)), len(paths))
     if threads <= 1:
         yield from map(one, paths)
         return

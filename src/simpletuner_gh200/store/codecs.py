@@ -16,6 +16,9 @@ Buffer = bytes | bytearray | memoryview
 NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1, "zlib": 2, "snappy": 3, "zstd": 4}
 NAMES: dict[int, CodecName] = {number: name for name, number in NUMBERS.items()}
 
+PACKAGES: dict[CodecName, str] = {"lz4": "lz4", "snappy": "cramjam", "zstd": "zstandard"}
+"""What has to be installed for each; zlib is Python's own."""
+
 CHUNK_BYTES = 512 << 10
 """Larger files are compressed in pieces of this size, so that memory stays bounded and no block nears a limit."""
 

@@ -103,7 +103,7 @@ class _Walker:
         self._entries = partial(_entries_native, FolderLister(library)) if library else _entries_python
 
     def enter(self, top: bytes) -> None:
-        waiting = [(top, False)]
+        waiting = [(top, os.path.realpath(top) != top)]
         while waiting:
             folder, through_link = waiting.pop()
             inside: list[tuple[bytes, bool]] = []

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Literal
 
 Verify = Literal["header", "decode", "none"]
 
-DECODED_BYTES = 160_000_000
-"""What all threads together may hold of decoded images at a time; staging may use 256 MiB besides what it keeps."""
+CHECKING_BYTES = 160_000_000
+"""What all threads together may hold of images that they check; staging may use 256 MiB besides what it keeps."""
 
-PIXEL_BYTES = 4
-"""As Pillow holds colour, whatever the file."""
+PIXEL_BYTES = 10
+"""Four as Pillow holds colour, and what a decoder keeps besides: a progressive JPEG all of its coefficients."""
 
-DECODE_PIXELS = DECODED_BYTES // PIXEL_BYTES
+DECODE_PIXELS = CHECKING_BYTES // PIXEL_BYTES
 """Larger images are opened but not decoded."""
 
 HEAD_BYTES = 16 << 10
@@ -28,26 +29,41 @@ NOT_PICTURES = frozenset({"MPEG", "BUFR", "GRIB", "HDF5", "WMF", "EPS"})
 
 
 class Room:
-    """So many bytes to share; whoever would go over waits. A single request must not be larger than all of it."""
+    """So many bytes to share; whoever would go over waits, and whoever wants more than all of it has it alone."""
 
     def __init__(self, size: int) -> None:
-        self._free = size
+        self._size = self._free = size
         self._changed = threading.Condition()
 
     @contextmanager
-    def take(self, size: int) -> Iterator[None]:
+    def take(self, size: int, after: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """``after`` runs before what was taken is given back, where that is a good part of it."""
+        size = min(size, self._size)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= size)
             self._free -= size
         try:
             yield
         finally:
+            if size >= self._size // 16:
+                after()
             with self._changed:
                 self._free += size
                 self._changed.notify_all()
 
 
-_decoding = Room(DECODED_BYTES)
+_checking = Room(CHECKING_BYTES)
+
+
+def _room_for(size: int) -> AbstractContextManager[None]:
+    """``size`` is counted twice: plug-ins that read all of a file hand a copy of it to their decoder."""
+    return _checking.take(2 * size, _trim) if size > HEAD_BYTES else nullcontext()
+
+
+def _trim() -> None:
+    """The C library keeps what a thread freed for that thread: with many of them that is memory of its own."""
+    with suppress(AttributeError):  # another C library, which has its own ways
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @lru_cache(maxsize=1)
@@ -67,15 +83,16 @@ def check_image(head: bytes | memoryview, whole: bool, fd: int, expected: str, v
     """
     if verify == "header":
         # Nearly every header is near the start; copying all of the file for Pillow would cost more than opening it.
-        fine, why = _examine(io.BytesIO(head[:HEAD_BYTES]), expected, "header")
+        near = head[:HEAD_BYTES]
+        fine, why = _examine(io.BytesIO(near), len(near), expected, "header")
         if fine or (whole and len(head) <= HEAD_BYTES):
             return fine, why
     if whole:
-        return _examine(io.BytesIO(head), expected, verify)
-    # Some formats keep what is needed at the end of the file: ask again with all of it.
+        return _examine(io.BytesIO(head), len(head), expected, verify)
+    # Some formats keep what is needed at the end of the file, and some plug-ins read all of it to open it.
     with os.fdopen(os.dup(fd), "rb") as file:
         file.seek(0)
-        return _examine(file, expected, verify)
+        return _examine(file, os.fstat(fd).st_size, expected, verify)
 
 
 def _open(source: io.IOBase, expected: str) -> Any:
@@ -89,16 +106,16 @@ def _open(source: io.IOBase, expected: str) -> Any:
         return Image.open(source)
 
 
-def _examine(source: io.IOBase, expected: str, verify: Verify) -> tuple[bool, str]:
+def _examine(source: io.IOBase, size: int, expected: str, verify: Verify) -> tuple[bool, str]:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with _open(source, expected) as image:
+        with _room_for(size), _open(source, expected) as image:
             width, height = image.size
-            if verify == "decode" and width * height <= DECODE_PIXELS:
-                with _decoding.take(width * height * PIXEL_BYTES):
-                    image.load()
-                    image.close()
+        if verify == "decode" and width * height <= DECODE_PIXELS:
+            source.seek(0)
+            with _room_for(size + width * height * PIXEL_BYTES // 2), _open(source, expected) as image:
+                image.load()
     except Image.DecompressionBombError:
         return True, ""  # it opens; that it is very large is for SimpleTuner to judge
     except UnidentifiedImageError:

@@ -78,6 +78,7 @@ class StagingReport:
             "choices": self.choices,
             "images_checked": self.images_checked,
             "corruption_rate": self.corruption_rate,
+            "broken": self.problems.broken,
             "problem_counts": dict(self.problems.counts),
             "problems": [problem.as_json() for problem in self.problems],
         }

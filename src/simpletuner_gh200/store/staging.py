@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simpletuner_gh200.config.parts.in_memory import InMemorySettings
@@ -173,8 +173,16 @@ class _Run:
         yield from (batch for batch in batches if batch.sizes[0] <= BATCH_BYTES)
 
     def _too_large(self, full: SlabFull) -> StoreError:
-        expected = self._limit.allowed * self._listing.size // max(self._done, 1)
-        return self._limit.too_large(max(full.needed, expected), exact=False, would_fit={})
+        """What is held so far is in proportion to what was read for it; no file is held larger than it is."""
+        limit, most = self._limit, self._listing.size + ALIGNMENT * self._listing.files
+        now = ceiling(self._request.memory_limit_gb, self._host())
+        if now.allowed < full.needed <= limit.allowed:  # it is the machine that has less than it had
+            limit = replace(now, allowed=self.slab.used + now.allowed)
+        expected = self.slab.used * self._listing.size // self._done if self._done else 0
+        others: tuple[CodecName, ...] = ("lz4", "zstd")
+        chosen = self._plan.choice.default.name
+        would_fit = estimates(self._listing, tuple(name for name in others if name != chosen))
+        return limit.too_large(max(full.needed, min(expected, most)), exact=False, would_fit=would_fit)
 
     def report(self, seconds: float) -> StagingReport:
         return StagingReport.of(self._listing, self._rows, self.slab.used, self._plan.choice, self._checked, seconds)
@@ -196,7 +204,14 @@ def _check_before(listing: Listing, choice: Choice, limit: Ceiling) -> None:
         if listing.size > limit.allowed:
             raise limit.too_large(listing.size, exact=True, would_fit=estimates(listing, ("lz4", "zstd")))
         return
-    expected = estimate(listing, choice.default) if choice.default.name != "raw" else 0
+    if choice.default.name == "raw":  # auto: what stays raw is known, the rest is extra
+        known = sum(
+            totals.size for ending, totals in listing.extensions.items() if choice.for_extension(ending).name == "raw"
+        )
+        if known > limit.allowed:
+            raise limit.too_large(known, exact=False, would_fit=estimates(listing, ("lz4", "zstd")))
+        return
+    expected = estimate(listing, choice.default)
     if expected > limit.allowed * HOPELESS:
         raise limit.too_large(expected, exact=False, would_fit=estimates(listing, ("zstd",)))
 

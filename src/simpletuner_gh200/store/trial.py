@@ -7,6 +7,7 @@ from typing import Any
 
 from simpletuner_gh200.config.parts.in_memory import InMemorySettings
 from simpletuner_gh200.store.discovery import walk
+from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.staging import estimates, request_for, stage
 
 SHOWN_PROBLEMS = 20
@@ -18,7 +19,7 @@ def try_folder(folder: Path, settings: InMemorySettings) -> dict[str, Any]:
     Broken files never stop a trial, since it is there to find them; the ceiling does.
     """
     lenient = settings.model_copy(update={"max_corruption_rate": 1.0})
-    memory, report = stage(request_for(folder, lenient), label=f"staging {folder.name}")
+    memory, report = stage(request_for(folder, lenient), label=f"staging {printable(folder.name)}")
     memory.close()
     guesses = estimates(walk(folder, settings.file_extensions), ("lz4", "zlib", "snappy", "zstd"))
     return {

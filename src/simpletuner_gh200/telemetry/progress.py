@@ -69,9 +69,9 @@ def progress(label: str, *, items: int | None = None, size: int | None = None) -
     from rich.progress import Progress as Bar
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[done]}"),
+        TextColumn("{task.fields[done]}", markup=False),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,8 +87,10 @@ def test_caches_are_staged_from_their_folder_if_it_is_there(feature: StoreFeatur
     cache = tmp_path / "cache"
     entry = {"id": "c", "type": "in_memory", "dataset_type": kind, "cache_dir": str(cache)}
     feature.dataset_entries([entry])
-    assert create(feature, "c") is None, "nothing there yet"
+    backend = create(feature, "c")
     fill(cache, {"x.pt": b"tensor"})
+    assert backend.staged.view(cache / "x.pt") is None, "it was not there when the node looked"
+    feature.start(None)
     feature.dataset_entries([entry])
     assert create(feature, "c").staged.view(cache / "x.pt") == b"tensor"
 
@@ -156,6 +161,34 @@ def test_a_second_run_in_the_process_starts_afresh(feature: StoreFeature, tmp_pa
     feature.dataset_entries([{**entry, "type": "local"}])
     assert create(feature, "a") is None
     assert feature.summary() == {}
+
+
+def test_a_second_run_finds_the_memory_of_the_first_given_back(feature: StoreFeature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data")}
+    feature.dataset_entries([entry])
+    held = weakref.ref(create(feature, "a").staged)
+    threads = threading.active_count()
+    feature.start(None)  # the Web UI closes nothing between two runs
+    gc.collect()
+    assert held() is None
+    assert threading.active_count() < threads, "nobody scrubs what is gone"
+
+
+def test_what_simpletuner_never_deals_is_held_whole_and_what_it_did_not_deal_is_said(
+    feature: StoreFeature, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(feature._split_watch, "once", lambda name, do: feature._split_watch._waiting.update({name: do}))
+    fill(tmp_path / "data", {"a.png": image(), "a.wav": b"sound"})
+    entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"per_node": "shard"}}
+    feature.dataset_entries([{**entry, "id": "sound", "dataset_type": "audio"}, {**entry, "id": "pictures"}])
+    assert create(feature, "sound").staged.count == 2
+    assert create(feature, "pictures").staged.count == 0
+    feature.before_train(None)
+    assert "dataset pictures: SimpleTuner has not dealt it" in caplog.text
+    assert "dataset sound:" not in caplog.text
 
 
 def test_nodes_are_counted_from_the_launchers_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import threading
@@ -265,6 +266,36 @@ def test_a_missing_library_is_an_error_with_the_hint(tmp_path: Path, monkeypatch
         staged(tmp_path, compression="zstd")
 
 
+def large_webp(size: int) -> bytes:
+    """Opens, after all of it was read: a picture, and a chunk that nobody knows."""
+    content = image("WEBP")
+    padding = b"JUNK" + (size).to_bytes(4, "little") + bytes(size)
+    return content[:4] + (len(content) - 8 + len(padding)).to_bytes(4, "little") + content[8:] + padding
+
+
+def large_jpeg() -> bytes:
+    """Progressive, so that its decoder keeps every coefficient."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.effect_noise((3900, 3900), 90).convert("RGB").save(out, "JPEG", progressive=True, subsampling=0, quality=60)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("verify", "make"), [("header", lambda: large_webp(20 * MIB)), ("decode", large_jpeg)])
+def test_checking_large_images_needs_little_memory_besides(tmp_path: Path, verify: str, make) -> None:
+    content = make()
+    fill(tmp_path, {f"{number}.{'webp' if verify == 'header' else 'jpg'}": content for number in range(16)})
+    del content
+    child = os.fork()
+    if child == 0:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        _dataset, report = staged(tmp_path, workers=72, verify=verify)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        os._exit(0 if grown < 256 * MIB and not report.problems.broken and report.images_checked == 16 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_many_workers_and_large_files_need_little_memory_besides(tmp_path: Path) -> None:
     """In a process of its own, since the peak of this one is already past."""
     for number in range(4):
@@ -376,3 +407,46 @@ def test_threads_that_decode_share_a_room() -> None:
         thread.join(60)
     assert len(most) == 100, "everybody had a turn, the largest too"
     assert max(most) <= 100
+
+
+def test_what_is_needed_is_never_more_than_the_files_are(tmp_path: Path) -> None:
+    """A codec that gains nothing: the ceiling shows in the middle of the first file."""
+    fill(tmp_path, {"a.bin": os.urandom(3 * MIB)})
+    with pytest.raises(DatasetTooLarge) as large:
+        staged(tmp_path, compression="zlib", memory_limit_gb=2.5 / 1024)
+    assert 2.5 * MIB < large.value.needed <= 3 * MIB + 4096
+    assert large.value.allowed == int(2.5 * MIB)
+    assert "no compression makes it fit" in str(large.value)
+
+
+def test_memory_that_runs_out_on_the_way_is_named_as_it_is_now(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("simpletuner_gh200.store.staging.CHECK_HOST_EVERY", MIB)
+    fill(tmp_path, {f"{number}.bin": os.urandom(MIB) for number in range(8)})
+    asked = []
+
+    def shrinking() -> HostMemory:
+        asked.append(1)
+        return roomy() if len(asked) == 1 else HostMemory(64 * GIB, 0, 10 * MIB, "MemAvailable")
+
+    with pytest.raises(DatasetTooLarge) as large:
+        stage(StagingRequest(tmp_path, verify="none"), host=shrinking)
+    assert large.value.needed <= 8 * MIB + 4096
+    assert large.value.allowed < 8 * MIB
+
+
+def test_auto_refuses_before_it_begins_where_what_stays_raw_is_too_much(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.bin": os.urandom(3 * MIB), "a.txt": b"caption " * 100})
+    before = open_memfds()
+    with pytest.raises(DatasetTooLarge, match="at least 3 MiB"):
+        staged(tmp_path, compression="auto", memory_limit_gb=2 / 1024)
+    assert open_memfds() == before
+
+
+def test_a_folder_reached_through_a_link_is_found_by_its_own_name_too(tmp_path: Path) -> None:
+    fill(tmp_path / "real", {"a.txt": b"1"})
+    (tmp_path / "link").symlink_to("real")
+    dataset, _report = staged(tmp_path / "link")
+    assert dataset.view(tmp_path / "link" / "a.txt") == b"1"
+    assert dataset.view(tmp_path / "real" / "a.txt") == b"1"
+    dataset.forget(tmp_path / "real" / "a.txt")
+    assert dataset.view(tmp_path / "link" / "a.txt") is None

@@ -11,7 +11,7 @@ import typer
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.config.parts.in_memory import InMemorySettings
 from simpletuner_gh200.config.settings import resolve_dataset
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.errors import DatasetTooLarge, UsageError
 from simpletuner_gh200.units import format_bytes
 
 COMPRESSIONS = tuple(get_args(get_args(InMemorySettings.model_fields["compression"].annotation)[0]))
@@ -51,19 +51,26 @@ def stage_folder(
     }
     settings = resolve_dataset({key: value for key, value in given.items() if value is not None}, where="gh200 stage")
     assert isinstance(settings, InMemorySettings)
-    found = try_folder(folder, settings)
+    try:
+        found = try_folder(folder, settings)
+    except DatasetTooLarge as large:
+        if as_json:
+            print(json.dumps({"fits": False, "needed": large.needed, "allowed": large.allowed, "error": str(large)}))
+        raise
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps({"fits": True, **found}))
     else:
         _show(found)
-    raise typer.Exit(1 if found["problem_counts"] else 0)
+    raise typer.Exit(1 if found["broken"] else 0)
 
 
 def _show(found: dict[str, Any]) -> None:
+    from simpletuner_gh200.store.problems import printable
+
     print(f"{found['staged']} of {found['files']} files, {format_bytes(found['bytes'])}")
     print(f"held: {format_bytes(found['held_bytes'])} in {found['seconds']:.1f} s ({found['gb_per_s']:.2f} GB/s)")
     for extension, why in found["choices"].items():
-        print(f"  .{extension or '(none)'}: {why}")
+        print(f"  .{printable(extension) or '(none)'}: {why}")
     for name, size in found["estimates"].items():
         print(f"with {name}: about {format_bytes(size)}")
     for reason, count in found["problem_counts"].items():

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, warned
 from simpletuner_gh200.diagnostics.context import Context
-
-_LIBRARIES = {"lz4": ("lz4",), "snappy": ("cramjam", "snappy"), "zstd": ("zstandard", "zstd"), "zlib": ("zlib",)}
-_BUILT_IN = {"zlib"}
+from simpletuner_gh200.store.codecs import PACKAGES
 
 
 def _run(context: Context) -> Finding:
-    missing = {
-        codec
-        for codec, modules in _LIBRARIES.items()
-        if codec not in _BUILT_IN and not any(context.package(module) for module in modules)
-    }
-    wanted = {block.compression for _id, _folder, block in context.training.in_memory()} if context.training else set()
+    missing = {codec for codec, package in PACKAGES.items() if not context.package(package)}
+    blocks = [block for _id, _folder, block in context.training.in_memory()] if context.training else []
+    wanted = {"lz4" if block.compression == "auto" else block.compression for block in blocks}
     if missing & wanted:
         names = ", ".join(sorted(missing & {name for name in wanted if name}))
         return failed(f"asked for, and no library here has it: {names}", "pip install 'simpletuner-gh200[codecs]'")

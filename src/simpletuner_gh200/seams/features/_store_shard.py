@@ -40,7 +40,11 @@ class SplitWatch:
             self._patch = wrap_method(module.MetadataBackend, "split_buckets_between_processes", self._split)
             self._patch.install()
 
+    def still_waiting(self) -> list[str]:
+        return sorted(self._waiting)
+
     def stop(self) -> None:
+        self._waiting.clear()
         if self._patch is not None:
             self._patch.uninstall()
             self._patch = None

@@ -25,6 +25,9 @@ from simpletuner_gh200.store.staging import request_for, stage
 
 logger = logging.getLogger("simpletuner_gh200")
 
+DEALT = ("image", "video", "conditioning", "eval")
+"""Types of datasets whose samples SimpleTuner deals to the ranks; of any other, every rank may read everything."""
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -32,12 +35,15 @@ class _Entry:
 
     folder: Path
     settings: InMemorySettings
+    is_cache: bool = False
+    """SimpleTuner makes the folder itself, if it is not there yet."""
+    sharded: bool = False
 
     def holds_the_same(self, other: _Entry) -> bool:
         mine, theirs = self.settings, other.settings
         return self.folder.absolute() == other.folder.absolute() and (
-            (mine.compression, mine.file_extensions, mine.per_node)
-            == (theirs.compression, theirs.file_extensions, theirs.per_node)
+            (mine.compression, mine.file_extensions, self.sharded)
+            == (theirs.compression, theirs.file_extensions, other.sharded)
         )
 
 
@@ -62,7 +68,8 @@ class StoreFeature(Feature):
 
     def start(self, trainer: Any) -> None:
         """A process may train more than once (the Web UI does): nothing of the run before may serve this one."""
-        self._entries, self._staged, self._reports, self._final = {}, {}, {}, {}
+        self._let_go()
+        self._entries, self._reports, self._final = {}, {}, {}
         self._group = NodeGroup.from_environment("store")
         self._group.join()
 
@@ -74,7 +81,7 @@ class StoreFeature(Feature):
         if entry is None:
             return None
         name = str(config.id)
-        later = entry.settings.per_node == "shard" and node_count(os.environ) > 1
+        later = entry.sharded and node_count(os.environ) > 1
         if name not in self._staged:
             self._staged[name] = StagedDataset(nothing_staged()) if later else self._whole(name, entry)
         from simpletuner_gh200.seams.in_memory_backend import backend_class
@@ -95,14 +102,28 @@ class StoreFeature(Feature):
         """Reads and bytes of each dataset, for the record of every step."""
         return {name: {**vars(staged.counts), "held_bytes": staged.held_bytes} for name, staged in self._staged.items()}
 
+    def before_train(self, trainer: Any) -> None:
+        for name in self._split_watch.still_waiting():
+            logger.warning(
+                "gh200: dataset %s: SimpleTuner has not dealt it to the ranks, so nothing of it is in memory; "
+                'set its "per_node" to "all" to hold it whole on every node',
+                name,
+            )
+
     def close(self) -> None:
         self._final = self.summary()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The memory goes back when the last view of it does."""
         self._split_watch.stop()
         for scrub in self._scrubs:
             scrub.stop()
+        self._scrubs.clear()
         if self._group is not None:
             self._group.close()
-        self._staged.clear()
+            self._group = None
+        self._staged = {}
 
     def _rewritten(self, entry: dict[str, Any]) -> dict[str, Any]:
         """As upstream is to see it: a local dataset. Ours are remembered by id."""
@@ -115,10 +136,9 @@ class StoreFeature(Feature):
         settings = resolve_dataset(entry.get("in_memory"), where=f"dataset {name!r}.in_memory")
         assert isinstance(settings, InMemorySettings)
         data, cache = entry.get("instance_data_dir"), entry.get("cache_dir")
-        if data or (cache and Path(cache).is_dir()):
-            self._entries[name] = _Entry(Path(str(data or cache)), settings)
-        elif cache:
-            logger.info("gh200: dataset %s: %s is still to be made, so there is nothing to hold in memory", name, cache)
+        if data or cache:
+            sharded = settings.per_node == "shard" and entry.get("dataset_type", "image") in DEALT
+            self._entries[name] = _Entry(Path(str(data or cache)), settings, is_cache=not data, sharded=sharded)
         return plain
 
     def _cache_wins(self, name: str, entry: dict[str, Any]) -> bool:
@@ -161,6 +181,12 @@ class StoreFeature(Feature):
         return dataset
 
     def _stage(self, name: str, entry: _Entry, group: NodeGroup, only: Callable[[bytes], bool] | None) -> StagedMemory:
+        if entry.is_cache and not entry.folder.is_dir():
+            # For all ranks: one that looked later might find the folder made.
+            logger.info("gh200: dataset %s: %s is still to be made: nothing to hold in memory", name, entry.folder)
+            nothing = nothing_staged()
+            share_memory(group, f"dataset {name}", nothing)
+            return nothing
         request = request_for(entry.folder, entry.settings)
         try:
             memory, report = stage(request, tick=group.beat, label=f"staging {name}", only=only)
