@@ -25,7 +25,7 @@ SCHEMA = 1
 
 _HEADER_WORDS = 64
 _ROWS = 1024
-_ROW_WORDS = 8
+_ROW_WORDS = 9
 _SLOTS_AT = _HEADER_WORDS + _ROWS * _ROW_WORDS
 
 # Header words.
@@ -52,6 +52,8 @@ class SegmentRow:
     """Entries in it that are still published."""
     file: int
     """1 for a pack file, 0 for memory."""
+    held: int
+    """Bytes appended to it."""
 
 
 class Control:
@@ -132,8 +134,10 @@ class Control:
         """Bytes appended to segments that are in the list."""
         return self._words[_HELD]
 
-    def hold(self, change: int) -> None:
-        self._words[_HELD] = max(self._words[_HELD] + change, 0)
+    def hold(self, change: int, number: int) -> None:
+        """So many bytes were appended to a listed segment."""
+        self._words[_HELD] += change
+        self._words[self._row_start(number) + 8] += change
 
     @property
     def threshold(self) -> int:
@@ -154,7 +158,7 @@ class Control:
             raise CacheError(f"more than {_ROWS} segments at once")
         found = os.fstat(fd) if fd is not None else None
         identity = (fd or 0, found.st_ino, found.st_dev) if found else (0, 0, 0)
-        fields = (os.getpid(), *identity, size, 0, int(file))
+        fields = (os.getpid(), *identity, size, 0, int(file), 0)
         for step, value in enumerate(fields, 1):
             self._words[start + step] = value
         self._words[start] = number
@@ -177,7 +181,9 @@ class Control:
         return self._words[at]
 
     def drop_segment(self, number: int) -> None:
-        self._words[self._row_start(number)] = 0
+        start = self._row_start(number)
+        self._words[start] = 0
+        self._words[_HELD] = max(self._words[_HELD] - self._words[start + 8], 0)
         self._words[_DROPS] += 1
 
     def withdraw(self, key: Key) -> Slot | None:

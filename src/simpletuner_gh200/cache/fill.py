@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,8 @@ from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import source_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.telemetry.progress import Progress
+
+logger = logging.getLogger("simpletuner_gh200")
 
 SUFFIX = ".pt"
 _GZIP = b"\x1f\x8b"
@@ -33,12 +36,23 @@ def cache_files(folder: str) -> Iterator[tuple[str, int]]:
             seen.add((found.st_dev, found.st_ino))
             with os.scandir(current) as entries:
                 for entry in entries:
-                    if entry.is_dir():
+                    if entry.name.endswith(SUFFIX):
+                        size = _size(entry)
+                        if size is not None:
+                            yield entry.path, size
+                    elif entry.is_dir():
                         waiting.append(entry.path)
-                    elif entry.name.endswith(SUFFIX):
-                        yield entry.path, entry.stat().st_size
-        except FileNotFoundError:
-            continue
+        except OSError as unreadable:
+            if not isinstance(unreadable, FileNotFoundError):
+                logger.warning("gh200: what is in %s is not held in memory: %s", current, unreadable)
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    """None for one that went since it was listed, and for a link to nothing: the others are still there."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return None
 
 
 def load_file(path: str) -> Any:

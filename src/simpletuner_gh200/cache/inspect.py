@@ -44,7 +44,8 @@ def _marked(root: Path) -> Iterator[PackedCache]:
         if folder.is_symlink() or not folder.is_dir() or not marker.is_file():
             continue
         source = marker.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n")
-        yield PackedCache(folder.name, folder, source)
+        if os.path.isabs(source):  # else it says nothing, or nothing that we wrote
+            yield PackedCache(folder.name, folder, source)
 
 
 def describe(cache: PackedCache) -> dict[str, Any]:

@@ -67,9 +67,15 @@ class PackFolder:
 
     def make(self, cache_folder: str) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        marker = self.folder / MARKER
-        if not marker.exists():
-            marker.write_text(cache_folder + "\n", encoding="utf-8", errors="surrogateescape")
+        marker, text = self.folder / MARKER, cache_folder + "\n"
+        if marker.exists() and marker.read_text(encoding="utf-8", errors="surrogateescape") == text:
+            return
+        fresh = self.folder / f".{MARKER}.{os.getpid()}.tmp"
+        with fresh.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(marker)
 
     def packs(self) -> list[Path]:
         """Oldest first."""
@@ -84,6 +90,10 @@ class PackFolder:
             try:
                 pack = Pack(path)
             except FileNotFoundError:
+                continue
+            except OSError as unreadable:  # of another user, say: not ours to remove, and no reason to stop
+                done.notes.append(str(unreadable))
+                logger.warning("gh200: a pack can't be read; its entries are made again: %s", unreadable)
                 continue
             except DamagedPack as damaged:
                 done.notes.append(damaged.message)

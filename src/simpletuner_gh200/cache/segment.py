@@ -12,6 +12,7 @@ from typing import Protocol
 
 from simpletuner_gh200.cache.lending import LEND_FROM, PAGE, Lender, map_now
 from simpletuner_gh200.cache.record import Bytes, aligned
+from simpletuner_gh200.memory.mapping import map_file
 from simpletuner_gh200.memory.slab import Slab
 
 
@@ -44,8 +45,8 @@ class Segment:
         self.address = slab.address
         self._lender: Lender | None = None
         if slab.fd is not None:
-            lent = Slab.attach(slab.fd, slab.size, label=slab.label, private=True)
-            self._lender = Lender(lent.region, lent.address, slab.size)
+            lent = map_file(slab.fd, slab.size, private=True)  # no descriptor of its own: there are many segments
+            self._lender = Lender(lent, lent.address, slab.size)
 
     @classmethod
     def of_file(cls, fd: int, size: int, *, label: str) -> Segment:

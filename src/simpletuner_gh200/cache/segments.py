@@ -26,6 +26,14 @@ GROWTH = GIB
 """Size of a further segment. Address space, not memory: pages are taken as they are written."""
 
 
+LARGEST = 2 * GIB
+
+
+def next_size(growth: int, held: int) -> int:
+    """Size of the next segment: larger the more is held, so that few are needed and little of them is unused."""
+    return max(growth, min(held // 32, LARGEST))
+
+
 class Place(NamedTuple):
     """Room for one record."""
 
@@ -122,7 +130,7 @@ class Segments:
         before = writer.used
         layout = known or self._store_layout(number, writer, record.layout)
         payload = Range(number, writer.reserve(record.size))
-        self._control.hold(writer.used - before)
+        self._control.hold(writer.used - before, number)
         return Place(writer, layout, payload)
 
     def add(self, segment: Segment, *, file: bool = False) -> int:
@@ -147,7 +155,7 @@ class Segments:
 
     def _writer_for(self, needed: int) -> tuple[int, Writer]:
         if self._writer is None or not self._writer[1].room_for(needed):
-            size = max(self._growth, needed + 4 * PAGE)
+            size = max(next_size(self._growth, self._control.held), needed + 4 * PAGE)
             segment = Segment(self._slabs.make(size, label=self._name, shared=self._mappable))
             self._writer = self.add(segment), Writer(segment.slab)
         return self._writer

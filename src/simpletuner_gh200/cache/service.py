@@ -174,7 +174,11 @@ class Caches:
         for name, table in self.tables.items():
             folder = self.wanted[name].folder
             packs = PackFolder(folder_for(self.packs, name, folder))
-            packs.make(folder)
+            try:
+                packs.make(folder)
+            except OSError as refused:
+                logger.warning("gh200: cache %s goes without packs: %s", name, refused)
+                continue
             self._pack_folders[name] = packs
             loaded = packs.load(table, copy=self._tight, workers=self.workers)
             table.statistics.fill_seconds += loaded.seconds

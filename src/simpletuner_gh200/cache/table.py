@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -21,7 +22,11 @@ from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, ORDINARY, Key, Slot
 from simpletuner_gh200.cache.source import normal, ordinary, source_of
 from simpletuner_gh200.cache.tally import Statistics
 from simpletuner_gh200.cache.watch import FolderWatch
+from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.units import format_bytes
+
+logger = logging.getLogger("simpletuner_gh200")
 
 MISSING: Any = object()
 """What ``get`` returns on a miss: None is a value that can be cached."""
@@ -83,6 +88,7 @@ class Table:
         self._watch = FolderWatch()
         self._watching = threading.Lock()
         self._memo: dict[str, Found] = {}
+        self._full = False
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -195,16 +201,30 @@ class Table:
         key = key_of(path)
         if not self.admits(key):
             return "not in the subset that fits"
-        with self.control.writing():
-            self._sweep()
-            place = self._segments.reserve(record, self.allowed)
-        if place is None:
-            return "over budget"
-        # Without the lock: nobody knows of these bytes until they are entered.
-        place.writer.fill(place.payload.offset, record.pieces)
+        try:
+            with self.control.writing():
+                self._sweep()
+                place = self._segments.reserve(record, self.allowed)
+            if place is None:
+                self._say_full()
+                return "over budget"
+            # Without the lock: nobody knows of these bytes until they are entered.
+            place.writer.fill(place.payload.offset, record.pieces)
+        except (GH200Error, OSError) as refused:  # SimpleTuner has the value: a run does not end for want of a copy
+            return f"no memory: {type(refused).__name__}"
         flags = (FINITE if record.finite else 0) | ordinary(path)
         slot = Slot.of(place.payload, record.size, flags, source, place.layout)
         return None if self.enter(key, slot) else "index full, or dropped meanwhile"
+
+    def _say_full(self) -> None:
+        if not self._full:
+            self._full = True
+            logger.warning(
+                "gh200: cache %s: its budget of %s is full; further entries are read from disk at every use "
+                "(cache_config.memory_limit_gb)",
+                self.name,
+                format_bytes(self.allowed or 0),
+            )
 
     def enter(self, key: Key, slot: Slot, *, adds: int = 0) -> bool:
         """Publish bytes that are in a listed segment; ``adds`` of them were not counted as held yet."""
@@ -219,7 +239,7 @@ class Table:
                     return False
                 self.control.keys += 1
             self.control.slots.put(key, slot)
-            self.control.hold(adds)
+            self.control.hold(adds, slot.segment)
             self.control.count_live(slot.segment, 1)
         return True
 

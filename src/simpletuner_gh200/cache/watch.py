@@ -38,6 +38,7 @@ class FolderWatch:
         self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pid = os.getpid()
         self._folders: dict[str, tuple[int, int] | None] = {}
+        self._refused: set[str] = set()
         self._looked = monotonic()
         self._poll = select.poll()
         if self._fd >= 0:
@@ -56,7 +57,10 @@ class FolderWatch:
             return False
         if folder in self._folders:
             return True
+        if folder in self._refused:
+            return False
         if not _is_local(folder):
+            self._refused.add(folder)
             return False
         number = _libc.inotify_add_watch(self._fd, os.fsencode(folder), _WANTED | _ONLYDIR)
         if number < 0:

@@ -99,6 +99,10 @@ class CachesFeature(Feature):
             name: {
                 "hits": table.statistics.hits.value,
                 "misses": table.statistics.misses.value,
+                "hit_rate": table.statistics.hit_rate,
+                "batched": table.statistics.batched.value,
+                "fallbacks": table.statistics.fallbacks,
+                "fill_seconds": round(table.statistics.fill_seconds, 3),
                 "held_bytes": table.control.held,
                 "staging_lead_seconds": table.statistics.staging_lead_seconds,
             }
