@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class Delivery(Protocol):
     """Given entries and, for each, the tensor in it: what ``torch.stack`` would give. None where it can't."""
 
-    lead_seconds: float | None
+    on_device: bool
 
     def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None: ...
 
@@ -29,7 +28,7 @@ class Delivery(Protocol):
 class HostDelivery:
     """Into buffers on the CPU that are used again."""
 
-    lead_seconds: float | None = None
+    on_device = False
 
     def __init__(self, pool: BufferPool) -> None:
         self.pool = pool
@@ -41,21 +40,20 @@ class HostDelivery:
 class DeviceDelivery:
     """Straight from the slab to the device on the stager's side stream; the CPU doesn't wait for the copies."""
 
+    on_device = True
+
     def __init__(self, stager: DeviceStager) -> None:
         self._stager = stager
         self._batches = itertools.count()
-        self.lead_seconds: float | None = None
 
     def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
         import torch
 
         from simpletuner_gh200.memory.staging.layout import Range
 
-        submitted = time.monotonic()
         group = [
             Range(entry.segment.slab, entry.slot.offset + leaf.offset, (leaf.count,), getattr(torch, leaf.dtype))
             for entry, leaf in zip(entries, leaves, strict=True)
         ]
         (batch,) = self._stager.submit(next(self._batches), [group]).wait()
-        self.lead_seconds = time.monotonic() - submitted
         return None if batch is None else rows_of(batch, leaves[0], len(entries))

@@ -40,7 +40,7 @@ class Statistics:
     fill_seconds: float = 0.0
     expected_hit_rate: float = 1.0
     staging_lead_seconds: float | None = None
-    """How long before its use a batch was ready on the device; None without one."""
+    """How long before its use the last batch was on its way to the device; None without one."""
     _fallbacks: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

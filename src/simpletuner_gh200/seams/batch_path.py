@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 LATENTS = "latents"
 """The key of the latent in an entry that is a dict."""
+
+MOST_UNDER_WAY = 64
 
 
 class BatchPath:
@@ -43,6 +46,16 @@ class BatchPath:
         self._embeds = embeds
         self._hbm = hbm
         self._whole: dict[int, torch.Tensor] = {}
+        self._under_way: dict[int, tuple[Table, float]] = {}
+        """By address: batches that are on their way to the device, and since when."""
+
+    def used(self, latents: Any) -> None:
+        """A batch goes into the model now: how far ahead of that was it?"""
+        pointer = getattr(latents, "data_ptr", None)
+        found = self._under_way.pop(pointer(), None) if pointer is not None and self._under_way else None
+        if found is not None:
+            table, since = found
+            table.statistics.staging_lead_seconds = time.monotonic() - since
 
     # -- latents ---------------------------------------------------------------------------------------
 
@@ -65,7 +78,10 @@ class BatchPath:
         for _ in entries:
             table.statistics.hits.add()
             table.statistics.batched.add()
-        table.statistics.staging_lead_seconds = self._latents.lead_seconds
+        if self._latents.on_device:
+            self._under_way[batch.data_ptr()] = (table, time.monotonic())
+            while len(self._under_way) > MOST_UNDER_WAY:  # batches that were made and never used
+                self._under_way.pop(next(iter(self._under_way)))
         rows = list(batch.unbind(0))
         self._remember(rows, batch)
         return [_in_its_container(entry, row) for entry, row in zip(entries, rows, strict=True)]

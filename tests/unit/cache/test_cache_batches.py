@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.staging.buffers import TorchBuffers
 from simpletuner_gh200.memory.staging.stager import DeviceStager
+from simpletuner_gh200.seams.batch_path import BatchPath
 
 
 def channels_last(*shape):
@@ -48,7 +50,7 @@ def test_rows_are_what_stack_gives(table, held, stager, make, how):
     expected = torch.stack(values)
     assert torch.equal(batch, expected)
     assert batch.stride() == expected.stride()
-    assert (delivery.lead_seconds is not None) == (how == "staged")
+    assert delivery.on_device == (how == "staged")
 
 
 def test_unlike_tensors_are_not_batched(table, held):
@@ -115,3 +117,18 @@ def test_assembled_batches_reuse_their_buffer(table, held):
         assert [float(row[0]) for row in batch] == [0, 1, 2, 3]
         del batch
     assert (pool.made, pool.reused) == (1, 4)
+
+
+def test_the_lead_of_a_batch_is_from_its_copy_to_its_use(table, held, stager):
+    paths = [held(torch.full((3,), float(n)), f"{n}.pt") for n in range(2)]
+    names = SimpleNamespace(generate_vae_cache_filename=lambda path: (path, path))
+    arguments = SimpleNamespace(model_family="sdxl")
+    collate = SimpleNamespace(StateTracker=SimpleNamespace(get_vaecache=lambda id: names, get_args=lambda: arguments))
+    way = BatchPath(collate, {"x": table}, latents=DeviceDelivery(stager), embeds=BufferPool())
+    rows = way.compute_latents(paths, "x")
+    assert table.statistics.staging_lead_seconds is None, "on its way, and not used yet"
+    way.used(torch.zeros(3))
+    way.used(None)
+    assert table.statistics.staging_lead_seconds is None, "another batch"
+    way.used(rows[0])
+    assert table.statistics.staging_lead_seconds > 0

@@ -84,6 +84,11 @@ class CachesFeature(Feature):
         if table is not None:
             table.drop()
 
+    def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        if self.batch_path is not None and isinstance(batch, dict):
+            self.batch_path.used(batch.get("latents"))
+        return batch
+
     def log_values(self, values: dict[str, Any], step: int | None) -> None:
         values.update(self._metrics())
 
@@ -198,12 +203,17 @@ class CachesFeature(Feature):
 
     def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:
         """None without a device of its own memory: then embeds are joined on the host."""
+        assert self.runtime.settings is not None
+        limit = self.runtime.settings.part(CacheSettings).hbm_limit_gb
         if self._stager is None or not embeds:
+            if limit is not None:
+                why = (
+                    "there is no text cache of ours" if self._stager is not None else "batches are not put on a device"
+                )
+                logger.warning("gh200: hbm_limit_gb has nothing to do here: %s", why)
             return None
         import torch
 
-        assert self.runtime.settings is not None
-        limit = self.runtime.settings.part(CacheSettings).hbm_limit_gb
         driver, ordinal = current(), torch.cuda.current_device()
         free, _total = driver.memory_info(ordinal)
         asked = gib_to_bytes(limit) if limit is not None else int(free * HBM_SHARE)
