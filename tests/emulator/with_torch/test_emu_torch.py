@@ -41,21 +41,6 @@ DTYPES = [
 
 
 @pytest.fixture(scope="session")
-def emulator() -> Emulator:
-    torch.cuda.init()
-    return Emulator()
-
-
-@pytest.fixture
-def driver(emulator: Emulator) -> Iterator[Driver]:
-    emulator.heal()
-    emulator.become("gh200")
-    yield detect.current()
-    emulator.heal()
-    gc.collect()
-
-
-@pytest.fixture(scope="session")
 def pool(emulator: Emulator) -> ManagedPool:
     return ManagedPool(detect.current(), limit=48 * MIB, pattern="gpu_first")
 

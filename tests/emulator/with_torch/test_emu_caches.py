@@ -1,0 +1,84 @@
+"""The unified caches on CUDA memory: from a file of SimpleTuner's to a batch on the device, bytes and placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.delivery import DeviceDelivery
+from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
+from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.staging.buffers import TorchBuffers
+from simpletuner_gh200.memory.staging.stager import DeviceStager
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def table(driver: Driver) -> Iterator[Table]:
+    maker = SlabMaker(driver, Budget("node 0", None), asked="registered", measured={})
+    made = Table("latents", Control.create(64, label="latents", shared=False), slabs=maker, growth=MIB)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stager(driver: Driver) -> Iterator[DeviceStager]:
+    made = DeviceStager(driver, TorchBuffers("cuda:0"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_batch_of_latents_arrives_on_the_device(
+    table: Table, stager: DeviceStager, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    latents = [torch.full((4, 8, 8), float(number)).to(dtype) for number in range(4)]
+    paths = [str(tmp_path / f"{number}.pt") for number in range(4)]
+    for path, latent in zip(paths, latents, strict=True):
+        torch.save(latent, path)
+        assert take_in(table, path), table.statistics.fallbacks
+    entries = table.find_all(paths)
+    assert entries is not None
+    assert {entry.segment.slab.kind for entry in entries} == {"registered"}
+    delivery = DeviceDelivery(stager)
+    for order in ([0, 1, 2, 3], [3, 1]):
+        batch = delivery.rows([entries[at] for at in order], [entries[at].layout.single for at in order])
+        assert batch is not None and batch.is_cuda
+        expected = torch.stack([latents[at] for at in order])
+        assert batch.cpu().view(torch.uint8).equal(expected.view(torch.uint8))
+        assert batch.stride() == expected.stride()
+
+
+def test_a_hit_from_registered_memory_may_be_written_to(table: Table, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.pt")
+    torch.save(torch.zeros(100_000), path)
+    assert take_in(table, path)
+    first = table.get(path)
+    first.fill_(7)
+    assert not table.get(path).any()
+
+
+def test_hot_embeds_stay_on_the_device_within_their_limit(table: Table, stager: DeviceStager, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.pt") for number in range(3)]
+    for number, path in enumerate(paths):
+        torch.save({"prompt_embeds": torch.full((1, 77, 1024), float(number))}, path)
+        assert take_in(table, path)
+    size = 77 * 1024 * 4
+    tier = HbmTier([table], 2 * size + 4096, staged_copy(stager, torch.device("cuda", 0)))
+    for _use in range(2):
+        for number, path in enumerate(paths):
+            copy = tier.on_device(table.get(path)["prompt_embeds"])
+            assert copy.is_cuda
+            assert copy.cpu().eq(float(number)).all()
+    assert tier.used == 2 * size, "the third does not fit"
+    assert tier.hits == 2
+    tier.close()
