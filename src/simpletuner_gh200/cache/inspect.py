@@ -96,9 +96,12 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
         loaded = packs.load(table, copy=False, workers=workers)
         fill(table, paths, workers=workers)
         written = packs.save(table, paths, into_one=True)
+        entries = sum(1 for _ in table.control.slots.entries())
+        failed = f"{cache.folder}: nothing was written; another job is at it, or the disk is full (see the log)"
         return {
             "name": cache.name,
-            "entries": sum(1 for _ in table.control.slots.entries()),
+            "entries": entries,
+            "problems": [failed] if entries and not written else [],
             "from_packs": loaded.entries,
             "bytes": written,
             "fallbacks": table.statistics.fallbacks,
@@ -109,6 +112,14 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
 
 def drop(cache: PackedCache) -> dict[str, Any]:
     """Delete the packs of one cache: only files that are ours, only in its own folder."""
+    with PackFolder(cache.folder).locked() as alone:
+        if not alone:
+            problem = f"{cache.folder}: another job is writing there; nothing was deleted"
+            return {"name": cache.name, "packs": 0, "bytes": 0, "problems": [problem]}
+        return _delete(cache)
+
+
+def _delete(cache: PackedCache) -> dict[str, Any]:
     removed = size = 0
     ours = [*cache.folder.glob(f"*{SUFFIX}"), *cache.folder.glob(f".*{SUFFIX}.*.tmp")]
     for path in [*ours, cache.folder / ".lock", cache.folder / MARKER]:

@@ -11,7 +11,9 @@ index .. end           per entry: size, mtime_ns of the source file; offset, len
                        offset of the layout and xxh3-64 of its text; flags; length of the path; the path, UTF-8
 =====================  ==================================================================================
 
-All numbers are little-endian. A pack is written beside its place and renamed into it when every byte is on disk, so
+All numbers are little-endian. The header is ``8s`` magic, ``u32`` schema, ``u32`` zero, then ``u64`` each; its own
+checksum follows it as ``u64``. A row of the index is seven ``u64``, ``u16`` flags (1: every value is finite) and the
+``u32`` length of the path. A pack is written beside its place and renamed into it when every byte is on disk, so
 there is the old one or the new one, never half of one.
 """
 

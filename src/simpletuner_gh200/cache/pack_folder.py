@@ -160,7 +160,7 @@ class PackFolder:
 
         Another job at it, or a full disk, is no error: then nothing is written.
         """
-        with self._locked() as ours:
+        with self.locked() as ours:
             if not ours:
                 logger.info("gh200: packs of %s: another job is writing them", table.name)
                 return 0
@@ -208,7 +208,7 @@ class PackFolder:
         return self._packed.get(path) == _size_and_time(found)
 
     @contextmanager
-    def _locked(self) -> Iterator[bool]:
+    def locked(self) -> Iterator[bool]:
         fd = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:

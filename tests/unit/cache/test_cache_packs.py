@@ -168,7 +168,7 @@ def test_another_job_at_the_same_folder_is_left_alone(packed):
     table = fresh_table()
     assert take_in(table, paths[0])
     first, second = PackFolder(folder), PackFolder(folder)
-    with first._locked() as ours:
+    with first.locked() as ours:
         assert ours
         assert second.save(table, paths) == 0
     assert second.save(table, paths) > 0

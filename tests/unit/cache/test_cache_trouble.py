@@ -10,7 +10,7 @@ import torch
 from simpletuner_gh200.cache import watch
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import cache_files, take_in
-from simpletuner_gh200.cache.inspect import packed_caches
+from simpletuner_gh200.cache.inspect import drop, pack_again, packed_caches
 from simpletuner_gh200.cache.pack_folder import MARKER, PackFolder
 from simpletuner_gh200.cache.segments import next_size
 from simpletuner_gh200.cache.service import TIGHT_GROWTH, Caches, Wanted
@@ -155,3 +155,17 @@ def test_a_folder_that_can_not_be_watched_is_asked_about_once(tmp_path, monkeypa
     assert [watching.covers(str(tmp_path)) for _ in range(5)] == [False] * 5
     assert len(asked) == 1
     watching.close()
+
+
+def test_commands_leave_packs_alone_that_another_job_is_writing(wanted, tmp_path) -> None:
+    served_entries(wanted, tmp_path / "packs")
+    (cache,) = packed_caches(tmp_path / "packs")
+    before = PackFolder(cache.folder).packs()
+    with PackFolder(cache.folder).locked() as ours:
+        assert ours
+        assert "another job is writing" in drop(cache)["problems"][0]
+        assert "nothing was written" in pack_again(cache, workers=1)["problems"][0]
+    assert PackFolder(cache.folder).packs() == before
+    assert pack_again(cache, workers=1)["problems"] == []
+    assert drop(cache)["packs"] == 1
+    assert not cache.folder.exists()
