@@ -43,7 +43,7 @@ def run(workbench, *words: str, **variables: str) -> subprocess.CompletedProcess
 
 
 def test_two_ranks_through_gh200_train(workbench, tmp_path):
-    workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=3)
+    workbench.configure(blocks={"gh200_optimizations": RAMP}, dataset={"type": "in_memory"}, max_train_steps=3)
     config = str(workbench.project.config)
     ended = run(
         workbench,
@@ -59,6 +59,8 @@ def test_two_ranks_through_gh200_train(workbench, tmp_path):
     summaries = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
     assert [summary["global_step"] for summary in summaries] == [3, 3]
     assert {summary["features"]["ramp"] for summary in summaries} == {"on"}
+    datasets = [summary["details"]["store"]["tiny-images"] for summary in summaries]
+    assert [("staged" in found, found["files"]) for found in datasets] == [(True, 48), (False, 48)], "one copy for both"
 
 
 def test_accelerate_launch_with_our_module(workbench):

@@ -66,3 +66,16 @@ def test_this_machine_can_be_read() -> None:
 def test_a_missing_meminfo_is_not_hidden(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         host_memory(tmp_path)
+
+
+@pytest.mark.parametrize(("hbm_has_cpus", "expected"), [(False, 250 * 1024), (True, 700 * 1024)])
+def test_a_gpus_memory_that_is_a_node_of_its_own_is_not_ours(tmp_path: Path, hbm_has_cpus: bool, expected: int) -> None:
+    root = machine(tmp_path, "0::/user\n", {"user/memory.max": "max"})
+    for index, (cpus, free) in enumerate((("0-71", 250), ("72" if hbm_has_cpus else "", 450))):
+        node = root / f"sys/devices/system/node/node{index}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(cpus + "\n")
+        (node / "meminfo").write_text(f"Node {index} MemFree: {free} kB\n")
+    found = host_memory(root)
+    assert found.available == expected
+    assert found.limit == ("MemAvailable" if hbm_has_cpus else "the memory nodes with CPUs")

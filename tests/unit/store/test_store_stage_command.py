@@ -68,3 +68,30 @@ def test_a_missing_folder_is_a_usage_error(tmp_path: Path, gh200: Command) -> No
     code, _out, err = gh200(str(tmp_path / "nowhere"))
     assert code == 2
     assert "nowhere" in err
+
+
+def test_what_does_not_fit_is_one_object_too(gh200: Command, tmp_path: Path) -> None:
+    fill(tmp_path, {"a.bin": os.urandom(3 << 20)})
+    code, out, err = gh200(str(tmp_path), "--memory-limit-gb", "0.001", "--json")
+    assert code == 1
+    found = json.loads(out.splitlines()[-1])
+    assert (found["fits"], found["needed"]) == (False, 3 << 20)
+    assert found["allowed"] < found["needed"]
+    assert "the dataset needs 3 MiB" in err
+
+
+def test_a_broken_link_is_said_and_no_failure(gh200: Command, tmp_path: Path) -> None:
+    fill(tmp_path, {"a.png": image()})
+    (tmp_path / "b.png").symlink_to("nowhere")
+    code, out, _err = gh200(str(tmp_path), "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["fits"], found["broken"]) == (True, 0)
+    assert found["problem_counts"]
+
+
+def test_no_name_steers_the_terminal(gh200: Command, tmp_path: Path) -> None:
+    fill(tmp_path, {"x.\x1b[31mboo": b"a" * 1000})
+    _code, out, _err = gh200(str(tmp_path), "--compression", "auto")
+    assert "\x1b" not in out
+    assert "boo" in out
