@@ -316,19 +316,27 @@ def cold_file(path: Path, size: int) -> int:
     path.write_bytes(os.urandom(size))
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    if not file_reader.is_cold(fd, PROBE):
-        pytest.skip("this file system does not tell what is in the page cache")
-    return fd
+    for _attempt in range(50):  # a page that another core is just at stays
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if file_reader.is_cold(fd, PROBE):
+            return fd
+        time.sleep(0.02)
+    return pytest.skip("this file system does not tell what is in the page cache")
 
 
 @pytest.mark.parametrize("size", [70_000, MIB])
 def test_the_page_cache_is_given_back(tmp_path: Path, size: int) -> None:
     fd = cold_file(tmp_path / "a.bin", size)
-    os.pread(fd, size, 0)
-    assert not file_reader.is_cold(fd, PROBE)
-    staged(tmp_path)
-    assert file_reader.is_cold(fd, PROBE)
+    cold = False
+    for _attempt in range(20):
+        os.pread(fd, size, 0)
+        assert not file_reader.is_cold(fd, PROBE)
+        staged(tmp_path)
+        cold = file_reader.is_cold(fd, PROBE)
+        if cold:
+            break
+        time.sleep(0.02)  # the kernel keeps a page that another core is just at; never that of every attempt
+    assert cold
     os.close(fd)
 
 
