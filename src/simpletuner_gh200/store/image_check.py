@@ -55,9 +55,10 @@ class Room:
 _checking = Room(CHECKING_BYTES)
 
 
-def _room_for(size: int) -> AbstractContextManager[None]:
+def _room_for(size: int, pixels: int = 0) -> AbstractContextManager[None]:
     """``size`` is counted twice: plug-ins that read all of a file hand a copy of it to their decoder."""
-    return _checking.take(2 * size, _trim) if size > HEAD_BYTES else nullcontext()
+    needed = 2 * size + pixels * PIXEL_BYTES
+    return _checking.take(needed, _trim) if needed > 2 * HEAD_BYTES else nullcontext()
 
 
 def _trim() -> None:
@@ -111,10 +112,10 @@ def _examine(source: io.IOBase, size: int, expected: str, verify: Verify) -> tup
 
     try:
         with _room_for(size), _open(source, expected) as image:
-            width, height = image.size
-        if verify == "decode" and width * height <= DECODE_PIXELS:
+            pixels = image.size[0] * image.size[1]
+        if verify == "decode" and pixels <= DECODE_PIXELS:
             source.seek(0)
-            with _room_for(size + width * height * PIXEL_BYTES // 2), _open(source, expected) as image:
+            with _room_for(size, pixels), _open(source, expected) as image:
                 image.load()
     except Image.DecompressionBombError:
         return True, ""  # it opens; that it is very large is for SimpleTuner to judge

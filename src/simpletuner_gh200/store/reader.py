@@ -116,7 +116,7 @@ class StagedDataset:
         return self._content(row) is not None
 
     def _find(self, path: FilePath) -> int:
-        text = path if isinstance(path, (str, bytes)) else os.fspath(path)
+        text = os.fspath(path)
         key = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
         row = self._look_up(key)
         if row < 0:

@@ -458,3 +458,11 @@ def test_a_folder_reached_through_a_link_is_found_by_its_own_name_too(tmp_path: 
     assert dataset.view(tmp_path / "real" / "a.txt") == b"1"
     dataset.forget(tmp_path / "real" / "a.txt")
     assert dataset.view(tmp_path / "link" / "a.txt") is None
+
+
+@pytest.mark.parametrize(("most", "broken"), [(16 * 16, 1), (16 * 16 - 1, 0)])
+def test_images_beyond_what_may_be_decoded_are_opened_only(tmp_path: Path, monkeypatch, most: int, broken: int) -> None:
+    monkeypatch.setattr(image_check, "DECODE_PIXELS", most)
+    fill(tmp_path, {"cut.png": image("PNG", 16)[:60]})
+    _dataset, report = staged(tmp_path, verify="decode", max_corruption_rate=1.0)
+    assert report.problems.broken == broken

@@ -85,7 +85,7 @@ class CachesFeature(Feature):
             table.drop()
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
-        if self.batch_path is not None and isinstance(batch, dict):
+        if self.batch_path is not None:
             self.batch_path.used(batch.get("latents"))
         return batch
 
@@ -207,9 +207,7 @@ class CachesFeature(Feature):
         limit = self.runtime.settings.part(CacheSettings).hbm_limit_gb
         if self._stager is None or not embeds:
             if limit is not None:
-                why = (
-                    "there is no text cache of ours" if self._stager is not None else "batches are not put on a device"
-                )
+                why = "batches are not put on a device" if self._stager is None else "no text cache is served"
                 logger.warning("gh200: hbm_limit_gb has nothing to do here: %s", why)
             return None
         import torch
