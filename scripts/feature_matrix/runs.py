@@ -16,7 +16,7 @@ from matrix import Skip
 
 from simpletuner_gh200.demo.project import Project
 from simpletuner_gh200.demo.run import write_project_in_subprocess
-from simpletuner_gh200.launch import train_script
+from simpletuner_gh200.seams.rank import train_script
 from simpletuner_gh200.operate.launching import KEEP_SUMMARY, accelerator_present
 
 OBSERVER = Path(__file__).parent / "observer"

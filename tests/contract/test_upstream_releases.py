@@ -6,7 +6,7 @@ import pytest
 from packaging.version import Version
 
 from simpletuner_gh200.upstream import support, wheels
-from simpletuner_gh200.upstream.sweep import check_release
+from simpletuner_gh200.upstream.select import check_release
 from simpletuner_gh200.upstream.verdict_cache import cache_root
 
 KEPT = [

@@ -67,7 +67,7 @@ def _local() -> Any:
 
 
 def _ours(dataset: StagedDataset) -> Any:
-    from simpletuner_gh200.seams.in_memory_backend import backend_class
+    from simpletuner_gh200.seams.features.store.backend import backend_class
 
     return backend_class()(None, "bench", dataset)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from simpletuner_gh200.demo.project import Project, write_project
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.launch import SUMMARY_FOLDER
 from simpletuner_gh200.operate.launching import KEEP_SUMMARY
-from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.seams.decide import all_features
+from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
 
 LOG = "training.log"
 MARKER = ".gh200-demo"
@@ -83,7 +83,7 @@ def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:
     """What each landed feature adds to the demo: blocks of the configuration, keys of the dataset entry."""
     blocks: dict[str, Any] = {}
     dataset: dict[str, Any] = {}
-    for feature in Runtime(Launch()).features:
+    for feature in all_features():
         for key, value in feature.demo_config().items():
             if key == "dataset":
                 dataset.update(value)

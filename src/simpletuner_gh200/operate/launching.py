@@ -21,7 +21,7 @@ from simpletuner_gh200.config.files import Located, read_env_variables
 from simpletuner_gh200.config.flags import take
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.launch import SUMMARY_FOLDER
+from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
 
 KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"

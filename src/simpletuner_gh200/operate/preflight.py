@@ -20,7 +20,7 @@ from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve, resolve_dataset
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem, UsageError
 from simpletuner_gh200.seams.configure import with_in_memory_for_all
-from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.seams.decide import all_features, decide, losses
 from simpletuner_gh200.upstream.check import check_installed
 
 OLDEST = Version("3.1.0")
@@ -123,29 +123,18 @@ def check_installation() -> str:
 def check_seams(settings: Settings) -> list[str]:
     """Stop if a feature that was asked for can't work on this SimpleTuner; returns notices about the others."""
     verdict = check_installed()
-    if not verdict.feature_on("core"):
+    if not verdict.features["core"].on:
         raise FeatureUnavailable(
             f"SimpleTuner {verdict.version}: {verdict.features['core']}",
             remedy="use a release that `gh200 upstream check` passes",
         )
-    if settings.any_given and not verdict.feature_on("config"):
+    if settings.any_given and not verdict.features["config"].on:
         raise FeatureUnavailable(
             f"SimpleTuner {verdict.version} would not pass our blocks on: {verdict.features['config']}",
             remedy="use a release that `gh200 upstream check` passes",
         )
-    notices = []
-    for feature in Runtime(Launch()).features:
-        status = verdict.features.get(feature.name, "on")
-        request = feature.request(settings)
-        if status == "on" or request == "off":
-            continue
-        if request == "asked":
-            raise FeatureUnavailable(
-                f"feature '{feature.name}' was asked for, but SimpleTuner {verdict.version}: {status}",
-                remedy="remove its keys, or use a release that `gh200 upstream check` passes",
-            )
-        notices.append(f"feature '{feature.name}' is {status}")
-    return notices
+    statuses = decide(all_features(), settings, os.environ, verdict.against)
+    return [f"feature '{name}' is {status}" for name, status in losses(statuses).items()]
 
 
 def _installed(package: str) -> bool:

@@ -32,7 +32,7 @@ def configure_from(trainer: Any, runtime: Runtime) -> None:
     settings = resolve(modern.blocks, os.environ, notes=tuple(modern.notes), in_memory_datasets=datasets)
     for note in settings.notes:
         logger.info("gh200: %s", note)
-    runtime.configure(settings, facts=lambda: check_installed().features)
+    runtime.configure(settings, verdict=lambda: check_installed().features)
 
 
 def _take_blocks(config: Any) -> dict[str, Any]:

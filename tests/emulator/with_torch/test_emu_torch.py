@@ -24,7 +24,7 @@ from simpletuner_gh200.memory.staging.buffers import TorchBuffers
 from simpletuner_gh200.memory.staging.layout import Range
 from simpletuner_gh200.memory.staging.stager import DeviceStager
 from simpletuner_gh200.memory.views import cuda_view
-from simpletuner_gh200.seams.features._pool_optimizer import PooledOptimizer
+from simpletuner_gh200.seams.features.oversubscription.optimizer import PooledOptimizer
 
 MIB = 1 << 20
 DTYPES = [

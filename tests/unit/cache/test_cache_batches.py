@@ -14,7 +14,7 @@ from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.staging.buffers import TorchBuffers
 from simpletuner_gh200.memory.staging.stager import DeviceStager
-from simpletuner_gh200.seams.batch_path import BatchPath
+from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 
 
 def channels_last(*shape):

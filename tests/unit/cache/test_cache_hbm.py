@@ -10,7 +10,7 @@ from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.staging.buffers import TorchBuffers
 from simpletuner_gh200.memory.staging.stager import DeviceStager
-from simpletuner_gh200.seams.batch_path import join_embeds
+from simpletuner_gh200.seams.features.caches.batch_path import join_embeds
 
 COUNT = 70_000
 SIZE = COUNT * 4

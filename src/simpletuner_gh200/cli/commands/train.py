@@ -33,8 +33,8 @@ def train(
 
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
-    from simpletuner_gh200.launch import KILL_SWITCH
     from simpletuner_gh200.operate import launching, preflight
+    from simpletuner_gh200.seams.rank import KILL_SWITCH
 
     flags, env = _upstream_spelling(context.args, env)
     preflight.check_installation()

@@ -16,7 +16,7 @@ def _run(context: Context) -> Finding:
     if verdict.ok:
         here = sum(row.status == "ok" for row in verdict.seams)
         return passed(f"{here} seams hold; not in this release: {len(verdict.seams) - here}")
-    lost = [name for name, state in verdict.features.items() if state != "on"]
+    lost = [name for name, status in verdict.features.items() if not status.on]
     broken = "; ".join(f"{row.name}: {row.found}" for row in verdict.broken)
     return failed(f"{broken}. Off because of it: {', '.join(lost)}", "use a release that `gh200 upstream check` passes")
 
