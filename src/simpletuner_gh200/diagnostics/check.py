@@ -15,14 +15,14 @@ from simpletuner_gh200.registry import contributions
 if TYPE_CHECKING:
     from simpletuner_gh200.diagnostics.context import Context
 
-Status = Literal["pass", "warn", "fail", "skip"]
+FindingStatus = Literal["pass", "warn", "fail", "skip"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """What one check found. ``fix`` is one thing to do about it, empty where nothing needs doing."""
 
-    status: Status
+    status: FindingStatus
     found: str
     fix: str = ""
 

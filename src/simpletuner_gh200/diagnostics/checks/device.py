@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simpletuner_gh200.diagnostics.check import Check, Finding, Status, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.check import Check, Finding, FindingStatus, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.interface import Capabilities
@@ -51,7 +51,7 @@ def _dotted(version: int) -> str:
 
 
 def _capability(
-    *, code: str, what: str, why: str, has: Callable[[Capabilities], bool], lacking: Status, means: str
+    *, code: str, what: str, why: str, has: Callable[[Capabilities], bool], lacking: FindingStatus, means: str
 ) -> Check:
     """``lacking`` is the status where a device says no, and ``means`` what follows from that."""
 
