@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simpletuner_gh200.bench.measure import interleaved
+from simpletuner_gh200.bench.suite import interleaved
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.delivery import HostDelivery
 from simpletuner_gh200.cache.service import Wanted, opened

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from simpletuner_gh200.bench.measure import interleaved
+from simpletuner_gh200.bench.suite import interleaved
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature

@@ -8,10 +8,15 @@ from pathlib import Path
 import lz4.frame
 import pytest
 
-from simpletuner_gh200.bench.store_files import jpeg_head, make_files
-from simpletuner_gh200.bench.store_reading import measure_index, measure_reading
-from simpletuner_gh200.bench.store_sharing import measure_sharing
-from simpletuner_gh200.bench.store_staging import measure_staging, measure_walk, thread_lz4_dict
+from simpletuner_gh200.bench.samples import jpeg_head, make_files
+from simpletuner_gh200.bench.sharing import measure_dataset
+from simpletuner_gh200.bench.suites.store import (
+    measure_index,
+    measure_reading,
+    measure_staging,
+    measure_walk,
+    thread_lz4_dict,
+)
 
 
 def test_staging_prints_both_ways_to_verify(tmp_path: Path) -> None:
@@ -45,5 +50,5 @@ def test_made_images_open() -> None:
 
 @pytest.mark.skipif(os.environ.get("GH200_SLOW_TESTS") != "1", reason="slow: set GH200_SLOW_TESTS=1")
 def test_four_ranks_hold_one_copy(tmp_path: Path) -> None:
-    found = measure_sharing(tmp_path, 2_000_000, 150)
+    found = measure_dataset(tmp_path, 2_000_000, 150)
     assert found["pss_ratio"] < 1.6, "300 MB once, and four interpreters"

@@ -10,19 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simpletuner_gh200.bench.store_files import chill, warm
+from simpletuner_gh200.bench.samples import chill, make_jpegs, warm
 from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.staging import StagingRequest, stage
 
 BATCH = 16
-SIDE = 320
 
 
-def measure_pipeline(folder: Path, count: int, repeats: int) -> dict[str, Any]:
+def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any]:
     if importlib.util.find_spec("simpletuner") is None:
         return {"samples_per_s_vs_local": None, "skipped": "SimpleTuner is not installed"}
     os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
-    paths = _make_jpegs(folder, count)
+    paths = make_jpegs(folder, count)
     memory, report = stage(StagingRequest(folder, workers=os.cpu_count() or 1))
     dataset = StagedDataset(memory)
     memory.close()
@@ -42,22 +41,6 @@ def measure_pipeline(folder: Path, count: int, repeats: int) -> dict[str, Any]:
         "staging_s": report.seconds,
         "images": count,
     }
-
-
-def _make_jpegs(folder: Path, count: int) -> list[str]:
-    import numpy as np
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng(1)
-    coarse = random.integers(0, 255, (16, SIDE // 8, SIDE // 8, 3), np.uint8)
-    pictures = [Image.fromarray(one).resize((SIDE, SIDE)) for one in coarse]
-    paths = []
-    for number in range(count):
-        path = folder / f"image_{number:05d}.jpg"
-        pictures[number % 16].save(path, quality=90 + number % 5)
-        paths.append(str(path))
-    return paths
 
 
 def _local() -> Any:

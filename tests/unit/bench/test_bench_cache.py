@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.bench.cache_memory import measure_memory
-from simpletuner_gh200.bench.cache_warm_start import measure_warm_start
+from simpletuner_gh200.bench.suites.cache import measure_memory, measure_warm_start
 
 
 def test_batches_and_hits(tmp_path):
