@@ -7,13 +7,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simpletuner_gh200.config.part import Part, all_parts
+from simpletuner_gh200.config.blocks import PARTS
+from simpletuner_gh200.config.part import Part
 from simpletuner_gh200.errors import ConfigError, Problem
 
 
 def our_variables() -> Iterator[tuple[str, Part, str]]:
-    """(variable, part, key) of every setting that has a variable, whether or not its feature has landed."""
-    for part in all_parts():
+    """(variable, part, key) of every setting that has a variable."""
+    for part in PARTS:
         for key, variable in part.environment.items():
             yield variable, part, key
 

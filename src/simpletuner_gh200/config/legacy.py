@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.config.parts.ramp import RampSettings
 from simpletuner_gh200.errors import ConfigError, Problem
 
 LEGACY_FLAG = "gh200_older_spellings"

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part, PartModel, parts_of
+from simpletuner_gh200.config.blocks import parts_of
+from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part, PartModel
 from simpletuner_gh200.errors import ConfigError, Problem
 
 M = TypeVar("M", bound=PartModel)
@@ -50,7 +51,6 @@ class Settings:
             (f"{part.block}.{key}", getattr(self.parts[part.model], key), self.origins[f"{part.block}.{key}"])
             for block in TRAINING_BLOCKS
             for part in parts_of(block)
-            if part.landed
             for key in part.names()
         ]
 
@@ -93,8 +93,6 @@ def resolve_dataset(raw: object, *, where: str) -> PartModel:
     values = _as_mapping(where, raw, problems)
     _refuse_unknown("in_memory", values, problems, shown=where)
     (part,) = parts_of("in_memory")
-    if not part.landed:
-        problems.append(_not_landed(where, part))
     model = None
     if not problems:
         model = _validated(part, values, where, problems)
@@ -135,7 +133,7 @@ def _resolve_part(
     values: dict[str, Any] = {}
     origins = {f"{part.block}.{key}": DEFAULT for key in part.names()}
     for key, variable in part.environment.items():
-        if part.landed and environment.get(variable):
+        if environment.get(variable):
             try:
                 values[key] = part.from_environment.get(key, str)(environment[variable])
             except ValueError as bad:
@@ -145,15 +143,7 @@ def _resolve_part(
         if key in raw:
             values[key] = raw[key]
             origins[f"{part.block}.{key}"] = source
-    set_by_config = [key for key in part.names() if key in raw]
-    if set_by_config and not part.landed:
-        problems.extend(_not_landed(f"{part.block}.{key}", part) for key in set_by_config)
-        values = {}
     return _validated(part, values, part.block, problems), origins
-
-
-def _not_landed(where: str, part: Part) -> Problem:
-    return Problem(where, f"the feature '{part.feature}' is not available in this version", "remove the key")
 
 
 def _validated(part: Part, values: Mapping[str, Any], where: str, problems: list[Problem]) -> PartModel | None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.files import read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import modernise
-from simpletuner_gh200.config.parts.in_memory import InMemorySettings
 from simpletuner_gh200.config.settings import Settings, resolve, resolve_dataset
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.configure import with_in_memory_for_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.legacy import modernise
-from simpletuner_gh200.config.parts.ramp import RampSettings
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.ramp.plan import plan

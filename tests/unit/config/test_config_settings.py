@@ -1,24 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
+from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
 from simpletuner_gh200.config.legacy import modernise
-from simpletuner_gh200.config.part import all_parts, flag_from_text
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.part import flag_from_text
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def everything_landed(monkeypatch):
-    """These tests are about the rules, whichever features this version has."""
-    parts = tuple(dataclasses.replace(part, landed=True) for part in all_parts())
-    monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
-    return parts
 
 
 def problems_of(blocks, environment=None):
@@ -78,13 +68,6 @@ def test_config_wins_over_environment_and_both_are_named():
 def test_a_bad_environment_value_names_the_variable():
     (found,) = problems_of({}, {"SIMPLETUNER_GH200_ENABLE_UVM_HINTS": "perhaps"})
     assert found.startswith("SIMPLETUNER_GH200_ENABLE_UVM_HINTS") and "'perhaps'" in found
-
-
-def test_a_part_that_has_not_landed_is_refused_as_such(monkeypatch, everything_landed):
-    parts = tuple(dataclasses.replace(p, landed=p.model is not RampSettings) for p in everything_landed)
-    monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
-    (found,) = problems_of({"gh200_optimizations": {"ramp_curve": "linear"}})
-    assert "not available in this version" in found
 
 
 def test_unknown_key_in_a_dataset_block_names_the_entry():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.ramp.plan import notices, plan

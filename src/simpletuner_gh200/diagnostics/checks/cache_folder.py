@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from simpletuner_gh200.config.parts.caches import CacheSettings
+from simpletuner_gh200.config.blocks import CacheSettings
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.training import Training, folder_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, ClassVar
 
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.ramp.learning_rate import rate_factor
 from simpletuner_gh200.ramp.plan import notices, plan

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.in_memory import InMemorySettings
+from simpletuner_gh200.config.blocks import CacheSettings, InMemorySettings
 from simpletuner_gh200.config.settings import Settings, resolve_dataset
 from simpletuner_gh200.errors import DatasetCorrupt, GH200Error
 from simpletuner_gh200.memory.sharing import NodeGroup
