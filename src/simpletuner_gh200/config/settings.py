@@ -1,17 +1,17 @@
-"""Effective settings: our blocks validated as a whole, every value knowing where it came from."""
+"""Effective settings: our blocks and variables validated as a whole, every value knowing where it came from."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from simpletuner_gh200.config.blocks import parts_of
-from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part, PartModel
+from simpletuner_gh200.config.blocks import PARTS, InMemorySettings, parts_of
+from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS, Part, PartModel
 from simpletuner_gh200.errors import ConfigError, Problem
 
 M = TypeVar("M", bound=PartModel)
@@ -55,11 +55,6 @@ class Settings:
         ]
 
 
-def nearest(word: str, accepted: list[str]) -> str | None:
-    close = difflib.get_close_matches(word, accepted, n=1, cutoff=0.5)
-    return close[0] if close else None
-
-
 def resolve(
     blocks: Mapping[str, Any],
     environment: Mapping[str, str],
@@ -87,18 +82,59 @@ def resolve(
     return Settings(parts, origins, notes, given, in_memory_datasets)
 
 
-def resolve_dataset(raw: object, *, where: str) -> PartModel:
+def resolve_dataset(raw: object, *, where: str) -> InMemorySettings:
     """Validate the ``in_memory`` block of one dataset entry; ``where`` names the entry in messages."""
     problems: list[Problem] = []
     values = _as_mapping(where, raw, problems)
-    _refuse_unknown("in_memory", values, problems, shown=where)
-    (part,) = parts_of("in_memory")
-    model = None
-    if not problems:
-        model = _validated(part, values, where, problems)
+    _refuse_unknown(DATASET_BLOCK, values, problems, shown=where)
+    (part,) = parts_of(DATASET_BLOCK)
+    known = {key: value for key, value in values.items() if key in part.names()}
+    model = _validated(part, known, where, problems)
     if model is None or problems:
         raise ConfigError(problems)
+    assert isinstance(model, InMemorySettings)
     return model
+
+
+# -- environment variables -----------------------------------------------------------------------------
+
+
+def our_variables() -> Iterator[tuple[str, Part, str]]:
+    """(variable, part, key) of every setting that has a variable."""
+    for part in PARTS:
+        for key, variable in part.environment.items():
+            yield variable, part, key
+
+
+def read_variables(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Variable -> value, for those that are set; raises one ConfigError naming every bad one."""
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for variable, part, key in our_variables():
+        text = environment.get(variable)
+        if not text:
+            continue
+        try:
+            value = part.from_environment.get(key, str)(text)
+            values[variable] = getattr(part.model.model_validate({key: value}), key)
+        except ValidationError as invalid:
+            problems.append(Problem(variable, f"{text!r}: {invalid.errors(include_url=False)[0]['msg']}"))
+        except ValueError as invalid:
+            problems.append(Problem(variable, f"{text!r}: {invalid}"))
+    if problems:
+        raise ConfigError(problems, source="the environment")
+    return values
+
+
+def default_of(variable: str) -> Any:
+    """What the setting behind a variable is where nobody sets it."""
+    for name, part, key in our_variables():
+        if name == variable:
+            return part.model.model_fields[key].default
+    raise KeyError(variable)
+
+
+# -- one block, one part -------------------------------------------------------------------------------
 
 
 def _as_mapping(block: str, raw: object, problems: list[Problem]) -> dict[str, Any]:
@@ -121,8 +157,8 @@ def _refuse_unknown(block: str, raw: Mapping[str, Any], problems: list[Problem],
     for key in raw:
         if key in accepted:
             continue
-        close = nearest(key, accepted)
-        remedy = f"did you mean {close!r}?" if close else f"accepted: {', '.join(accepted)}"
+        close = difflib.get_close_matches(key, accepted, n=1, cutoff=0.5)
+        remedy = f"did you mean {close[0]!r}?" if close else f"accepted: {', '.join(accepted)}"
         # The value stands right behind its key, where whoever prints this can tell a secret by the key's name.
         problems.append(Problem(f"{shown or block}.{key} = {raw[key]!r}", "unknown key", remedy))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, TorchBuild, join_options, split_options
-from simpletuner_gh200.config.environment import default_of, read_variables
+from simpletuner_gh200.config.settings import default_of, read_variables
 
 HINTS = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 RATIO = "GH200_UVM_OVERSUBSCRIPTION_RATIO"

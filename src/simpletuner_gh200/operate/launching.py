@@ -17,8 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from simpletuner_gh200.config.files import Located, read_env_variables
-from simpletuner_gh200.config.flags import take
+from simpletuner_gh200.config.files import Located, read_env_variables, take
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.launch import SUMMARY_FOLDER

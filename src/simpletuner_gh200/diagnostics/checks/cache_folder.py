@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from simpletuner_gh200.config.blocks import CacheSettings
+from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
-from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.training import Training, folder_bytes
+from simpletuner_gh200.diagnostics.context import Context, folder_bytes
 from simpletuner_gh200.units import format_bytes
 
 
@@ -36,13 +36,8 @@ def _room(folder: Path, free: int, expected: int) -> Finding:
 
 def _expected(training: Training) -> int:
     """Packs hold what SimpleTuner's own cache files hold: as much as those that exist, else as much as the data."""
-    folders = [
-        Path(str(entry[key]))
-        for entry in training.enabled()
-        for key in ("cache_dir_vae", "cache_dir")
-        if entry.get(key)
-    ]
-    cached = sum(folder_bytes(folder) for folder in folders if folder.is_dir())
+    folders = [dataset.path(key) for dataset in training.enabled() for key in ("cache_dir_vae", "cache_dir")]
+    cached = sum(folder_bytes(folder) for folder in folders if folder is not None and folder.is_dir())
     return cached or sum(folder_bytes(folder) for _name, folder in training.local_datasets() if folder.is_dir())
 
 

@@ -11,7 +11,9 @@ def _run(context: Context) -> Finding:
     if training is None:
         return skipped("no configuration was given")
     if training.problems:
-        return failed(" | ".join(training.problems), f"correct them; then: gh200 config check {context.config}")
+        return failed(
+            " | ".join(map(str, training.problems)), f"correct them; then: gh200 config check {context.config}"
+        )
     blocks = [name for name, block in (training.settings.given_blocks if training.settings else {}).items() if block]
     return passed(f"{context.config}: {len(training.datasets)} datasets; blocks of ours: {', '.join(blocks) or 'none'}")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped
-from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.training import folder_bytes
+from simpletuner_gh200.diagnostics.context import Context, folder_bytes
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 

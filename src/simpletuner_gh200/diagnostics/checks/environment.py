@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.config.environment import our_variables, read_variables
+from simpletuner_gh200.config.settings import our_variables, read_variables
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.flags import take
+from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
 from simpletuner_gh200.operate.baseline.compare import describe

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simpletuner_gh200.ramp.epochs import epoch_progress
+from simpletuner_gh200.ramp.schedule import epoch_progress
 from simpletuner_gh200.seams.features._ramp_wraps import Wraps
 
 
