@@ -167,36 +167,49 @@ def _resolve_part(
     part: Part, raw: Mapping[str, Any], environment: Mapping[str, str], source: str, problems: list[Problem]
 ) -> tuple[PartModel | None, dict[str, str]]:
     values: dict[str, Any] = {}
+    variables = {key: variable for key, variable in part.environment.items() if environment.get(variable)}
     origins = {f"{part.block}.{key}": DEFAULT for key in part.names()}
-    for key, variable in part.environment.items():
-        if environment.get(variable):
-            try:
-                values[key] = part.from_environment.get(key, str)(environment[variable])
-            except ValueError as bad:
-                problems.append(Problem(variable, str(bad)))
-            origins[f"{part.block}.{key}"] = f"environment ({variable})"
+    for key, variable in variables.items():
+        try:
+            values[key] = part.from_environment.get(key, str)(environment[variable])
+        except ValueError as bad:
+            problems.append(Problem(variable, str(bad)))
+        origins[f"{part.block}.{key}"] = f"environment ({variable})"
     for key in part.names():
         if key in raw:
             values[key] = raw[key]
             origins[f"{part.block}.{key}"] = source
-    return _validated(part, values, part.block, problems), origins
+            variables.pop(key, None)
+    return _validated(part, values, part.block, problems, variables), origins
 
 
-def _validated(part: Part, values: Mapping[str, Any], where: str, problems: list[Problem]) -> PartModel | None:
+def _validated(
+    part: Part,
+    values: Mapping[str, Any],
+    where: str,
+    problems: list[Problem],
+    variables: Mapping[str, str] | None = None,
+) -> PartModel | None:
+    """The model, or None; ``variables`` names the variable of each key that came from the environment."""
+    places = {key: (variables or {}).get(key, f"{where}.{key}") for key in part.names()}
     try:
         model = part.model.model_validate(values)
     except ValidationError as invalid:
+        # A union reports each of its branches: they are one problem.
+        reasons: dict[str, list[str]] = {}
         for error in invalid.errors(include_url=False):
-            key = ".".join(str(step) for step in error["loc"][:1])
-            problems.append(Problem(f"{where}.{key}", f"{error['input']!r}: {_reason(error, part, key)}"))
+            key = str(error["loc"][0])
+            reasons.setdefault(key, []).append(_reason(error, part, key))
+        for key, found in reasons.items():
+            problems.append(Problem(places[key], f"{values[key]!r}: {' or '.join(dict.fromkeys(found))}"))
         return None
     if part.check is not None:
-        problems.extend(Problem(f"{where}.{key}", message) for key, message in part.check(model))
+        problems.extend(Problem(places[key], message) for key, message in part.check(model))
     return model
 
 
 def _reason(error: Any, part: Part, key: str) -> str:
-    """Pydantic's reason, with the accepted values spelt out and without its doubled union branches."""
+    """Pydantic's reason, with the accepted values spelt out."""
     schema = part.model.model_json_schema()["properties"].get(key, {})
     choices = [value for branch in (schema, *schema.get("anyOf", ())) for value in branch.get("enum", ())]
     if choices:

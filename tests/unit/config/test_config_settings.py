@@ -69,6 +69,19 @@ def test_a_bad_environment_value_names_the_variable():
     assert found.startswith("SIMPLETUNER_GH200_ENABLE_UVM_HINTS") and "'perhaps'" in found
 
 
+def test_a_bad_value_among_the_accepted_ones_of_a_variable_names_the_variable_too():
+    (found,) = problems_of({}, {"GH200_UVM_ACCESS_PATTERN": "sideways"})
+    assert found.startswith("GH200_UVM_ACCESS_PATTERN: 'sideways': accepted: 'gpu_first'")
+    settled = resolve({"gh200_optimizations": {"uvm_access_pattern": "balanced"}}, {"GH200_UVM_ACCESS_PATTERN": "x"})
+    assert settled.origins["gh200_optimizations.uvm_access_pattern"] == "config"
+
+
+@pytest.mark.parametrize("depth", ["deep", 1.5, 0])
+def test_a_key_with_a_bad_value_is_one_problem_whatever_kinds_it_may_have(depth):
+    (found,) = problems_of({"gh200_optimizations": {"prefetch_depth": depth}})
+    assert found.startswith("gh200_optimizations.prefetch_depth") and repr(depth) in found
+
+
 def test_a_dataset_block_has_all_its_problems_reported_together():
     with pytest.raises(ConfigError) as caught:
         resolve_dataset({"compresion": "lz4", "verify": "twice", "num_workers": 0}, where="dataset 'cats'.in_memory")
