@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from simpletuner_gh200.config.parts.hints import VARIABLE, switch_in
+from simpletuner_gh200.config.blocks import HINTS_VARIABLE as VARIABLE
+from simpletuner_gh200.config.blocks import hints_switch_in as switch_in
 
 _override: bool | None = None
 

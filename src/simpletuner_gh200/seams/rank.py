@@ -14,8 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from simpletuner_gh200.config.files import locate_training_config
-from simpletuner_gh200.config.flags import take
+from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.seams.bootstrap import activate
 from simpletuner_gh200.seams.runtime import Launch, Runtime

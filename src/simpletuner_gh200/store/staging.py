@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simpletuner_gh200.config.parts.in_memory import InMemorySettings
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, StoreError
 from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan

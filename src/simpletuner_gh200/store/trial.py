@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.parts.in_memory import InMemorySettings
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.store.discovery import walk
 from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.staging import estimates, request_for, stage

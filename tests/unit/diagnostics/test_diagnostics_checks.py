@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from machine import Machine
 
-from simpletuner_gh200.config.part import all_parts
 from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
 
@@ -261,9 +260,6 @@ CASES = [
 ]
 
 
-CACHES_LANDED = all(part.landed for part in all_parts() if part.feature == "caches")
-
-
 @pytest.fixture(autouse=True)
 def _verdicts_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -271,8 +267,6 @@ def _verdicts_elsewhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("code", "spoil", "status", "says"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
 def test_check_notices(machine: Machine, code: str, spoil: Callable[[Machine], None], status: str, says: str) -> None:
-    if code == "GH405" and not CACHES_LANDED:
-        pytest.skip("the caches' keys are not accepted yet")
     (check,) = [check for check in all_checks() if check.code == code]
     spoil(machine)
     ((_, finding),) = examine(machine.context(), [check]).rows
@@ -282,7 +276,7 @@ def test_check_notices(machine: Machine, code: str, spoil: Callable[[Machine], N
 
 
 def test_a_healthy_machine_has_nothing_wrong(machine: Machine) -> None:
-    machine.configure(train_batch_size=4, **(BLOCKS if CACHES_LANDED else {}))
+    machine.configure(train_batch_size=4, **BLOCKS)
     rows = examine(machine.context()).rows
     wrong = [(check.code, finding) for check, finding in rows if finding.status in {"warn", "fail"}]
     # No library of the driver's is on the testing machine, beside the kernel driver of the shown one.

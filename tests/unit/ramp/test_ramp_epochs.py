@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from simpletuner_gh200.ramp.epochs import epoch_progress
+from simpletuner_gh200.ramp.schedule import epoch_progress
 from simpletuner_gh200.seams.features.ramp.deferral import Epochs
 
 

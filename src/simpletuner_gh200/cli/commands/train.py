@@ -44,7 +44,7 @@ def train(
     else:
         checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
         notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
-    planned = launching.plan(
+    planned = launching.launch_command(
         checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
     )
     for notice in (*notices, *planned.notices):

@@ -115,7 +115,7 @@ def parity(
 
     Everything else on the command line goes to pytest. Exit code 1 if a test's outcome differs.
     """
-    from simpletuner_gh200.upstream.parity import run_parity
+    from simpletuner_gh200.operate.parity import run_parity
 
     found = run_parity(repo.absolute(), context.args)
     if as_json:

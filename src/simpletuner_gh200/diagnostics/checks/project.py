@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
 from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
-from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.training import Training, folder_bytes
+from simpletuner_gh200.diagnostics.context import Context, folder_bytes
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.options import REMOVED, option_names
@@ -24,7 +23,8 @@ def configuration(context: Context) -> Finding:
     if training is None:
         return skipped("no configuration was given")
     if training.problems:
-        return failed(" | ".join(training.problems), f"correct them; then: gh200 config check {context.config}")
+        found = " | ".join(map(str, training.problems))
+        return failed(found, f"correct them; then: gh200 config check {context.config}")
     blocks = [name for name, block in (training.settings.given_blocks if training.settings else {}).items() if block]
     return passed(f"{context.config}: {len(training.datasets)} datasets; blocks of ours: {', '.join(blocks) or 'none'}")
 
@@ -109,13 +109,8 @@ def _room(folder: Path, free: int, expected: int) -> Finding:
 
 def _expected(training: Training) -> int:
     """Packs hold what SimpleTuner's own cache files hold: as much as those that exist, else as much as the data."""
-    folders = [
-        Path(str(entry[key]))
-        for entry in training.enabled()
-        for key in ("cache_dir_vae", "cache_dir")
-        if entry.get(key)
-    ]
-    cached = sum(folder_bytes(folder) for folder in folders if folder.is_dir())
+    folders = [dataset.path(key) for dataset in training.enabled() for key in ("cache_dir_vae", "cache_dir")]
+    cached = sum(folder_bytes(folder) for folder in folders if folder is not None and folder.is_dir())
     return cached or sum(folder_bytes(folder) for _name, folder in training.local_datasets() if folder.is_dir())
 
 

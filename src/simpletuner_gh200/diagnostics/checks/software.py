@@ -8,7 +8,7 @@ from importlib.metadata import distributions
 from packaging.version import InvalidVersion, Version
 
 from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, rejected_keys
-from simpletuner_gh200.config.environment import our_variables, read_variables
+from simpletuner_gh200.config.settings import our_variables, read_variables
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError

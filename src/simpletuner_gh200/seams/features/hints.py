@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.hints import HintSettings
+from simpletuner_gh200.config.blocks import CacheSettings, HintSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.allocate import slabs_made
 from simpletuner_gh200.memory.driver import detect

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from simpletuner_gh200.config.parts.prefetch import PrefetchSettings
+from simpletuner_gh200.config.blocks import PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.seams.feature import Feature, Request
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from simpletuner_gh200.seams.configure import with_in_memory_for_all
+from simpletuner_gh200.config.datasets import with_in_memory_for_all
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam

@@ -13,9 +13,7 @@ from simpletuner_gh200.cache.delivery import Delivery, DeviceDelivery, HostDeliv
 from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
 from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.hints import HintSettings
-from simpletuner_gh200.config.parts.prefetch import PrefetchSettings
+from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.budget import Budget

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from simpletuner_gh200.config.parts.oversubscription import OversubscriptionSettings
+from simpletuner_gh200.config.blocks import OversubscriptionSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver import detect

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simpletuner_gh200.ramp.epochs import epoch_progress
+from simpletuner_gh200.ramp.schedule import epoch_progress
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 
 Predicate = Callable[[], bool]

@@ -8,13 +8,12 @@ from itertools import pairwise
 from math import ceil
 from typing import Any, ClassVar
 
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem
-from simpletuner_gh200.ramp.learning_rate import rate_factor
-from simpletuner_gh200.ramp.plan import notices, plan
 from simpletuner_gh200.ramp.resume import RampState, resume
-from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window, rate_factor
+from simpletuner_gh200.ramp.setup import notices, ramp_from_settings
 from simpletuner_gh200.seams.checkpoint_state import CheckpointState
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.ramp.deferral import Deferral, Epochs
@@ -61,7 +60,7 @@ class RampFeature(Feature):
             return
         refuse_impossible(config, accelerator)
         self._saved = self._first = self._last = self._rate = None
-        self._ramp = plan(
+        self._ramp = ramp_from_settings(
             self._settings,
             train_batch_size=int(config.train_batch_size),
             world_size=_data_parallel_size(accelerator),

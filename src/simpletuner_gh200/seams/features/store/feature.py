@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.in_memory import InMemorySettings
-from simpletuner_gh200.config.settings import Settings, resolve_dataset
+from simpletuner_gh200.config.blocks import CacheSettings, InMemorySettings
+from simpletuner_gh200.config.datasets import Dataset
+from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, GH200Error
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -29,9 +29,6 @@ logger = logging.getLogger("simpletuner_gh200")
 
 DEALING = "metadata.split_buckets"
 """The seam that tells when samples are dealt."""
-
-DEALT = ("image", "video", "conditioning", "eval")
-"""Types of datasets whose samples SimpleTuner deals to the ranks; of any other, every rank may read everything."""
 
 
 @dataclass(frozen=True)
@@ -144,28 +141,24 @@ class StoreFeature(Feature):
 
     def _rewritten(self, entry: dict[str, Any]) -> dict[str, Any]:
         """As upstream is to see it: a local dataset. Ours are remembered by id."""
-        if entry.get("type") != "in_memory":
+        dataset = Dataset(entry)
+        if not dataset.in_memory:
             return entry
-        name = str(entry.get("id"))
-        plain = {key: value for key, value in entry.items() if key != "in_memory"} | {"type": "local"}
-        if entry.get("disabled") or entry.get("disable") or self._cache_wins(name, entry):
-            return plain
-        settings = resolve_dataset(entry.get("in_memory"), where=f"dataset {name!r}.in_memory")
-        assert isinstance(settings, InMemorySettings)
-        data, cache = entry.get("instance_data_dir"), entry.get("cache_dir")
-        if data or cache:
-            sharded = settings.per_node == "shard" and entry.get("dataset_type", "image") in DEALT
-            self._entries[name] = _Entry(Path(str(data or cache)), settings, is_cache=not data, sharded=sharded)
-        return plain
+        if dataset.enabled and not self._cache_wins(dataset):
+            settings, folder = dataset.settings(), dataset.held_folder
+            if folder is not None:
+                sharded = settings.per_node == "shard" and dataset.dealt
+                self._entries[dataset.id] = _Entry(folder, settings, is_cache=dataset.folder is None, sharded=sharded)
+        return dataset.as_local()
 
-    def _cache_wins(self, name: str, entry: dict[str, Any]) -> bool:
+    def _cache_wins(self, dataset: Dataset) -> bool:
         settings = self.runtime.settings
-        if entry.get("dataset_type") != "text_embeds" or settings is None:
+        if dataset.kind != "text_embeds" or settings is None:
             return False
         wins = settings.part(CacheSettings).text_cache_type == "unified_memory"
         if wins:
             logger.info(
-                "gh200: dataset %r: text_cache_type is unified_memory, which serves it instead of in_memory", name
+                "gh200: dataset %r: text_cache_type is unified_memory, which serves it instead of in_memory", dataset.id
             )
         return wins
 

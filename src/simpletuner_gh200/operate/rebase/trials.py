@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.operate.rebase.components import HOME, VENDOR
 from simpletuner_gh200.upstream.check import check
-from simpletuner_gh200.upstream.rebase.components import HOME, VENDOR
 from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
 
 

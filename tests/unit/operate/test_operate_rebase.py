@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.commands.rebase import app
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.upstream.rebase import artifacts, components, steps, trials, vendor, workflow
-from simpletuner_gh200.upstream.rebase import journal as journals
-from simpletuner_gh200.upstream.rebase.journal import Journal, StepRecord
-from simpletuner_gh200.upstream.rebase.repository import Repository
+from simpletuner_gh200.operate.rebase import artifacts, components, steps, trials, vendor, workflow
+from simpletuner_gh200.operate.rebase import journal as journals
+from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
+from simpletuner_gh200.operate.rebase.repository import Repository
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_fresh_branch_is_upstream_plus_one_commit_per_component(finished: Fi
     root = finished.root
     assert finished.journal.finished
     assert run_git(root, "branch", "--show-current") == artifacts.BRANCH
-    names = [component.name for component in components.ALL]
+    names = [component.name for component in components.all_components()]
     assert subjects(root, "v2..HEAD") == [*names, "entry", "hook", "manifest"]
     changed = run_git(root, "diff", "--name-status", "v2", "HEAD").splitlines()
     assert [line for line in changed if not line.startswith("A")] == ["M\tsimpletuner/__init__.py"]
@@ -121,7 +121,7 @@ def test_the_patch_brings_the_fork_back_onto_its_base(finished: Finished, tmp_pa
 
 def test_the_manifest_lists_every_component_with_its_size(finished: Finished) -> None:
     text = (finished.root / steps.MANIFEST).read_text(encoding="utf-8")
-    assert "| cache | unified-memory caches | 1 | 1 | none: new files |" in text
+    assert "| cache | The purpose of cache. | 1 | 1 | none: new files |" in text
     assert "| hook | end of `simpletuner/__init__.py` | 1 | 2 |" in text
 
 
@@ -193,6 +193,13 @@ def test_a_fetched_ref_can_be_named(repository: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(workflow, "all_steps", lambda: [s for s in steps.all_steps() if s.name == "fresh branch"])
     assert begin(clone, "origin/release", remote="origin").finished
     assert (clone / "simpletuner/newest.py").exists()
+
+
+def test_a_journal_of_another_version_is_left_to_it(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(repository, "backup", monkeypatch)
+    monkeypatch.setattr(workflow, "all_steps", lambda: steps.all_steps()[:-2])
+    with pytest.raises(UsageError, match="of another version"):
+        workflow.go_on(repository, silent)
 
 
 # -- tests of the tree ----------------------------------------------------------------------------------------
@@ -307,7 +314,7 @@ def test_edits_made_in_between_are_kept_as_a_patch(repository: Path, monkeypatch
 # -- back -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["backup", "fresh branch", "vendor settings"])
+@pytest.mark.parametrize("step", ["backup", "fresh branch", "vendor config"])
 def test_rollback_after_any_step(repository: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     original = run_git(repository, "rev-parse", "HEAD")
     interrupted(repository, step, monkeypatch)

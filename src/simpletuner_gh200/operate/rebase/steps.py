@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.upstream.rebase import artifacts, fork_report, trials, vendor
-from simpletuner_gh200.upstream.rebase.components import ALL, Component
-from simpletuner_gh200.upstream.rebase.journal import Journal, write_whole
-from simpletuner_gh200.upstream.rebase.repository import Repository
+from simpletuner_gh200.operate.rebase import artifacts, fork_report, trials, vendor
+from simpletuner_gh200.operate.rebase.components import Component, all_components
+from simpletuner_gh200.operate.rebase.journal import Journal, write_whole
+from simpletuner_gh200.operate.rebase.repository import Repository
 
 MANIFEST = "docs/GH200_PATCH_MANIFEST.md"
 
@@ -33,7 +33,7 @@ def all_steps() -> tuple[Step, ...]:
         Step("fork report", report_fork),
         Step("fresh branch", fresh_branch),
         Step("upstream smoke tests", smoke_tests),
-        *(Step(f"vendor {component.name}", _vendoring(component)) for component in ALL),
+        *(Step(f"vendor {component.name}", _vendoring(component)) for component in all_components()),
         Step("entry", entry),
         Step("hook", hook),
         Step("manifest", write_manifest),

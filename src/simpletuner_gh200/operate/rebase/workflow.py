@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from simpletuner_gh200.errors import GH200Error, UsageError
+from simpletuner_gh200.operate.rebase import artifacts, trials, vendor
+from simpletuner_gh200.operate.rebase import journal as journals
+from simpletuner_gh200.operate.rebase.components import HOME
+from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
+from simpletuner_gh200.operate.rebase.repository import Repository
+from simpletuner_gh200.operate.rebase.steps import MANIFEST, Skipped, all_steps
 from simpletuner_gh200.upstream.git import resolve
-from simpletuner_gh200.upstream.rebase import artifacts, trials, vendor
-from simpletuner_gh200.upstream.rebase import journal as journals
-from simpletuner_gh200.upstream.rebase.components import HOME
-from simpletuner_gh200.upstream.rebase.journal import Journal, StepRecord
-from simpletuner_gh200.upstream.rebase.repository import Repository
-from simpletuner_gh200.upstream.rebase.steps import MANIFEST, Skipped, all_steps
 
 Tell = Callable[[StepRecord], None]
 
@@ -102,6 +102,8 @@ def require_journal(repository: Repository) -> Journal:
 
 def _advance(repository: Repository, journal: Journal, tell: Tell) -> Journal:
     runs = {step.name: step.run for step in all_steps()}
+    if any(record.name not in runs for record in journal.steps):
+        raise journals.of_another_version(repository.state_folder)
     while (record := journal.next_step()) is not None:
         _record(repository, journal, record, "started", "")
         try:

@@ -8,8 +8,8 @@ import pytest
 from rebase_samples import write
 
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.upstream import parity
-from simpletuner_gh200.upstream.parity import Difference
+from simpletuner_gh200.operate import parity
+from simpletuner_gh200.operate.parity import Difference
 
 TESTS = """
 import os, unittest

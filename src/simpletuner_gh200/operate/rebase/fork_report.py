@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.operate.rebase.components import HOME
+from simpletuner_gh200.operate.rebase.repository import Repository
 from simpletuner_gh200.upstream.git import git
-from simpletuner_gh200.upstream.rebase.components import HOME
-from simpletuner_gh200.upstream.rebase.repository import Repository
 from simpletuner_gh200.upstream.source import candidate_paths
 from simpletuner_gh200.upstream.spec import all_specs
 

@@ -78,6 +78,6 @@ def make_repository(root: Path) -> Path:
 
 
 def make_package(root: Path) -> Path:
-    write(root, {name: f"# {name}\n" for name in (*PACKAGE, *MORE)})
+    write(root, {name: f'"""The purpose of {Path(name).parent}."""\n' for name in (*PACKAGE, *MORE)})
     write(root, {"cache/__pycache__/x.pyc": "bytecode"})
     return root

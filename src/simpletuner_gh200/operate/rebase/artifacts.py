@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from simpletuner_gh200.operate.rebase.fork_report import checklist_lines
+from simpletuner_gh200.operate.rebase.journal import Journal, write_whole
+from simpletuner_gh200.operate.rebase.repository import Repository
 from simpletuner_gh200.upstream.git import git
-from simpletuner_gh200.upstream.rebase.fork_report import checklist_lines
-from simpletuner_gh200.upstream.rebase.journal import Journal, write_whole
-from simpletuner_gh200.upstream.rebase.repository import Repository
 
 LOG = "MERGE_LOG.txt"
 PATCH = "gh200-current.patch"

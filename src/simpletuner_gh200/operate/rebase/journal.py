@@ -11,7 +11,7 @@ from typing import Any
 
 from simpletuner_gh200.errors import UsageError
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "journal.json"
 
 
@@ -72,9 +72,13 @@ def load(folder: Path) -> Journal | None:
             f"{folder / FILE} is damaged: {damaged}", remedy="go back with ROLLBACK.sh, or delete it"
         ) from damaged
     if data.get("schema") != SCHEMA:
-        raise UsageError(f"{folder / FILE} is of another version of this command", remedy="finish with that version")
+        raise of_another_version(folder)
     steps = [StepRecord(**step) for step in data.pop("steps")]
     return Journal(steps=steps, **data)
+
+
+def of_another_version(folder: Path) -> UsageError:
+    return UsageError(f"{folder / FILE} is of another version of this command", remedy="finish with that version")
 
 
 def archive(folder: Path, journal: Journal) -> None:

@@ -8,8 +8,16 @@ import shutil
 from pathlib import Path
 
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.upstream.rebase.components import ALL, HOME, PACKAGE, VENDOR, Component, files_of, package_folder
-from simpletuner_gh200.upstream.rebase.journal import write_whole
+from simpletuner_gh200.operate.rebase.components import (
+    HOME,
+    PACKAGE,
+    VENDOR,
+    Component,
+    all_components,
+    files_of,
+    package_folder,
+)
+from simpletuner_gh200.operate.rebase.journal import write_whole
 
 HOOKED = "simpletuner/__init__.py"
 HOOK = "from simpletuner.gh200 import activate_unless_disabled as _gh200  # noqa: E402\n\n_gh200()\n"
@@ -108,7 +116,7 @@ def manifest(root: Path, onto: str) -> str:
         "| component | purpose | files | lines | risk |",
         "|---|---|---|---|---|",
     ]
-    for component in ALL:
+    for component in all_components():
         paths = [vendored_path(relative) for relative in files_of(component)]
         lines.append(
             f"| {component.name} | {component.purpose} | {len(paths)} | {_lines(root, paths)} | {component.risk} |"
