@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rebase_samples import write
 
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.upstream import parity
 from simpletuner_gh200.upstream.parity import Difference
+from tests.contract.rebase_samples import write
 
 TESTS = """
 import os, unittest

@@ -10,12 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from emulation import ROOT, cuda12_site, environment, installed_runtime
+from tests.emulator.emulation import ROOT, cuda12_site, environment, installed_runtime
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "gh200": {"mode": "numa", "concurrent_managed": True, "host_page_tables": True, "direct_managed_from_host": True},

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from emulation import ROOT, cuda12_site, environment, installed_runtime
+
+from tests.emulator.emulation import ROOT, cuda12_site, environment, installed_runtime
 
 HERE = Path(__file__).parent
 

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from workbench import Forge, Workbench, clean_environment
+from tests.integration.workbench import Forge, Workbench, clean_environment
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from simpletuner_gh200.operate.report.marks import MOST_POINTS, Line, plot, thin
 from simpletuner_gh200.operate.report.page import page
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.sink import JsonLines
+from tests.unit.operate.browser import CHROMIUM, Browser
 
 HOSTILE = "</title></style><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 GIB = 1 << 30
