@@ -1,13 +1,15 @@
 """Which tests run in every environment: those whose outcome can depend on SimpleTuner's release or its torch.
 
-`make test` runs everything in the first environment and `-m releases` in the others. A test carries the marker if its
-file, or a conftest.py of its folders, imports or names one of ``DEPENDS``. One that depends on the release in another
-way, through a command it starts for instance, says so itself: ``pytestmark = pytest.mark.releases``.
+`make test` runs everything in the first environment and `-m releases` in the others. A test carries the marker if it
+stands in tests/integration, or if its file or a conftest.py of its folders imports or names one of ``DEPENDS``. One
+that depends on the release in another way, through a command it starts for instance, says so itself:
+``pytestmark = pytest.mark.releases``. One that brings SimpleTuner into the process without the marker fails.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(map(depends, files_of(item.path))):
             item.add_marker(pytest.mark.releases)
+
+
+@pytest.fixture(autouse=True)
+def simpletuner_comes_with_the_marker(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = "simpletuner" in sys.modules
+    yield
+    if "simpletuner" in sys.modules and not before and not request.node.get_closest_marker("releases"):
+        pytest.fail("this test imports SimpleTuner, so it needs `pytestmark = pytest.mark.releases`")
 
 
 def files_of(path: Path) -> Iterator[Path]:

@@ -120,8 +120,8 @@ class Workbench:
     def known(self, *, stock: bool = False, world: int = 1, probe: Path | None = None) -> JobResult:
         """What a run of the restored project gives with what ``configure`` wrote: trained once, then remembered.
 
-        Runs from the same state are the same to the bit, so every test that compares with one may look at the same. The
-        project is restored and configured as before when this returns; ``output`` and ``folder`` of the result are kept.
+        Runs from the same state are the same to the bit, so every test that compares with one may look at the same.
+        The project is restored and configured as before when this returns; the result's ``folder`` is kept.
         """
         written = {path: path.read_text() for path in (self.project.config, self.project.datasets)}
         asked = (stock, world, probe, *written.values())

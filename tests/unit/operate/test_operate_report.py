@@ -175,7 +175,7 @@ def test_a_plot_of_nothing_is_nothing() -> None:
 
 
 needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on this machine: scripts/dev/install_chromium.sh installs Debian's"
+    CHROMIUM is None, reason="no Chromium on this machine: scripts/dev/install_test_programs.sh installs Debian's"
 )
 
 VISIBLE_MARKS = """
