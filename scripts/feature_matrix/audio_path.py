@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from upstream_scenarios import write_sound
+from scripts.feature_matrix.upstream_scenarios import write_sound
 
 COUNT = 4
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-from emulation import Emulator
-
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.allocate import SlabMaker
@@ -16,6 +14,7 @@ from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.memory.staging.buffers import DriverBuffers
 from simpletuner_gh200.memory.staging.layout import Range
 from simpletuner_gh200.memory.staging.stager import DeviceStager
+from tests.emulator.emulation import Emulator
 
 CALLS = (
     "cuInit",

@@ -8,7 +8,6 @@ import logging
 import os
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.errors import BudgetExceeded, DriverError, FeatureUnavailable
 from simpletuner_gh200.memory import advice
@@ -17,6 +16,7 @@ from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import device
 from simpletuner_gh200.memory.slab import Slab
+from tests.emulator.emulation import Emulator
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.budget import Budget
@@ -17,6 +16,7 @@ from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.memory.staging.buffers import DriverBuffers
 from simpletuner_gh200.memory.staging.layout import Range
 from simpletuner_gh200.memory.staging.stager import DeviceStager, Ticket
+from tests.emulator.emulation import Emulator
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from emulation import Emulator
 
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory import hints
@@ -25,6 +24,7 @@ from simpletuner_gh200.memory.staging.layout import Range
 from simpletuner_gh200.memory.staging.stager import DeviceStager
 from simpletuner_gh200.memory.views import cuda_view
 from simpletuner_gh200.seams.features.oversubscription.optimizer import PooledOptimizer
+from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
 DTYPES = [

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 import pytest
-from machine import Machine
 
 from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
+from tests.unit.diagnostics.machine import Machine
 
 ON_EMULATED_LIBRARIES = {
     "GH211",

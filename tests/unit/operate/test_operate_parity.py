@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rebase_samples import write
 
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import parity
 from simpletuner_gh200.operate.parity import Difference
+from tests.unit.operate.rebase_samples import write
 
 TESTS = """
 import os, unittest

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from rebase_samples import make_package, make_repository, run_git, write
 from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.commands.rebase import app
@@ -20,6 +19,7 @@ from simpletuner_gh200.operate.rebase import artifacts, components, steps, trial
 from simpletuner_gh200.operate.rebase import journal as journals
 from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
 from simpletuner_gh200.operate.rebase.repository import Repository
+from tests.unit.operate.rebase_samples import make_package, make_repository, run_git, write
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from simpletuner_gh200.operate.report.marks import MOST_POINTS, Line, plot, thin
 from simpletuner_gh200.operate.report.page import build, page
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.sink import JsonLines
+from tests.unit.operate.browser import CHROMIUM, Browser
 
 HOSTILE = "</title></style><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 GIB = 1 << 30
@@ -175,7 +175,7 @@ def test_a_plot_of_nothing_is_nothing() -> None:
 
 
 needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on this machine: scripts/dev/install_chromium.sh installs Debian's"
+    CHROMIUM is None, reason="no Chromium on this machine: scripts/dev/install_test_programs.sh installs Debian's"
 )
 
 VISIBLE_MARKS = """

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from store_samples import fill
 
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.store.ceiling import Ceiling, ceiling
@@ -15,6 +14,7 @@ from simpletuner_gh200.store.codecs import NUMBERS, codec
 from simpletuner_gh200.store.discovery import walk
 from simpletuner_gh200.store.problems import Problem, Problems, printable
 from simpletuner_gh200.units import GIB, MIB
+from tests.unit.store.store_samples import fill
 
 
 def host(available: int, limit: str = "MemAvailable") -> HostMemory:

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from store_samples import fill, image
 
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, DatasetCorrupt, DatasetTooLarge, FeatureUnavailable
 from simpletuner_gh200.seams.features.store import shard
 from simpletuner_gh200.seams.features.store.feature import StoreFeature
 from simpletuner_gh200.store.discovery import walk
+from tests.unit.store.store_samples import fill, image
 
 
 class Backend(SimpleNamespace):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from upstream_samples import Texts
 
 from simpletuner_gh200.upstream import check as checking
 from simpletuner_gh200.upstream import facts, verdict_cache
@@ -13,6 +12,7 @@ from simpletuner_gh200.upstream.features import FEATURES, ON, Status, consequenc
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import Fact, SeamSpec, all_specs
 from simpletuner_gh200.upstream.verdict import Verdict
+from tests.unit.upstream.upstream_samples import Texts
 
 TRAINER = SeamSpec(
     name="trainer.train",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from upstream_samples import Texts
 
 from simpletuner_gh200.upstream import diff
 from simpletuner_gh200.upstream.diff import review_lines
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import SeamSpec
+from tests.unit.upstream.upstream_samples import Texts
 
 OLD = """
 class T:
