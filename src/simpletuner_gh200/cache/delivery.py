@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,11 +9,12 @@ from simpletuner_gh200.cache.batch import assemble, rows_of
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.layout import Leaf
 from simpletuner_gh200.cache.table import Found
+from simpletuner_gh200.memory.copier import SlabRange
 
 if TYPE_CHECKING:
     import torch
 
-    from simpletuner_gh200.memory.staging.stager import DeviceStager
+    from simpletuner_gh200.memory.copier import Copier
 
 
 class Delivery(Protocol):
@@ -38,22 +38,22 @@ class HostDelivery:
 
 
 class DeviceDelivery:
-    """Straight from the slab to the device on the stager's side stream; the CPU doesn't wait for the copies."""
+    """Straight from the slab to the device on the copier's side stream; the CPU doesn't wait for the copies."""
 
     on_device = True
 
-    def __init__(self, stager: DeviceStager) -> None:
-        self._stager = stager
-        self._batches = itertools.count()
+    def __init__(self, copier: Copier[torch.Tensor]) -> None:
+        self._copier = copier
 
     def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
         import torch
 
-        from simpletuner_gh200.memory.staging.layout import Range
-
-        group = [
-            Range(entry.segment.slab, entry.slot.offset + leaf.offset, (leaf.count,), getattr(torch, leaf.dtype))
-            for entry, leaf in zip(entries, leaves, strict=True)
-        ]
-        (batch,) = self._stager.submit(next(self._batches), [group]).wait()
-        return None if batch is None else rows_of(batch, leaves[0], len(entries))
+        dtype: torch.dtype = getattr(torch, leaves[0].dtype)
+        size = leaves[0].count * dtype.itemsize
+        flat = self._copier.copy(
+            [
+                SlabRange(entry.segment.slab, entry.slot.offset + leaf.offset, size)
+                for entry, leaf in zip(entries, leaves, strict=True)
+            ]
+        )
+        return None if flat is None else rows_of(flat.view(dtype), leaves[0], len(entries))

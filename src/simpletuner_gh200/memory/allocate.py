@@ -1,6 +1,6 @@
-"""Making slabs: budget, kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
+"""Making slabs: kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
 
->>> maker = SlabMaker(current(), Budget("node 0", limit), asked="auto", ranks=world_on_node)
+>>> maker = SlabMaker(current(), asked="auto", ranks=world_on_node)
 >>> slab = maker.make(size, label="latents", shared=True)
 >>> maker.records[-1]                                   # what was made, and why
 """
@@ -16,11 +16,10 @@ from functools import partial
 
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
 from simpletuner_gh200.memory import advice, numa
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.mapping import Region
 from simpletuner_gh200.memory.measure import copy_speeds
-from simpletuner_gh200.memory.placement import Asked, Choice, choose_kind
+from simpletuner_gh200.memory.placement import Asked, SlabChoice, choose_kind
 from simpletuner_gh200.memory.slab import Slab, SlabKind
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -38,21 +37,15 @@ class SlabRecord:
     advice: str
 
 
-_made: deque[SlabRecord] = deque(maxlen=256)
-
-
-def slabs_made() -> tuple[SlabRecord, ...]:
-    """The latest slabs of this process, whoever made them, closed or not."""
-    return tuple(_made)
+KEPT_RECORDS = 256
 
 
 class SlabMaker:
-    """Makes the slabs of one rank, all of one kind choice, inside one budget."""
+    """Makes the slabs of one rank, all of one kind choice. ``records`` are its latest, closed or not."""
 
     def __init__(
         self,
         driver: Driver,
-        budget: Budget,
         *,
         asked: Asked = "auto",
         ordinal: int | None = None,
@@ -64,40 +57,32 @@ class SlabMaker:
         ``measured`` is what ``copy_speeds`` found; by default ``auto`` measures by itself where kinds can be compared.
         """
         self.driver = driver
-        self.budget = budget
         self.ordinal = ordinal = driver.home if ordinal is None else ordinal
         self.asked = asked
         self.caps = driver.capabilities(ordinal)
         if measured is None and asked == "auto":
             measured = copy_speeds(driver, ordinal)
         self.choice = choose_kind(asked, self.caps, ranks=ranks, measured=measured)
-        self.records: list[SlabRecord] = []
+        self.records: deque[SlabRecord] = deque(maxlen=KEPT_RECORDS)
         logger.info("gh200: slabs are %s memory: %s", self.choice.kind, self.choice.reason)
 
     def make(self, size: int, *, label: str, shared: bool = False) -> Slab:
-        """A slab of exactly ``size`` bytes, in the budget. ``shared`` puts it behind a memfd for other ranks."""
+        """A slab of exactly ``size`` bytes. ``shared`` puts it behind a memfd for other ranks."""
         if shared and self.choice.kind == "managed":
             raise FeatureUnavailable(
                 f"slab {label!r} is to be shared, and managed memory can't be", remedy="set cache_config.slab to 'auto'"
             )
-        reservation = self.budget.reserve(size)
-        try:
-            slab = self._raw(size, label, shared)
-        except BaseException:
-            reservation.release()
-            raise
-        slab.region.after_release(reservation.release)
-        return self._finish(slab)
+        return self._finish(self._raw(size, label, shared))
 
     def attach(self, fd: int, size: int, *, label: str) -> Slab:
-        """Map another rank's slab and register this mapping; its bytes are in the budget of the rank that made it."""
+        """Map another rank's slab and register this mapping."""
         return self._finish(Slab.attach(fd, size, label=label), bound="by the rank that made it")
 
     def _raw(self, size: int, label: str, shared: bool) -> Slab:
         if self.choice.kind != "managed":
             return Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label)
         address = self.driver.alloc_managed(size, self.ordinal)
-        region = Region(address, size, partial(_give_back, self.driver, address, self.ordinal, os.getpid()))
+        region = Region(address, size, partial(give_back, self.driver, address, self.ordinal, os.getpid()))
         return Slab(region, kind="managed", label=label, reason=self.choice.reason)
 
     def _finish(self, slab: Slab, *, bound: str | None = None) -> Slab:
@@ -108,9 +93,8 @@ class SlabMaker:
             slab.close()
             raise
         slab.kind, slab.reason = choice.kind, choice.reason
-        record = SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, self._advise(slab).reason)
-        self.records.append(record)
-        _made.append(record)
+        advised = self._advise(slab).reason
+        self.records.append(SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, advised))
         return slab
 
     def _bind(self, slab: Slab) -> str:
@@ -119,7 +103,7 @@ class SlabMaker:
         binding = numa.bind(slab.address, slab.size, near=self.caps.host_node, device_node=self.caps.device_node)
         return binding.reason
 
-    def _register(self, slab: Slab) -> Choice:
+    def _register(self, slab: Slab) -> SlabChoice:
         if self.choice.kind != "registered":
             return self.choice
         try:
@@ -128,13 +112,13 @@ class SlabMaker:
             if self.asked != "auto":
                 raise
             logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
-            return Choice("host", f"registering failed: {refused.message}")
+            return SlabChoice("host", f"registering failed: {refused.message}")
         slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
         return self.choice
 
-    def _advise(self, slab: Slab) -> advice.Outcome:
+    def _advise(self, slab: Slab) -> advice.Advised:
         if slab.kind == "registered" and not self.caps.host_page_tables:
-            return advice.Outcome(False, "pinned memory never moves: none needed")
+            return advice.Advised(False, "pinned memory never moves: none needed")
         # The mapping is whole pages, whatever the slab's size: the last one is ours too.
         page = self.caps.page_size
         span = (slab.address, slab.size if slab.kind == "managed" else -(-slab.size // page) * page)
@@ -149,6 +133,7 @@ def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:
         driver.unregister_host(address, ordinal)
 
 
-def _give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
+def give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
+    """The release of a region that a driver allocated; a forked child leaves it to its parent."""
     if os.getpid() == pid:
         driver.free(address, ordinal)

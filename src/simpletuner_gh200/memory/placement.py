@@ -22,14 +22,14 @@ WORTH_SWITCHING = 1.10
 
 
 @dataclass(frozen=True)
-class Choice:
+class SlabChoice:
     kind: SlabKind
     reason: str
 
 
 def choose_kind(
     asked: Asked, caps: Capabilities, *, ranks: int = 1, measured: Mapping[SlabKind, float] | None = None
-) -> Choice:
+) -> SlabChoice:
     """What kind of slab to make. An explicit request is granted or refused (FeatureUnavailable); auto gets one.
 
     ``measured`` maps kinds to copy bandwidth towards the device, bytes per second, where somebody measured.
@@ -41,7 +41,7 @@ def choose_kind(
                 f"cache_config.slab: {asked!r} is not possible here: {refusal}",
                 remedy="set cache_config.slab to 'auto', which says what it chooses",
             )
-        return Choice(asked, "asked for")
+        return SlabChoice(asked, "asked for")
     return _automatic(caps, measured or {})
 
 
@@ -50,7 +50,7 @@ def refusal_of(kind: SlabKind, caps: Capabilities, *, ranks: int) -> str | None:
     if kind == "host":
         return None
     if caps.mode == "none":
-        return f"there is no CUDA device: {caps.name}"
+        return f"there is no CUDA device: {caps.absence}"
     if kind == "registered":
         return None if caps.host_register else "the device can't register host memory"
     if ranks > 1:
@@ -62,21 +62,21 @@ def refusal_of(kind: SlabKind, caps: Capabilities, *, ranks: int) -> str | None:
     return None
 
 
-def _automatic(caps: Capabilities, measured: Mapping[SlabKind, float]) -> Choice:
+def _automatic(caps: Capabilities, measured: Mapping[SlabKind, float]) -> SlabChoice:
     """Managed memory is never chosen: the CPU also touches cached data, and taking turns on managed pages is slow."""
     if caps.mode == "none":
-        return Choice("host", f"no CUDA device: {caps.name}")
+        return SlabChoice("host", f"no CUDA device: {caps.absence}")
     if not caps.host_register:
-        return Choice("host", "the device can't register host memory")
+        return SlabChoice("host", "the device can't register host memory")
     pinned, plain = measured.get("registered"), measured.get("host")
     if pinned and plain and caps.pageable_access:
         speeds = f"registered {format_bytes(pinned)}/s, plain {format_bytes(plain)}/s measured"
         if plain > WORTH_SWITCHING * pinned:
-            return Choice("host", f"plain memory is faster here: {speeds}")
-        return Choice("registered", speeds)
+            return SlabChoice("host", f"plain memory is faster here: {speeds}")
+        return SlabChoice("registered", speeds)
     if caps.integrated:
-        return Choice("registered", "one physical pool: pinned in place, no second copy")
-    return Choice("registered", "the GPU copies from registered memory without staging it")
+        return SlabChoice("registered", "one physical pool: pinned in place, no second copy")
+    return SlabChoice("registered", "the GPU copies from registered memory directly")
 
 
 def hbm_allowance(caps: Capabilities, free: int, *, limit: int | None = None) -> tuple[int, str]:

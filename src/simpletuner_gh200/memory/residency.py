@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice, hint_switch
-from simpletuner_gh200.memory.advice import Outcome
+from simpletuner_gh200.memory.advice import Advised
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver, Span, device
 
@@ -52,10 +52,6 @@ class _Tally:
         with self._lock:
             return dict(self._counts)
 
-    def clear(self) -> None:
-        with self._lock:
-            self._counts.clear()
-
 
 _tally = _Tally()
 
@@ -63,11 +59,6 @@ _tally = _Tally()
 def refusals() -> dict[tuple[str, str], int]:
     """(hint, reason) -> how many times, since the process started."""
     return _tally.read()
-
-
-def forget_refusals() -> None:
-    """Start counting, and logging once, anew."""
-    _tally.clear()
 
 
 def prefer_cpu_residency(tensor: torch.Tensor) -> HintResult:
@@ -86,14 +77,14 @@ def prefetch_to_device(tensor: torch.Tensor, device_index: Any = None) -> HintRe
     ``device_index`` is an index, a ``torch.device`` or its name; by default the tensor's own device, else this rank's.
     """
 
-    def move(driver: Driver, caps: Capabilities, span: Span) -> Outcome:
+    def move(driver: Driver, caps: Capabilities, span: Span) -> Advised:
         return advice.prefetch(driver, caps, span, device(caps.ordinal), _current_stream(caps.ordinal))
 
     return _hint("prefetch_to_device", tensor, move, device_index)
 
 
 def _hint(
-    name: str, tensor: Any, act: Callable[[Driver, Capabilities, Span], Outcome], device_index: Any = None
+    name: str, tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any = None
 ) -> HintResult:
     result = _attempt(tensor, act, device_index)
     if not result:
@@ -101,7 +92,7 @@ def _hint(
     return result
 
 
-def _attempt(tensor: Any, act: Callable[[Driver, Capabilities, Span], Outcome], device_index: Any) -> HintResult:
+def _attempt(tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any) -> HintResult:
     switch = hint_switch.decision()
     if not switch.enabled:
         return HintResult(False, f"hints are off: {switch.reason}")

@@ -7,10 +7,12 @@ never caught here. What a feature raises stops the run, so anything that must no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from simpletuner_gh200.config.settings import Settings
+    from simpletuner_gh200.memory.allocate import SlabRecord
     from simpletuner_gh200.seams.runtime import Runtime
 
 Request = Literal["off", "auto", "asked"]
@@ -40,6 +42,10 @@ class Feature:
     def summary(self) -> dict[str, Any]:
         """JSON-ready facts about what it did, for the run's summary. Called at the end of the run."""
         return {}
+
+    def slab_records(self) -> Iterable[SlabRecord]:
+        """The slabs it made, and why they are as they are."""
+        return ()
 
     # -- moments, in the order of a run ----------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from emulation import Emulator
 
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import HOST, Advice, Location, device
@@ -229,7 +228,7 @@ def test_a_rank_makes_no_context_on_devices_it_was_not_given(
     driver = detect.open_driver()
     assert driver.name == "cuda"
     assert driver.home == 2
-    slab = SlabMaker(driver, Budget("node 0", None), asked="managed").make(8192, label="latents")
+    slab = SlabMaker(driver, asked="managed").make(8192, label="latents")
     assert driver.pointer_kind(slab.address) == "managed"
     driver.range_state((slab.address, 8192))
     assert isinstance(driver, CudaDriver)

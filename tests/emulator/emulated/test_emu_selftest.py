@@ -11,8 +11,7 @@ from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, all_check
 from simpletuner_gh200.diagnostics.selftest.run import Row, _run
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 
-# view.cuda needs a CUDA runtime for torch: with_torch and make selftest run it.
-CHECKS = {check.name: check for check in all_checks() if not check.name.startswith("view.")}
+CHECKS = {check.name: check for check in all_checks()}
 
 
 def run(driver: CudaDriver, check: Check) -> Row:
@@ -42,8 +41,8 @@ def test_a_lying_driver_fails_the_advice_checks(driver: CudaDriver, emulator: Em
         ("capability.device_total", "cuMemGetInfo"),
         ("slab.managed", "cuMemAllocManaged"),
         ("slab.registered", "cuMemHostRegister"),
-        ("staging.ordering", "cuStreamWaitEvent"),
-        ("staging.arrives", "cuMemcpyAsync"),
+        ("copy.ordering", "cuStreamWaitEvent"),
+        ("copy.arrives", "cuMemcpyAsync"),
         ("failure.pool_limit", "cuMemAllocManaged"),
     ],
 )

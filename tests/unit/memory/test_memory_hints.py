@@ -20,7 +20,7 @@ VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
-    residency.forget_refusals()
+    monkeypatch.setattr(residency, "_tally", residency._Tally())
     with detect.using(NullDriver("a test without a GPU")):
         yield
     hints.set_uvm_hint_override(None)

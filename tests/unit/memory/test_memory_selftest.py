@@ -10,7 +10,7 @@ from simpletuner_gh200.diagnostics.selftest.run import SelfTest, _run, selftest,
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.null import NullDriver
 
-GROUPS = {"capability", "advice", "slab", "view", "staging", "failure"}
+GROUPS = {"capability", "advice", "slab", "view", "copy", "failure"}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_every_group_has_checks_with_names_of_their_own() -> None:
 
 def test_without_a_device_nothing_fails_and_skips_say_why(result: SelfTest) -> None:
     assert result.ok, [row for row in result.rows if row.status == "fail"]
-    assert result.count("pass") >= 5, "host slabs, budgets and CPU views need no device"
+    assert result.count("pass") >= 5, "host slabs, CPU views and copies in host memory need no device"
     skipped = [row for row in result.rows if row.status == "skip"]
     assert skipped
     assert all("no CUDA device" in row.found for row in skipped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import resource
@@ -15,7 +16,7 @@ from store_samples import as_nobody, fill, image, open_memfds, roomy, staged
 
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, FeatureUnavailable, StoreError
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.memory.sealed import is_sealed
+from simpletuner_gh200.memory.mapping import CONTENT_SEALS
 from simpletuner_gh200.store import batch_stager, file_reader, image_check, native
 from simpletuner_gh200.store.choice import Choice
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, codec
@@ -68,8 +69,8 @@ def test_the_memory_is_sealed_and_goes_with_the_dataset(tmp_path: Path) -> None:
     fill(tmp_path, {"a.txt": b"abc"})
     before = open_memfds()
     memory, _report = stage(StagingRequest(tmp_path), host=roomy)
-    assert is_sealed(memory.data)
-    assert is_sealed(memory.index)
+    assert fcntl.fcntl(memory.data, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
+    assert fcntl.fcntl(memory.index, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
     with pytest.raises(PermissionError):
         os.pwrite(memory.data, b"x", 0)
     memory.close()

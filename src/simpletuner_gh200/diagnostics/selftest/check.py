@@ -39,7 +39,7 @@ class Bench:
             raise Skipped(what)
 
     def need_device(self) -> None:
-        self.need(self.caps.mode != "none", f"no CUDA device: {self.caps.name}")
+        self.need(self.caps.mode != "none", f"no CUDA device: {self.caps.absence}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from simpletuner_gh200.memory.sealed import create_memfd
+from simpletuner_gh200.memory.mapping import create_memfd
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.seams.seam import verify
