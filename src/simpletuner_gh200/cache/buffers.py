@@ -12,8 +12,8 @@ from collections import defaultdict
 import numpy as np
 
 from simpletuner_gh200.cache.record import Bytes
+from simpletuner_gh200.memory.ceilings import IDLE_BUFFERS
 from simpletuner_gh200.memory.mapping import HUGE, PAGE, Region, advise_pages, map_anonymous
-from simpletuner_gh200.units import GIB
 
 SMALLEST = 64 * 1024
 """Below this the allocator's own reuse is as good."""
@@ -34,7 +34,7 @@ class _Lease:
 class BufferPool:
     """Keeps at most ``keep`` bytes that nobody uses. Safe from several threads."""
 
-    def __init__(self, keep: int = 2 * GIB) -> None:
+    def __init__(self, keep: int = IDLE_BUFFERS) -> None:
         self._keep = keep
         self._free: defaultdict[int, list[Region]] = defaultdict(list)
         self._idle = 0

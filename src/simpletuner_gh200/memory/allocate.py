@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 import os
+import statistics
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from simpletuner_gh200.errors import DriverError, FeatureUnavailable
+from simpletuner_gh200.errors import DriverError, FeatureUnavailable, MemoryRoomError
 from simpletuner_gh200.memory import advice, numa
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.mapping import Region
-from simpletuner_gh200.memory.measure import copy_speeds
+from simpletuner_gh200.memory.mapping import PAGE, Region, map_anonymous
 from simpletuner_gh200.memory.placement import Asked, SlabChoice, choose_kind
 from simpletuner_gh200.memory.slab import Slab, SlabKind
+from simpletuner_gh200.units import MIB
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -38,6 +40,8 @@ class SlabRecord:
 
 
 KEPT_RECORDS = 256
+MEASURED_SIZE = 32 * MIB
+MEASURED_TIMES = 5
 
 
 class SlabMaker:
@@ -137,3 +141,42 @@ def give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
     """The release of a region that a driver allocated; a forked child leaves it to its parent."""
     if os.getpid() == pid:
         driver.free(address, ordinal)
+
+
+# -- how fast the device copies from each kind of host memory, so that auto needn't guess -------------------
+
+
+def copy_speeds(driver: Driver, ordinal: int, *, size: int = MEASURED_SIZE) -> dict[SlabKind, float]:
+    """Bytes per second from plain and from registered memory; empty where there is nothing to compare or measure."""
+    caps = driver.capabilities(ordinal)
+    if caps.mode == "none" or not caps.pageable_access or not caps.host_register:
+        return {}
+    try:
+        return {kind: _speed(driver, ordinal, kind, size) for kind in ("host", "registered")}
+    except MemoryRoomError:
+        return {}  # a full device, say: the choice is then made from capabilities alone, and its reason says so
+
+
+def _speed(driver: Driver, ordinal: int, kind: SlabKind, size: int) -> float:
+    source = map_anonymous(size)
+    source.array()[::PAGE] = 1  # a page that was never touched has no place yet
+    if kind == "registered":
+        driver.register_host(source.address, size, ordinal)
+        source.before_release(partial(driver.unregister_host, source.address, ordinal))
+    target = driver.alloc_device(size, ordinal)
+    try:
+        times = [_seconds(driver, ordinal, target, source.address, size) for _ in range(MEASURED_TIMES)]
+        return size / statistics.median(times)
+    finally:
+        driver.free(target, ordinal)
+
+
+def _seconds(driver: Driver, ordinal: int, target: int, source: int, size: int) -> float:
+    stream = driver.create_stream(ordinal)
+    try:
+        started = time.perf_counter()
+        driver.copy([(target, source, size)], stream, ordinal)
+        driver.synchronize_stream(stream, ordinal)
+        return max(time.perf_counter() - started, 1e-9)
+    finally:
+        driver.destroy_stream(stream, ordinal)

@@ -9,13 +9,9 @@ from typing import Literal
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.slab import SlabKind
-from simpletuner_gh200.units import GIB, format_bytes
+from simpletuner_gh200.units import format_bytes
 
 Asked = Literal["auto", "registered", "managed", "host"]
-
-HEADROOM_SHARE = 0.05
-LEAST_HEADROOM = 2 * GIB
-"""HBM we leave to torch and to fragmentation, beyond what is in use when we look."""
 
 WORTH_SWITCHING = 1.10
 """A measured kind must beat registered memory by this much before auto prefers it."""
@@ -77,17 +73,3 @@ def _automatic(caps: Capabilities, measured: Mapping[SlabKind, float]) -> SlabCh
     if caps.integrated:
         return SlabChoice("registered", "one physical pool: pinned in place, no second copy")
     return SlabChoice("registered", "the GPU copies from registered memory directly")
-
-
-def hbm_allowance(caps: Capabilities, free: int, *, limit: int | None = None) -> tuple[int, str]:
-    """Bytes of device memory that may hold hot data, and why so many."""
-    if caps.mode == "none":
-        return 0, "no CUDA device"
-    if caps.integrated:
-        return 0, "one physical pool: a device copy would be a second copy of the same memory"
-    headroom = max(LEAST_HEADROOM, int(HEADROOM_SHARE * caps.device_total))
-    spare = max(0, free - headroom)
-    why = f"{format_bytes(free)} free less {format_bytes(headroom)} headroom"
-    if limit is not None and limit < spare:
-        return limit, "hbm_limit_gb"
-    return spare, why

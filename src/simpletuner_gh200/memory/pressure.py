@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from simpletuner_gh200.units import GIB, MIB
-
-LOW_SHARE = 0.03
-LOW_AT_MOST = 8 * GIB
-LOW_AT_LEAST = 256 * MIB
+from simpletuner_gh200.memory.ceilings import low_mark
 
 
 @dataclass(frozen=True)
@@ -24,11 +20,6 @@ class Relief:
     name: str
     size: int
     give_back: Callable[[], None]
-
-
-def low_mark(total: int) -> int:
-    """Available memory below which we give back: 3 % of what there is, within bounds that make sense."""
-    return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
 
 
 def in_order(reliefs: Iterable[Relief]) -> list[Relief]:

@@ -7,14 +7,14 @@ import gc
 import pytest
 from emulation import Emulator
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, all_checks
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, all_checks
 from simpletuner_gh200.diagnostics.selftest.run import Row, _run
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 
 CHECKS = {check.name: check for check in all_checks()}
 
 
-def run(driver: CudaDriver, check: Check) -> Row:
+def run(driver: CudaDriver, check: SelfCheck) -> Row:
     row = _run(check, Bench(driver, emulated=True))
     gc.collect()
     return row

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from simpletuner_gh200.cache.batch import DeviceDelivery
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.delivery import DeviceDelivery
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.hbm import HbmTier, through
 from simpletuner_gh200.cache.table import Table

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from simpletuner_gh200.cache.batch import assemble, same_tensor, stacked
+from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery, assemble, same_tensor, stacked
 from simpletuner_gh200.cache.buffers import SMALLEST, BufferPool
-from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.seams.batch_path import BatchPath

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
+from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.seams.features import caches

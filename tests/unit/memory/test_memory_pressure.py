@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpletuner_gh200.memory.pressure import PressureValve, Relief, in_order, low_mark
+from simpletuner_gh200.memory.ceilings import low_mark
+from simpletuner_gh200.memory.pressure import PressureValve, Relief, in_order
 from simpletuner_gh200.units import GIB, MIB
 
 TOTAL = 480 * GIB
@@ -51,12 +52,6 @@ def test_it_ends_when_the_pressure_does() -> None:
     for now in range(1, 50):
         valve.observe(100 * GIB, TOTAL, now)
     assert done == ["large cache"]
-
-
-def test_the_mark_fits_small_containers_and_large_machines() -> None:
-    assert low_mark(4 * GIB) == 256 * MIB
-    assert low_mark(100 * GIB) == 3 * GIB
-    assert low_mark(480 * GIB) == 8 * GIB
 
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=8))

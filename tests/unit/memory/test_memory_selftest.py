@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, Failed, Skipped, all_checks, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped, all_checks, expect
 from simpletuner_gh200.diagnostics.selftest.run import SelfTest, _run, selftest, without_paths, write_report
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.null import NullDriver
@@ -73,7 +73,7 @@ def absent(bench: Bench) -> str:
     [(broken, "fail", "cuMemAlloc failed"), (unequal, "fail", "found 3"), (absent, "skip", "not here")],
 )
 def test_what_a_check_raises_becomes_its_row(check: object, status: str, found: str) -> None:
-    row = _run(Check("a.b", "what", check), Bench(NullDriver()))  # type: ignore[arg-type]
+    row = _run(SelfCheck("a.b", "what", check), Bench(NullDriver()))  # type: ignore[arg-type]
     assert row.status == status
     assert found in row.found
 

@@ -43,7 +43,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfCheck:
     name: str
     """``group.what``, stable: people send reports by these names."""
     what: str
@@ -57,6 +57,6 @@ def expect(holds: bool, found: str) -> None:
         raise Failed(found)
 
 
-def all_checks() -> tuple[Check, ...]:
+def all_checks() -> tuple[SelfCheck, ...]:
     groups = contributions("simpletuner_gh200.diagnostics.selftest.checks", "CHECKS", tuple)
     return tuple(check for group in groups for check in group)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.cache.batch import Delivery, DeviceDelivery, HostDelivery
 from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.delivery import Delivery, DeviceDelivery, HostDelivery
 from simpletuner_gh200.cache.hbm import HbmTier, through
 from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
@@ -18,9 +18,9 @@ from simpletuner_gh200.config.parts.hints import HintSettings
 from simpletuner_gh200.config.parts.prefetch import PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.ceilings import embeds_allowance
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.detect import current
-from simpletuner_gh200.memory.placement import hbm_allowance
 from simpletuner_gh200.memory.pressure import Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.batch_path import BatchPath
@@ -30,9 +30,6 @@ from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
-
-HBM_SHARE = 0.1
-"""Of the device memory that is free when the caches are ready, where no limit is set: training comes first."""
 
 COLLATE = "simpletuner.helpers.training.collate"
 
@@ -210,10 +207,10 @@ class CachesFeature(Feature):
 
         driver, ordinal = current(), torch.cuda.current_device()
         free, _total = driver.memory_info(ordinal)
-        asked = gib_to_bytes(limit) if limit is not None else int(free * HBM_SHARE)
-        allowed, why = hbm_allowance(driver.capabilities(ordinal), free, limit=asked)
-        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed), why)
-        self._hbm = HbmTier(embeds, allowed, through(self._copier, torch.device("cuda", ordinal)))
+        asked = gib_to_bytes(limit) if limit is not None else None
+        allowed = embeds_allowance(driver.capabilities(ordinal), free, asked)
+        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed.size), allowed.why)
+        self._hbm = HbmTier(embeds, allowed.size, through(self._copier, torch.device("cuda", ordinal)))
         return self._hbm
 
     def _metrics(self) -> dict[str, float]:

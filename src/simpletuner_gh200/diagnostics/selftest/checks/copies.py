@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expect
 from simpletuner_gh200.memory.allocate import SlabMaker, give_back
 from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
 from simpletuner_gh200.memory.driver.interface import Driver
@@ -208,11 +208,11 @@ def _bandwidth(bench: Bench) -> str:
 
 
 CHECKS = (
-    Check("copy.arrives", "batches arrive stacked", _arrives),
-    Check("copy.sources", "sources live until they are copied", _sources),
-    Check("copy.close", "closing is quick and loses nothing", _closes),
-    Check("copy.ordering", "an event orders two streams", _ordering),
-    Check("copy.dtypes", "every cached dtype arrives in torch's memory", _dtypes),
-    Check("copy.kernels", "torch's kernels read batches after they arrived", _kernels),
-    Check("copy.bandwidth", "copy bandwidth, both directions", _bandwidth),
+    SelfCheck("copy.arrives", "batches arrive stacked", _arrives),
+    SelfCheck("copy.sources", "sources live until they are copied", _sources),
+    SelfCheck("copy.close", "closing is quick and loses nothing", _closes),
+    SelfCheck("copy.ordering", "an event orders two streams", _ordering),
+    SelfCheck("copy.dtypes", "every cached dtype arrives in torch's memory", _dtypes),
+    SelfCheck("copy.kernels", "torch's kernels read batches after they arrived", _kernels),
+    SelfCheck("copy.bandwidth", "copy bandwidth, both directions", _bandwidth),
 )

@@ -7,11 +7,10 @@ import weakref
 
 from simpletuner_gh200.cache.layout import parse
 from simpletuner_gh200.cache.record import encode, tensor_maker
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expect
 from simpletuner_gh200.diagnostics.selftest.checks.copies import DTYPES
 from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.measure import copy_speeds
+from simpletuner_gh200.memory.allocate import SlabMaker, copy_speeds
 from simpletuner_gh200.memory.placement import Asked, choose_kind, refusal_of
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import MIB
@@ -98,12 +97,12 @@ def _cpu_views(bench: Bench) -> str:
 
 
 CHECKS = (
-    Check("slab.auto", "auto makes a slab and says why", _auto),
-    Check("slab.registered", "a registered slab", _registered),
-    Check("slab.managed", "a managed slab", _managed),
-    Check("slab.host", "a plain slab", _host),
-    Check("slab.measured", "auto's choice from a measured comparison", _measured),
-    Check("slab.several_ranks", "managed slabs are refused to several ranks", _several_ranks),
-    Check("slab.shared", "ranks share bytes, private writes stay private", _shared),
-    Check("view.cpu", "CPU tensors of every cached dtype on the slab's bytes", _cpu_views),
+    SelfCheck("slab.auto", "auto makes a slab and says why", _auto),
+    SelfCheck("slab.registered", "a registered slab", _registered),
+    SelfCheck("slab.managed", "a managed slab", _managed),
+    SelfCheck("slab.host", "a plain slab", _host),
+    SelfCheck("slab.measured", "auto's choice from a measured comparison", _measured),
+    SelfCheck("slab.several_ranks", "managed slabs are refused to several ranks", _several_ranks),
+    SelfCheck("slab.shared", "ranks share bytes, private writes stay private", _shared),
+    SelfCheck("view.cpu", "CPU tensors of every cached dtype on the slab's bytes", _cpu_views),
 )
