@@ -87,7 +87,7 @@ class SlabMaker:
             return Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label)
         address = self.driver.alloc_managed(size, self.ordinal)
         region = Region(address, size, partial(give_back, self.driver, address, self.ordinal, os.getpid()))
-        return Slab(region, kind="managed", label=label, reason=self.choice.reason)
+        return Slab(region, kind="managed", label=label)
 
     def _finish(self, slab: Slab, *, bound: str | None = None) -> Slab:
         try:
@@ -96,7 +96,7 @@ class SlabMaker:
         except BaseException:
             slab.close()
             raise
-        slab.kind, slab.reason = choice.kind, choice.reason
+        slab.kind = choice.kind
         advised = self._advise(slab).reason
         self.records.append(SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, advised))
         return slab

@@ -24,20 +24,15 @@ SlabKind = Literal["host", "registered", "managed"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-ALIGNMENT = 64
-"""What offsets should be multiples of, so that any dtype can be viewed and copies run at full speed."""
-
 
 class Slab:
     """Exactly ``size`` bytes of one placement class.
 
-    ``kind`` is what it is, ``reason`` why. ``fd`` is there when other processes can map the same bytes; it belongs to
-    the slab and is closed with it, so duplicate it before sending it on.
+    ``fd`` is there when other processes can map the same bytes; it belongs to the slab and is closed with it, so
+    duplicate it before sending it on.
     """
 
-    def __init__(
-        self, region: Region, *, kind: SlabKind = "host", label: str = "slab", fd: int | None = None, reason: str = ""
-    ) -> None:
+    def __init__(self, region: Region, *, kind: SlabKind = "host", label: str = "slab", fd: int | None = None) -> None:
         self._region: Region | None = region
         self._array: Bytes | None = region.array()
         self.size = region.size
@@ -45,7 +40,6 @@ class Slab:
         self.kind: SlabKind = kind
         self.label = label
         self.fd = fd
-        self.reason = reason
         if fd is not None:
             region.before_release(partial(os.close, fd))
 
@@ -54,7 +48,7 @@ class Slab:
     @classmethod
     def anonymous(cls, size: int, *, label: str = "slab") -> Slab:
         """Memory of this process alone."""
-        return cls(mapping.map_anonymous(size), label=label, reason="private to this process")
+        return cls(mapping.map_anonymous(size), label=label)
 
     @classmethod
     def shared(cls, size: int, *, label: str = "slab") -> Slab:
@@ -78,8 +72,7 @@ class Slab:
         except BaseException:
             os.close(fd)
             raise
-        how = "copy-on-write view of shared memory" if private else "shared by the ranks of this node"
-        return cls(region, label=label, fd=fd, reason=how)
+        return cls(region, label=label, fd=fd)
 
     # -- using -----------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ def test_copies_arrive_only_when_somebody_waits(emulator: Emulator, driver: Cuda
     driver.record_event(event, stream, 0)
     assert ctypes.string_at(target, 8) == b"\0" * 8
     assert not driver.event_done(event, 0)
-    driver.synchronize_event(event, 0)
+    driver.synchronize_stream(stream, 0)
     assert driver.event_done(event, 0)
     assert ctypes.string_at(target, 8) == b"latents!"
     driver.destroy_event(event, 0)

@@ -149,8 +149,6 @@ class Driver(Protocol):
     def event_done(self, event: int, ordinal: int) -> bool:
         """Is everything done that was queued before it was recorded? Doesn't wait."""
 
-    def synchronize_event(self, event: int, ordinal: int) -> None: ...
-
     def wait_event(self, stream: int, event: int, ordinal: int) -> None:
         """What is queued on ``stream`` from now on waits for ``event``; the caller doesn't."""
 

@@ -142,9 +142,6 @@ class NullDriver:
     def event_done(self, event: int, ordinal: int) -> bool:
         return True
 
-    def synchronize_event(self, event: int, ordinal: int) -> None:
-        self.record("synchronize_event", event=event)
-
     def wait_event(self, stream: int, event: int, ordinal: int) -> None:
         self.record("wait_event", stream=stream, event=event)
 
