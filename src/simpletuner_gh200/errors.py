@@ -9,7 +9,6 @@ GH200Error                     anything we raise on purpose; carries a remedy an
 ├── OwnershipError             a patched attribute is not ours to restore (exit 1)
 ├── MemoryRoomError            the memory room (exit 1)
 │   ├── DriverError            a CUDA driver call failed: call, code, remedy
-│   ├── BudgetExceeded         over a byte budget: needed, allowed
 │   └── SharingError           the ranks of a node could not meet or share
 ├── StoreError                 the in-memory dataset (exit 1)
 │   ├── DatasetTooLarge        over the ceiling: needed, allowed, what would fit
@@ -110,15 +109,6 @@ class DriverError(MemoryRoomError):
         self.call = call
         self.code = code
         self.name = name
-
-
-class BudgetExceeded(MemoryRoomError):
-    """An allocation would go over its budget; nothing was allocated."""
-
-    def __init__(self, what: str, *, needed: int, allowed: int, remedy: str | None = None) -> None:
-        super().__init__(f"{what}: {needed} bytes needed, {allowed} allowed", remedy=remedy)
-        self.needed = needed
-        self.allowed = allowed
 
 
 class SharingError(MemoryRoomError):

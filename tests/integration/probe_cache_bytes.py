@@ -17,10 +17,11 @@ def install(record):
             table = self._vae_tables[data_backend_id]
             name_of = self._collate.StateTracker.get_vaecache(id=data_backend_id).generate_vae_cache_filename
             found = table.find_all([batch_path.normal(name_of(path)[0]) for path in filepaths])
-            ranges.append((self, rows[0].data_ptr(), found))
+            ranges.append((rows[0].data_ptr(), found))
         return rows
 
     batch_path.BatchPath.compute_latents = compute_latents
+    lent = _follow_loans(batch_path.BufferPool)
 
     from simpletuner.helpers.training.trainer import Trainer
 
@@ -29,17 +30,35 @@ def install(record):
     def prepare_batch_(self, batch):
         prepared = prepare(self, batch)
         if isinstance(prepared, dict) and ranges:
-            path, pointer, found = ranges.pop(0)
+            pointer, found = ranges.pop(0)
             latents = prepared["latents"]
             expected = torch.stack([entry.layout.build(batch_path.copying_maker(entry.payload)) for entry in found])
             record["batches"].append(
                 {
                     "equal": bool(torch.equal(latents.cpu(), expected.to(latents.dtype))),
                     "same_memory": latents.data_ptr() == pointer,
-                    "in_reused_buffer": path._latents.pool.owns(pointer) or latents.numel() * latents.itemsize < 65536,
+                    "in_reused_buffer": pointer in lent or latents.numel() * latents.itemsize < 65536,
                     "ranges": [[entry.slot.segment, entry.slot.offset, entry.slot.length] for entry in found],
                 }
             )
         return prepared
 
     Trainer.prepare_batch = prepare_batch_
+
+
+def _follow_loans(pool):
+    """The addresses of the pools' buffers that are in use right now, kept up to date."""
+    lent = set()
+    get, take_back = pool.get, pool.take_back
+
+    def get_(self, size):
+        buffer = get(self, size)
+        lent.add(buffer.__array_interface__["data"][0])
+        return buffer
+
+    def take_back_(self, region):
+        lent.discard(region.address)
+        take_back(self, region)
+
+    pool.get, pool.take_back = get_, take_back_
+    return lent

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpletuner_gh200.cache import layout
-from simpletuner_gh200.cache.plan import divide, plan
 from simpletuner_gh200.cache.record import ALIGNMENT, copying_maker, encode, tensor_maker
+from simpletuner_gh200.cache.sizing import select
 from simpletuner_gh200.cache.slots import Range, Slot, Slots, key_of
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
@@ -70,8 +70,8 @@ entries = st.lists(
 
 
 @given(entries, st.integers(0, 20_000) | st.none())
-def test_a_plan_keeps_to_its_budget_and_its_threshold(found, allowed):
-    chosen = plan(found, allowed)
+def test_a_selection_keeps_to_its_budget_and_its_threshold(found, allowed):
+    chosen = select(found, allowed)
     kept = [size for high, size in found if chosen.kept_entries and high <= chosen.threshold]
     assert len(kept) == chosen.kept_entries
     assert sum(kept) == chosen.kept_bytes
@@ -79,15 +79,6 @@ def test_a_plan_keeps_to_its_budget_and_its_threshold(found, allowed):
     assert 0 <= chosen.expected_hit_rate <= 1
     if allowed is None or sum(size for _, size in found) <= allowed:
         assert chosen.complete
-
-
-@given(
-    st.dictionaries(st.text(max_size=3), st.tuples(st.integers(0, 50), st.integers(0, 10_000))), st.integers(0, 30_000)
-)
-def test_shares_stay_within_the_whole(needs, allowed):
-    shares = divide(needs, allowed)
-    assert shares.keys() == needs.keys()
-    assert sum(shares.values()) <= allowed
 
 
 operations = st.lists(

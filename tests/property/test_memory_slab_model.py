@@ -1,4 +1,6 @@
-"""Slabs against a model: whatever is made, viewed, written and closed, bytes and budget are as a dict of bytes says."""
+"""Slabs against a model: whatever is made, viewed, written and closed, bytes and lifetimes are as a dict says."""
+
+import weakref
 
 import numpy as np
 import pytest
@@ -6,13 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from simpletuner_gh200.errors import BudgetExceeded, MemoryRoomError
+from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.mapping import Region
 from simpletuner_gh200.memory.slab import Slab
-
-LIMIT = 40_000
 
 
 class SlabMachine(RuleBasedStateMachine):
@@ -20,8 +20,8 @@ class SlabMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.budget = Budget("node 0", LIMIT)
-        self.maker = SlabMaker(NullDriver("a test"), self.budget)
+        self.maker = SlabMaker(NullDriver("a test"))
+        self.regions: dict[int, weakref.ref[Region]] = {}
         self.model: dict[int, bytearray] = {}
         self.held: dict[int, Slab] = {}
         self.views: dict[int, np.ndarray] = {}
@@ -30,13 +30,9 @@ class SlabMachine(RuleBasedStateMachine):
     @rule(target=slabs, size=st.integers(1, 15_000), shared=st.booleans())
     def make(self, size: int, shared: bool) -> int:
         self.next += 1
-        used = sum(len(content) for content in self.model.values())
-        if used + size > LIMIT:
-            with pytest.raises(BudgetExceeded):
-                self.maker.make(size, label="x", shared=shared)
-            return 0
         self.held[self.next] = self.maker.make(size, label="x", shared=shared)
         self.model[self.next] = bytearray(size)
+        self.regions[self.next] = weakref.ref(self.held[self.next].region)
         return self.next
 
     @rule(key=slabs, where=st.floats(0, 1), data=st.binary(min_size=1, max_size=64))
@@ -54,11 +50,8 @@ class SlabMachine(RuleBasedStateMachine):
         slab = self.held.get(key)
         if slab is None:
             return
-        if slab.fd is None:
-            with pytest.raises(MemoryRoomError):
-                slab.private()
-        else:
-            slab.private().array[:] = value
+        if slab.fd is not None:
+            Slab.attach(slab.fd, slab.size, private=True).array[:] = value
 
     @rule(key=slabs)
     def view(self, key: int) -> None:
@@ -90,13 +83,13 @@ class SlabMachine(RuleBasedStateMachine):
             assert bytes(seen) == bytes(content)
 
     @invariant()
-    def budget_is_the_models(self) -> None:
-        assert self.budget.used == sum(len(content) for content in self.model.values())
+    def memory_lives_as_long_as_the_models(self) -> None:
+        assert {key for key, region in self.regions.items() if region() is not None} == set(self.model)
 
     def teardown(self) -> None:
         self.held.clear()
         self.views.clear()
-        assert self.budget.used == 0
+        assert all(region() is None for region in self.regions.values())
 
 
 SlabMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

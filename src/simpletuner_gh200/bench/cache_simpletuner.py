@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from simpletuner_gh200.bench.suite import interleaved
+from simpletuner_gh200.cache.batch import HostDelivery
 from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.delivery import HostDelivery
 from simpletuner_gh200.cache.service import Wanted, opened
 from simpletuner_gh200.cache.table import Table
 

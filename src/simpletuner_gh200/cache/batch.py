@@ -1,19 +1,24 @@
-"""Batches assembled straight from published bytes: one copy per sample, into a buffer that is used again."""
+"""Batches assembled straight from published bytes: one copy per sample, into a buffer that is used again, or straight
+to the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.copying import address_of, copy_rows
 from simpletuner_gh200.cache.layout import Leaf
 from simpletuner_gh200.cache.record import contiguous_strides, tensor_maker
 from simpletuner_gh200.cache.table import Found
+from simpletuner_gh200.memory.copier import SlabRange
 
 if TYPE_CHECKING:
     import torch
+
+    from simpletuner_gh200.memory.copier import Copier
 
 
 def same_tensor(leaves: Sequence[Leaf | None]) -> Leaf | None:
@@ -94,3 +99,45 @@ def stacked(tensors: Sequence[torch.Tensor], pool: BufferPool, *, joined: bool) 
     copy_rows(address_of(buffer), [tensor.data_ptr() for tensor in tensors], size)
     rows = torch.from_numpy(buffer).view(first.dtype).view(len(tensors), *first.shape)
     return rows.flatten(0, 1) if joined else rows
+
+
+class Delivery(Protocol):
+    """Given entries and, for each, the tensor in it: what ``torch.stack`` would give. None where it can't."""
+
+    on_device: bool
+
+    def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None: ...
+
+
+class HostDelivery:
+    """Into buffers on the CPU that are used again."""
+
+    on_device = False
+
+    def __init__(self, pool: BufferPool) -> None:
+        self.pool = pool
+
+    def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
+        return assemble(entries, leaves, self.pool)
+
+
+class DeviceDelivery:
+    """Straight from the slab to the device on the copier's side stream; the CPU doesn't wait for the copies."""
+
+    on_device = True
+
+    def __init__(self, copier: Copier[torch.Tensor]) -> None:
+        self._copier = copier
+
+    def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, leaves[0].dtype)
+        size = leaves[0].count * dtype.itemsize
+        flat = self._copier.copy(
+            [
+                SlabRange(entry.segment.slab, entry.slot.offset + leaf.offset, size)
+                for entry, leaf in zip(entries, leaves, strict=True)
+            ]
+        )
+        return None if flat is None else rows_of(flat.view(dtype), leaves[0], len(entries))

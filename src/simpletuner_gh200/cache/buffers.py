@@ -6,23 +6,17 @@ or not, so the buffer comes back exactly when the last one is gone, and never be
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import defaultdict
 
 import numpy as np
 
 from simpletuner_gh200.cache.record import Bytes
-from simpletuner_gh200.memory.mapping import PAGE, Region, map_anonymous
-from simpletuner_gh200.units import GIB
+from simpletuner_gh200.memory.ceilings import IDLE_BUFFERS
+from simpletuner_gh200.memory.mapping import HUGE, PAGE, Region, advise_pages, map_anonymous
 
 SMALLEST = 64 * 1024
 """Below this the allocator's own reuse is as good."""
-
-
-_MADV_HUGEPAGE = 14
-_libc = ctypes.CDLL(None)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class _Lease:
@@ -37,19 +31,12 @@ class _Lease:
         self._pool.take_back(self._region)
 
 
-def _huge(region: Region) -> Region:
-    """Ask for huge pages, where the kernel gives them on request."""
-    _libc.madvise(region.address, region.size, _MADV_HUGEPAGE)
-    return region
-
-
 class BufferPool:
     """Keeps at most ``keep`` bytes that nobody uses. Safe from several threads."""
 
-    def __init__(self, keep: int = 2 * GIB) -> None:
+    def __init__(self, keep: int = IDLE_BUFFERS) -> None:
         self._keep = keep
         self._free: defaultdict[int, list[Region]] = defaultdict(list)
-        self._lent: dict[int, int] = {}
         self._idle = 0
         self._lock = threading.Lock()
         self.made = 0
@@ -68,18 +55,18 @@ class BufferPool:
                 self.reused += 1
             else:
                 self.made += 1
-        region = region or _huge(map_anonymous(capacity))
-        self._lent[region.address] = capacity
+        region = region or _fresh(capacity)
         array: Bytes = np.asarray(_Lease(self, region, size))
         return array
 
-    def owns(self, address: int) -> bool:
-        """Does a buffer that is in use right now start at ``address``?"""
-        return address in self._lent
-
     def take_back(self, region: Region) -> None:
-        self._lent.pop(region.address, None)
         with self._lock:
             if self._idle + region.size <= self._keep:
                 self._idle += region.size
                 self._free[region.size].append(region)
+
+
+def _fresh(size: int) -> Region:
+    region = map_anonymous(size)
+    advise_pages(region.address, size, HUGE)
+    return region

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from simpletuner_gh200.cache.record import Unrepresentable, encode
+from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import source_of
 from simpletuner_gh200.cache.table import Table
@@ -55,6 +55,13 @@ def _size(entry: os.DirEntry[str]) -> int | None:
         return None
 
 
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def load_file(path: str) -> Any:
     """What ``torch.load`` makes of a cache file, gzipped or not. Never unpickles arbitrary objects."""
     import torch
@@ -70,18 +77,40 @@ def load_file(path: str) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def hold(table: Table, path: str, value: Any, source: tuple[int, int]) -> bool:
+    """Publish ``value`` as the content of the file that looked like ``source``; False where it is not ours to hold."""
+    record = _encoded(table, value)
+    return record is not None and table.publish(path, record, source)
+
+
+def _encoded(table: Table, value: Any) -> Record | None:
+    try:
+        return encode(value, look_for_nan=table.look_for_nan)
+    except Unrepresentable as odd:
+        table.statistics.fall_back(odd.reason)
+        return None
+
+
+def read_through(table: Table, path: str, load: Callable[[], Any]) -> Any:
+    """SimpleTuner's own ``load``; what it returned is held for the next time, if the file stood still meanwhile."""
+    before = source_of(path)
+    value = load()
+    if before is not None and source_of(path) == before:
+        hold(table, path, value, before)
+    return value
+
+
 def take_in(table: Table, path: str, load: Callable[[str], Any] = load_file) -> bool:
     """Publish the content of ``path``; False where it is not ours to hold, which the statistics explain."""
     before = source_of(path)
     if before is None:
         return False
     try:
-        record = encode(load(path), look_for_nan=table.look_for_nan)
-    except Unrepresentable as odd:
-        table.statistics.fall_back(odd.reason)
-        return False
+        record = _encoded(table, load(path))
     except Exception as failed:  # noqa: BLE001 - a file that doesn't load is upstream's to report; counted by kind
         table.statistics.fall_back(f"unreadable: {type(failed).__name__}")
+        return False
+    if record is None:
         return False
     if source_of(path) != before:
         table.statistics.fall_back("changed while it was read")
@@ -103,10 +132,10 @@ def fill(
 
     def one(path: str) -> None:
         key = key_of(path)
-        if key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None:
-            take_in(table, path)
+        wanted = key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None
+        taken = wanted and take_in(table, path)
         if progress is not None:
-            progress.advance(1, 0)
+            progress.advance(1, _size_of(path) if taken else 0)
 
     with ThreadPoolExecutor(max_workers=max(workers, 1), thread_name_prefix="gh200-fill") as pool:
         for _ in pool.map(one, paths):

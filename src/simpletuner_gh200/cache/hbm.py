@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.memory.copier import SlabRange
 from simpletuner_gh200.memory.slab import Slab
 
 if TYPE_CHECKING:
     import torch
 
-    from simpletuner_gh200.memory.staging.stager import DeviceStager
-
+    from simpletuner_gh200.memory.copier import Copier
 
 ToDevice = Callable[["torch.Tensor", tuple[Slab, int] | None], "torch.Tensor"]
 
@@ -70,17 +70,14 @@ class HbmTier:
         self._kept.clear()
 
 
-def staged_copy(stager: DeviceStager, device: torch.device) -> ToDevice:
-    """Copies through the stager's side stream from the slab itself, which is registered; the ordinary way otherwise."""
+def through(copier: Copier[torch.Tensor], device: torch.device) -> ToDevice:
+    """Copies through the copier's side stream from the slab itself, which is registered; the ordinary way otherwise."""
 
     def copy(tensor: torch.Tensor, place: tuple[Slab, int] | None) -> torch.Tensor:
-        from simpletuner_gh200.memory.staging.layout import Range
-
         if place is not None:
-            source = Range(place[0], place[1], tuple(tensor.shape), tensor.dtype)
-            (row,) = stager.submit("embed", [[source]]).wait()
+            row = copier.copy([SlabRange(*place, tensor.numel() * tensor.itemsize)])
             if row is not None:
-                return row[0]
+                return row.view(tensor.dtype).view(tensor.shape)
         return tensor.to(device)
 
     return copy

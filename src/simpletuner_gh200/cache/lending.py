@@ -9,7 +9,6 @@ gets a copy. Entries that are lent start on a page of their own, so borrowers ne
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.cache.record import Bytes
-
-PAGE = os.sysconf("SC_PAGESIZE")
+from simpletuner_gh200.memory.mapping import FORGET, MAP_NOW, PAGE, advise_pages
 
 LEND_FROM = 256 * 1024
 """Smaller entries are copied: that costs no more, and they needn't start on a page of their own."""
@@ -29,11 +27,6 @@ _TOP_BYTE = slice(7, None, 8) if sys.byteorder == "little" else slice(0, None, 8
 _PRESENT_OR_SWAPPED = 0xC0
 _OF_THE_FILE = 0x20
 _CLEAN = bytes(state for state in range(256) if not state & _PRESENT_OR_SWAPPED or state & _OF_THE_FILE)
-_MADV_DONTNEED = 4
-_MADV_POPULATE_READ = 22
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class _PageMap:
@@ -105,10 +98,10 @@ class Lender:
         offset = address - self._address
         return offset if 0 <= offset < self._size else None
 
-    def end(self, address: int, size: int, advise: Any = _libc.madvise) -> None:
+    def end(self, address: int, size: int, advise: Callable[[int, int, int], bool] = advise_pages) -> None:
         """A borrower let go: bring back the published bytes, then let the next one in."""
         for page in _pagemap.written(address, -(-size // PAGE)) if _pagemap.open() else range(-(-size // PAGE)):
-            advise(address + page * PAGE, PAGE, _MADV_DONTNEED)
+            advise(address + page * PAGE, PAGE, FORGET)
         self._borrowed.pop(address, None)
 
     def populate(self, end: int) -> None:
@@ -120,4 +113,4 @@ def map_now(base: int, start: int, end: int) -> None:
     """Map the pages of bytes ``start`` to ``end`` behind ``base`` in one call; a hint, so refusal is no matter."""
     first = start // PAGE * PAGE
     if end > first:
-        _libc.madvise(base + first, end - first, _MADV_POPULATE_READ)
+        advise_pages(base + first, end - first, MAP_NOW)

@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from simpletuner_gh200.cache.lending import LEND_FROM, PAGE, Lender, map_now
+from simpletuner_gh200.cache.lending import LEND_FROM, Lender, map_now
 from simpletuner_gh200.cache.record import Bytes, aligned
-from simpletuner_gh200.memory.mapping import map_file
+from simpletuner_gh200.memory.mapping import PAGE, map_file
 from simpletuner_gh200.memory.slab import Slab
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from simpletuner_gh200.cache import layout as layouts
 from simpletuner_gh200.cache.control import Control, SegmentRow
 from simpletuner_gh200.cache.layout import Layout
-from simpletuner_gh200.cache.lending import PAGE
 from simpletuner_gh200.cache.record import Record, aligned
 from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer
 from simpletuner_gh200.cache.slots import Range, Slot
 from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.memory.mapping import PAGE
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import GIB
 

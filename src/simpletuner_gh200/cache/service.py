@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.copies import agree
 from simpletuner_gh200.cache.fill import cache_files, fill
 from simpletuner_gh200.cache.pack_folder import Loaded, PackFolder, folder_for
-from simpletuner_gh200.cache.plan import Plan, divide, plan
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.segments import GROWTH
+from simpletuner_gh200.cache.sizing import Selection, agree, select
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.ceilings import caches_allowance, divide
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import Node, read_nodes
 from simpletuner_gh200.memory.sharing import NodeGroup
@@ -29,9 +29,6 @@ from simpletuner_gh200.telemetry.progress import progress
 from simpletuner_gh200.units import MIB, format_bytes, format_seconds
 
 logger = logging.getLogger("simpletuner_gh200")
-
-HOST_SHARE = 0.8
-"""Of what the host can spare, when no limit is set: the rest is for SimpleTuner's own growth."""
 
 MOST_WORKERS = 72
 
@@ -84,13 +81,13 @@ class Caches:
         self.group = group
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
         self.files = {name: list(cache_files(want.folder)) for name, want in self.wanted.items()}
-        self.allowed = allowed if allowed is not None else int(host_memory().available * HOST_SHARE)
+        self.allowed = caches_allowance(allowed, host_memory().available)
         needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
         group.join()
         self.copies = agree(group, near, self._bytes_when_complete(needs), self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))
         self.tables = {name: self._table(want, shares[name]) for name, want in self.wanted.items()}
-        self.plans: dict[str, Plan] = {}
+        self.selections: dict[str, Selection] = {}
         for name, table in self.tables.items():
             self._decide(name, table)
         _live.add(self)
@@ -134,8 +131,8 @@ class Caches:
         return controls
 
     def _decide(self, name: str, table: Table) -> None:
-        chosen = plan([(key_of(path).high, size) for path, size in self.files[name]], table.allowed)
-        self.plans[name] = chosen
+        chosen = select([(key_of(path).high, size) for path, size in self.files[name]], table.allowed)
+        self.selections[name] = chosen
         table.statistics.expected_hit_rate = chosen.expected_hit_rate
         if self.group.is_leader:
             table.set_threshold(chosen.threshold)
@@ -216,7 +213,7 @@ class Caches:
         tables = {name: table.report() for name, table in self.tables.items()}
         for name, found in tables.items():
             found["budget_bytes"] = self.tables[name].allowed
-            found["bytes_for_all"] = self.plans[name].total_bytes
+            found["bytes_for_all"] = self.selections[name].total_bytes
             found["copies_on_node"] = len(self.copies.groups)
             if name in self.loaded:
                 found["packs"] = asdict(self.loaded[name])

@@ -27,7 +27,7 @@ Side = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Advised:
     """Of one piece of advice. ``bool(outcome)`` is True only when it was applied and the driver confirmed it."""
 
     confirmed: bool
@@ -74,7 +74,7 @@ def _system_refusal(caps: Capabilities, *, to_device: bool) -> str | None:
     return None
 
 
-def prefer(driver: Driver, caps: Capabilities, span: Span, side: Side) -> Outcome:
+def prefer(driver: Driver, caps: Capabilities, span: Span, side: Side) -> Advised:
     """Prefer Grace (``cpu``, mapped for the GPU) or HBM (``gpu``) for the whole pages of ``span``."""
     pages = whole_pages(span, caps.page_size)
     here = device(caps.ordinal)
@@ -83,20 +83,20 @@ def prefer(driver: Driver, caps: Capabilities, span: Span, side: Side) -> Outcom
         kind = _kind(driver, caps, pages)
         blocked = refusal(kind, caps, to_device=side == "gpu")
         if blocked is not None:
-            return Outcome(False, blocked)
+            return Advised(False, blocked)
         driver.advise(pages, Advice.SET_PREFERRED_LOCATION, where)
         if side == "cpu":
             driver.advise(pages, Advice.SET_ACCESSED_BY, here)
         if kind == "managed":
             return _preference_read_back(driver.range_state(pages), where, here, pages)
     except _Blocked as nothing:
-        return Outcome(False, str(nothing))
+        return Advised(False, str(nothing))
     except DriverError as failed:
-        return Outcome(False, f"the driver refused: {failed.message}")
+        return Advised(False, f"the driver refused: {failed.message}")
     return _system_preference(caps, pages, side)
 
 
-def prefetch(driver: Driver, caps: Capabilities, span: Span, where: Location, stream: int) -> Outcome:
+def prefetch(driver: Driver, caps: Capabilities, span: Span, where: Location, stream: int) -> Advised:
     """Move the whole pages of ``span``; confirmed by the driver's record, or for system memory by the kernel's.
 
     The driver answers for managed memory only. The kernel knows where a page is, not where it is going, so for system
@@ -107,16 +107,16 @@ def prefetch(driver: Driver, caps: Capabilities, span: Span, where: Location, st
         kind = _kind(driver, caps, pages)
         blocked = refusal(kind, caps, to_device=where.kind == "device")
         if blocked is not None:
-            return Outcome(False, blocked)
+            return Advised(False, blocked)
         driver.prefetch([pages], where, stream)
         if kind == "managed":
             seen = driver.range_state(pages).last_prefetch
             return _agreement(f"prefetched to {where}", "last prefetch", where, seen, pages)
         driver.synchronize_stream(stream, caps.ordinal)
     except _Blocked as nothing:
-        return Outcome(False, str(nothing))
+        return Advised(False, str(nothing))
     except DriverError as failed:
-        return Outcome(False, f"the driver refused: {failed.message}")
+        return Advised(False, f"the driver refused: {failed.message}")
     return _system_place(caps, pages, on_device=where.kind == "device")
 
 
@@ -126,37 +126,37 @@ class _Blocked(Exception):
 
 def _kind(driver: Driver, caps: Capabilities, pages: Span) -> PointerKind:
     if caps.mode == "none":
-        raise _Blocked(f"there is no CUDA device: {caps.name}")
+        raise _Blocked(f"there is no CUDA device: {caps.absence}")
     if pages[1] == 0:
         raise _Blocked(f"it covers no whole page of {caps.page_size} bytes")
     return driver.pointer_kind(pages[0])
 
 
-def _preference_read_back(seen: RangeState, where: Location, here: Location, pages: Span) -> Outcome:
+def _preference_read_back(seen: RangeState, where: Location, here: Location, pages: Span) -> Advised:
     if where == HOST and seen.preferred == HOST and here not in seen.accessed_by:
-        return Outcome(False, f"read back without {here} among those it is mapped for")
+        return Advised(False, f"read back without {here} among those it is mapped for")
     return _agreement(f"prefers {where}", "preferred location", where, seen.preferred, pages)
 
 
-def _agreement(done: str, what: str, asked: Location, seen: Location | None, pages: Span) -> Outcome:
+def _agreement(done: str, what: str, asked: Location, seen: Location | None, pages: Span) -> Advised:
     if seen == asked:
-        return Outcome(True, done, pages[1])
-    return Outcome(False, f"the driver accepted it but reports {what} {seen or 'unset or mixed'}, not {asked}")
+        return Advised(True, done, pages[1])
+    return Advised(False, f"the driver accepted it but reports {what} {seen or 'unset or mixed'}, not {asked}")
 
 
-def _system_preference(caps: Capabilities, pages: Span, side: Side) -> Outcome:
+def _system_preference(caps: Capabilities, pages: Span, side: Side) -> Advised:
     if side == "cpu":
         return _system_place(caps, pages, on_device=False)
-    return Outcome(False, "the driver accepted it but can't be asked about system memory; a prefetch can be checked")
+    return Advised(False, "the driver accepted it but can't be asked about system memory; a prefetch can be checked")
 
 
-def _system_place(caps: Capabilities, pages: Span, *, on_device: bool) -> Outcome:
+def _system_place(caps: Capabilities, pages: Span, *, on_device: bool) -> Advised:
     """Where the kernel has the pages: HBM is a node of its own where system memory can be in it."""
     found = nodes_of_pages(*pages, caps.page_size)
     if not found:
-        return Outcome(False, "the driver accepted it, but the kernel has no pages there yet or doesn't tell")
+        return Advised(False, "the driver accepted it, but the kernel has no pages there yet or doesn't tell")
     where = "device memory" if on_device else "host"
     if all((node == caps.device_node) == on_device for node in found):
-        return Outcome(True, f"in {where}, as the kernel tells", pages[1])
+        return Advised(True, f"in {where}, as the kernel tells", pages[1])
     nodes = ", ".join(f"node {node}" for node in sorted(found))
-    return Outcome(False, f"the driver accepted it but the kernel has its pages on {nodes}, not in {where}")
+    return Advised(False, f"the driver accepted it but the kernel has its pages on {nodes}, not in {where}")

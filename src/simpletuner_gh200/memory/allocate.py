@@ -1,6 +1,6 @@
-"""Making slabs: budget, kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
+"""Making slabs: kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
 
->>> maker = SlabMaker(current(), Budget("node 0", limit), asked="auto", ranks=world_on_node)
+>>> maker = SlabMaker(current(), asked="auto", ranks=world_on_node)
 >>> slab = maker.make(size, label="latents", shared=True)
 >>> maker.records[-1]                                   # what was made, and why
 """
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import logging
 import os
+import statistics
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from simpletuner_gh200.errors import DriverError, FeatureUnavailable
+from simpletuner_gh200.errors import DriverError, FeatureUnavailable, MemoryRoomError
 from simpletuner_gh200.memory import advice, numa
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.mapping import Region
-from simpletuner_gh200.memory.measure import copy_speeds
-from simpletuner_gh200.memory.placement import Asked, Choice, choose_kind
+from simpletuner_gh200.memory.mapping import PAGE, Region, map_anonymous
+from simpletuner_gh200.memory.placement import Asked, SlabChoice, choose_kind
 from simpletuner_gh200.memory.slab import Slab, SlabKind
+from simpletuner_gh200.units import MIB
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -38,21 +39,17 @@ class SlabRecord:
     advice: str
 
 
-_made: deque[SlabRecord] = deque(maxlen=256)
-
-
-def slabs_made() -> tuple[SlabRecord, ...]:
-    """The latest slabs of this process, whoever made them, closed or not."""
-    return tuple(_made)
+KEPT_RECORDS = 256
+MEASURED_SIZE = 32 * MIB
+MEASURED_TIMES = 5
 
 
 class SlabMaker:
-    """Makes the slabs of one rank, all of one kind choice, inside one budget."""
+    """Makes the slabs of one rank, all of one kind choice. ``records`` are its latest, closed or not."""
 
     def __init__(
         self,
         driver: Driver,
-        budget: Budget,
         *,
         asked: Asked = "auto",
         ordinal: int | None = None,
@@ -64,41 +61,33 @@ class SlabMaker:
         ``measured`` is what ``copy_speeds`` found; by default ``auto`` measures by itself where kinds can be compared.
         """
         self.driver = driver
-        self.budget = budget
         self.ordinal = ordinal = driver.home if ordinal is None else ordinal
         self.asked = asked
         self.caps = driver.capabilities(ordinal)
         if measured is None and asked == "auto":
             measured = copy_speeds(driver, ordinal)
         self.choice = choose_kind(asked, self.caps, ranks=ranks, measured=measured)
-        self.records: list[SlabRecord] = []
+        self.records: deque[SlabRecord] = deque(maxlen=KEPT_RECORDS)
         logger.info("gh200: slabs are %s memory: %s", self.choice.kind, self.choice.reason)
 
     def make(self, size: int, *, label: str, shared: bool = False) -> Slab:
-        """A slab of exactly ``size`` bytes, in the budget. ``shared`` puts it behind a memfd for other ranks."""
+        """A slab of exactly ``size`` bytes. ``shared`` puts it behind a memfd for other ranks."""
         if shared and self.choice.kind == "managed":
             raise FeatureUnavailable(
                 f"slab {label!r} is to be shared, and managed memory can't be", remedy="set cache_config.slab to 'auto'"
             )
-        reservation = self.budget.reserve(size)
-        try:
-            slab = self._raw(size, label, shared)
-        except BaseException:
-            reservation.release()
-            raise
-        slab.region.after_release(reservation.release)
-        return self._finish(slab)
+        return self._finish(self._raw(size, label, shared))
 
     def attach(self, fd: int, size: int, *, label: str) -> Slab:
-        """Map another rank's slab and register this mapping; its bytes are in the budget of the rank that made it."""
+        """Map another rank's slab and register this mapping."""
         return self._finish(Slab.attach(fd, size, label=label), bound="by the rank that made it")
 
     def _raw(self, size: int, label: str, shared: bool) -> Slab:
         if self.choice.kind != "managed":
             return Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label)
         address = self.driver.alloc_managed(size, self.ordinal)
-        region = Region(address, size, partial(_give_back, self.driver, address, self.ordinal, os.getpid()))
-        return Slab(region, kind="managed", label=label, reason=self.choice.reason)
+        region = Region(address, size, partial(give_back, self.driver, address, self.ordinal, os.getpid()))
+        return Slab(region, kind="managed", label=label)
 
     def _finish(self, slab: Slab, *, bound: str | None = None) -> Slab:
         try:
@@ -107,10 +96,9 @@ class SlabMaker:
         except BaseException:
             slab.close()
             raise
-        slab.kind, slab.reason = choice.kind, choice.reason
-        record = SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, self._advise(slab).reason)
-        self.records.append(record)
-        _made.append(record)
+        slab.kind = choice.kind
+        advised = self._advise(slab).reason
+        self.records.append(SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, advised))
         return slab
 
     def _bind(self, slab: Slab) -> str:
@@ -119,7 +107,7 @@ class SlabMaker:
         binding = numa.bind(slab.address, slab.size, near=self.caps.host_node, device_node=self.caps.device_node)
         return binding.reason
 
-    def _register(self, slab: Slab) -> Choice:
+    def _register(self, slab: Slab) -> SlabChoice:
         if self.choice.kind != "registered":
             return self.choice
         try:
@@ -128,13 +116,13 @@ class SlabMaker:
             if self.asked != "auto":
                 raise
             logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
-            return Choice("host", f"registering failed: {refused.message}")
+            return SlabChoice("host", f"registering failed: {refused.message}")
         slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
         return self.choice
 
-    def _advise(self, slab: Slab) -> advice.Outcome:
+    def _advise(self, slab: Slab) -> advice.Advised:
         if slab.kind == "registered" and not self.caps.host_page_tables:
-            return advice.Outcome(False, "pinned memory never moves: none needed")
+            return advice.Advised(False, "pinned memory never moves: none needed")
         # The mapping is whole pages, whatever the slab's size: the last one is ours too.
         page = self.caps.page_size
         span = (slab.address, slab.size if slab.kind == "managed" else -(-slab.size // page) * page)
@@ -149,6 +137,46 @@ def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:
         driver.unregister_host(address, ordinal)
 
 
-def _give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
+def give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
+    """The release of a region that a driver allocated; a forked child leaves it to its parent."""
     if os.getpid() == pid:
         driver.free(address, ordinal)
+
+
+# -- how fast the device copies from each kind of host memory, so that auto needn't guess -------------------
+
+
+def copy_speeds(driver: Driver, ordinal: int, *, size: int = MEASURED_SIZE) -> dict[SlabKind, float]:
+    """Bytes per second from plain and from registered memory; empty where there is nothing to compare or measure."""
+    caps = driver.capabilities(ordinal)
+    if caps.mode == "none" or not caps.pageable_access or not caps.host_register:
+        return {}
+    try:
+        return {kind: _speed(driver, ordinal, kind, size) for kind in ("host", "registered")}
+    except MemoryRoomError:
+        return {}  # a full device, say: the choice is then made from capabilities alone, and its reason says so
+
+
+def _speed(driver: Driver, ordinal: int, kind: SlabKind, size: int) -> float:
+    source = map_anonymous(size)
+    source.array()[::PAGE] = 1  # a page that was never touched has no place yet
+    if kind == "registered":
+        driver.register_host(source.address, size, ordinal)
+        source.before_release(partial(driver.unregister_host, source.address, ordinal))
+    target = driver.alloc_device(size, ordinal)
+    try:
+        times = [_seconds(driver, ordinal, target, source.address, size) for _ in range(MEASURED_TIMES)]
+        return size / statistics.median(times)
+    finally:
+        driver.free(target, ordinal)
+
+
+def _seconds(driver: Driver, ordinal: int, target: int, source: int, size: int) -> float:
+    stream = driver.create_stream(ordinal)
+    try:
+        started = time.perf_counter()
+        driver.copy([(target, source, size)], stream, ordinal)
+        driver.synchronize_stream(stream, ordinal)
+        return max(time.perf_counter() - started, 1e-9)
+    finally:
+        driver.destroy_stream(stream, ordinal)

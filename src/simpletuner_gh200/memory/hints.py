@@ -3,28 +3,295 @@
 >>> result = prefer_cpu_residency(latents)
 >>> bool(result), result.reason
 (False, "it is ordinary device memory of PyTorch's caching allocator: ...")
+
+Of a prepared batch, latents and audio are read once per step: Grace. Text, pooled and mask embeds are read by every
+block: HBM. What the step computes itself (noise, noisy latents, timesteps) is nobody's to place.
 """
 
 from __future__ import annotations
 
-from simpletuner_gh200.memory.batch_hints import BatchReport, optimize_batch_for_gh200
-from simpletuner_gh200.memory.hint_switch import gh200_uvm_enabled, set_uvm_hint_override
-from simpletuner_gh200.memory.residency import (
-    HintResult,
-    prefer_cpu_residency,
-    prefer_gpu_residency,
-    prefetch_to_device,
-    refusals,
-)
+import dataclasses
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "BatchReport",
-    "HintResult",
-    "gh200_uvm_enabled",
-    "optimize_batch_for_gh200",
-    "prefer_cpu_residency",
-    "prefer_gpu_residency",
-    "prefetch_to_device",
-    "refusals",
-    "set_uvm_hint_override",
-]
+from simpletuner_gh200.config.blocks import HINTS_VARIABLE, hints_switch_in
+from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.memory import advice
+from simpletuner_gh200.memory.advice import Advised, Side
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.interface import Capabilities, Driver, Span, device
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("simpletuner_gh200")
+
+GRACE_KEYS = frozenset(
+    {
+        "latents",
+        "latent_batch",
+        "conditioning_latents",
+        "audio_latents",
+        "audio_latent_batch",
+        "audio_samples",
+        "waveform",
+        "waveforms",
+        "video_latents",
+    }
+)
+HBM_ENDINGS = (
+    "prompt_embeds",
+    "text_embeds",
+    "image_embeds",
+    "encoder_hidden_states",
+    "attention_mask",
+    "attention_masks",
+    "prompt_mask",
+    "pooled_projections",
+)
+INSIDE_AUDIO = frozenset({"samples", "latents", "waveform"})
+"""What a nested ``audio`` block calls its own."""
+
+DEEPEST = 8
+"""Batches nest two or three levels; this only stops one that contains itself."""
+
+# -- on or off: an override decides, then the environment, then the default, which is off -------------------
+
+
+_override: bool | None = None
+
+
+@dataclass(frozen=True)
+class Switch:
+    enabled: bool
+    reason: str
+
+
+def set_uvm_hint_override(value: bool | None) -> None:
+    """Switch hints on or off whatever the environment says; None takes the override away."""
+    global _override
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"the override is True, False or None, found {value!r}")
+    _override = value
+
+
+def switch() -> Switch:
+    """Whether hints are on, and who decided it."""
+    if _override is not None:
+        return Switch(_override, f"switched {'on' if _override else 'off'} by the configuration")
+    asked = hints_switch_in(os.environ)
+    if asked is not None:
+        return Switch(asked, f"{HINTS_VARIABLE}={os.environ[HINTS_VARIABLE]}")
+    return Switch(False, f"{HINTS_VARIABLE} is not set and no configuration asks for hints")
+
+
+def gh200_uvm_enabled() -> bool:
+    """Are placement hints on? What each hint then achieves on this machine its own result says."""
+    return switch().enabled
+
+
+# -- one tensor ---------------------------------------------------------------------------------------------
+
+
+class HintResult(int):
+    """1 or 0, so that it equals True or False; ``reason`` says what happened, or why nothing did."""
+
+    reason: str
+
+    def __new__(cls, applied: bool, reason: str) -> HintResult:
+        made = super().__new__(cls, applied)
+        made.reason = reason
+        return made
+
+    def __repr__(self) -> str:
+        return f"HintResult({bool(self)}, {self.reason!r})"
+
+
+class _Refusals:
+    """How often each hint was refused for each reason, over the life of the process."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def refused(self, hint: str, reason: str) -> None:
+        with self._lock:
+            self._counts[hint, reason] += 1
+            first = self._counts[hint, reason] == 1
+        if first:
+            logger.info("gh200: %s did nothing: %s (said once)", hint, reason)
+
+    def read(self) -> dict[tuple[str, str], int]:
+        with self._lock:
+            return dict(self._counts)
+
+
+_refusals = _Refusals()
+
+
+def refusals() -> dict[tuple[str, str], int]:
+    """(hint, reason) -> how many times, since the process started."""
+    return _refusals.read()
+
+
+def prefer_cpu_residency(tensor: torch.Tensor) -> HintResult:
+    """Keep the tensor's pages in Grace memory, mapped so that the GPU reads them over the link without moving them."""
+    return _hint("prefer_cpu_residency", tensor, lambda driver, caps, span: advice.prefer(driver, caps, span, "cpu"))
+
+
+def prefer_gpu_residency(tensor: torch.Tensor) -> HintResult:
+    """Keep the tensor's pages in HBM once they are there. Moves nothing: see ``prefetch_to_device``."""
+    return _hint("prefer_gpu_residency", tensor, lambda driver, caps, span: advice.prefer(driver, caps, span, "gpu"))
+
+
+def prefetch_to_device(tensor: torch.Tensor, device_index: Any = None) -> HintResult:
+    """Move the tensor's pages to HBM, on the current stream, so that kernels queued after it find them there.
+
+    ``device_index`` is an index, a ``torch.device`` or its name; by default the tensor's own device, else this rank's.
+    """
+
+    def move(driver: Driver, caps: Capabilities, span: Span) -> Advised:
+        return advice.prefetch(driver, caps, span, device(caps.ordinal), _current_stream(caps.ordinal))
+
+    return _hint("prefetch_to_device", tensor, move, device_index)
+
+
+def _hint(
+    name: str, tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any = None
+) -> HintResult:
+    result = _attempt(tensor, act, device_index)
+    if not result:
+        _refusals.refused(name, result.reason)
+    return result
+
+
+def _attempt(tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any) -> HintResult:
+    decided = switch()
+    if not decided.enabled:
+        return HintResult(False, f"hints are off: {decided.reason}")
+    span = span_of(tensor)
+    if isinstance(span, str):
+        return HintResult(False, span)
+    driver = detect.current()
+    try:
+        caps = driver.capabilities(_ordinal(tensor, device_index, driver.home))
+    except MemoryRoomError as unknown:
+        return HintResult(False, f"the device can't be asked: {unknown.message}")
+    outcome = act(driver, caps, span)
+    return HintResult(outcome.confirmed, outcome.reason)
+
+
+def span_of(tensor: Any) -> Span | str:
+    """The bytes of a tensor, or why it has none of its own in one piece."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        return f"it is not a tensor but {type(tensor).__name__}"
+    if tensor.layout is not torch.strided or tensor.device.type not in {"cpu", "cuda"}:
+        return f"a {tensor.layout} tensor on {tensor.device.type} has no plain memory to place"
+    if not tensor.is_contiguous():
+        return "it is not contiguous: its bytes are not in one piece"
+    return int(tensor.data_ptr()), int(tensor.numel() * tensor.element_size())
+
+
+def _ordinal(tensor: torch.Tensor, asked: Any, home: int) -> int:
+    import torch
+
+    if isinstance(asked, int):
+        return asked
+    found = torch.device(asked) if asked is not None else tensor.device
+    return home if found.index is None else int(found.index)
+
+
+def _current_stream(ordinal: int) -> int:
+    import torch
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.current_stream(ordinal).cuda_stream)
+
+
+# -- a batch ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BatchReport:
+    """What ``optimize_batch_for_gh200`` could do for one batch. Truthy if it helped at least one tensor."""
+
+    helped: int = 0
+    not_helped: int = 0
+    untouched: int = 0
+    """Tensors under keys that are not ours to place."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why the others could not be helped."""
+
+    def __bool__(self) -> bool:
+        return self.helped > 0
+
+    def add(self, result: HintResult) -> None:
+        if result:
+            self.helped += 1
+        else:
+            self.not_helped += 1
+            self.reasons[result.reason] += 1
+
+
+def side_of(key: str, parent: str = "") -> Side | None:
+    """Where a tensor under this key belongs; None where it isn't ours to say."""
+    if key in GRACE_KEYS or ("audio" in parent and key in INSIDE_AUDIO):
+        return "cpu"
+    return "gpu" if key.endswith(HBM_ENDINGS) else None
+
+
+def tensors_in(batch: Any) -> Iterator[tuple[Side | None, Any]]:
+    """Every tensor of nested dicts, lists, tuples and dataclasses, with the side its key asks for."""
+    import torch
+
+    yield from _walk(batch, "", "", torch.Tensor, 0)
+
+
+def _walk(value: Any, key: str, parent: str, kind: type, depth: int) -> Iterator[tuple[Side | None, Any]]:
+    if isinstance(value, kind):
+        yield side_of(key, parent), value
+        return
+    if depth == DEEPEST:
+        return
+    for inner_key, inner in _children(value):
+        # Items of a list belong under the list's own key.
+        name, above = (key, parent) if inner_key is None else (inner_key, key)
+        yield from _walk(inner, name, above, kind, depth + 1)
+
+
+def _children(value: Any) -> Iterator[tuple[str | None, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((str(key), inner) for key, inner in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((None, inner) for inner in value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((spec.name, getattr(value, spec.name, None)) for spec in dataclasses.fields(value))
+
+
+def optimize_batch_for_gh200(batch: Any) -> BatchReport:
+    """Give each tensor of ``batch`` its placement hint. The batch is never changed; the report says what came of it."""
+    report = BatchReport()
+    if not gh200_uvm_enabled():
+        return report
+    for side, tensor in tensors_in(batch):
+        if side is None:
+            report.untouched += 1
+        else:
+            report.add(_place(tensor, side))
+    return report
+
+
+def _place(tensor: Any, side: Side) -> HintResult:
+    if side == "cpu":
+        return prefer_cpu_residency(tensor)
+    # The preference of system memory can't be read back; where it went with the prefetch can.
+    prefer_gpu_residency(tensor)
+    return prefetch_to_device(tensor)

@@ -1,8 +1,11 @@
-"""Address ranges and who frees them: anonymous or memfd mappings, and regions a driver handed out.
+"""All that is asked of the kernel about memory: memfds and their seals, mappings and who ends them, advice on pages.
+
+A memfd has no name anywhere, so nothing can be left behind: the kernel frees it with the last descriptor or mapping.
 
 ``mmap.mmap`` unmaps before its weak references fire, too late to take a CUDA registration back first, and it refuses
 to close while views live. A ``Region`` turns that around: views keep it alive, and when the last one goes its release
-steps run in the order they were stacked, newest first.
+steps run in the order they were stacked, newest first. ``map_readonly`` and ``map_shared`` give plain ``mmap`` objects,
+for memory that no device knows of.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import logging
+import mmap
 import os
 import weakref
 from collections.abc import Callable
@@ -32,6 +36,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+FORGET, HUGE, MAP_NOW = 4, 14, 22
+"""Advice on pages (MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_READ): throw away what was written to a private mapping;
+use huge pages, where the kernel gives them on request; map them in one call instead of fault by fault."""
+
+SIZE_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+"""Content may change, the size may not: nobody can shrink it under its readers."""
+
+CONTENT_SEALS = SIZE_SEALS | fcntl.F_SEAL_WRITE
+"""Nobody, the creator included, can change it any more. Refused by the kernel while a writable mapping lives."""
 
 
 class Region:
@@ -56,16 +71,11 @@ class Region:
         """Run ``step`` before what is there to release now (a registration goes before its mapping)."""
         self._releases.append(step)
 
-    def after_release(self, step: Callable[[], None]) -> None:
-        """Run ``step`` when everything else is released (a budget gets its bytes back last)."""
-        self._releases.insert(0, step)
-
 
 def _unwind(releases: list[Callable[[], None]]) -> None:
     """Newest first, and no further than the first failure: memory CUDA would not let go of must stay mapped.
 
-    Runs wherever the last view happens to die, so a failure is logged: nobody is there to catch it. What stays is
-    still counted in its budget.
+    Runs wherever the last view happens to die, so a failure is logged: nobody is there to catch it.
     """
     while releases:
         try:
@@ -92,16 +102,40 @@ def map_file(fd: int, size: int, *, private: bool = False) -> Region:
     return _mapped(size, _MAP_PRIVATE | _MAP_NORESERVE if private else _MAP_SHARED, fd)
 
 
-def create_memfd(name: str, size: int) -> int:
-    """An anonymous file of exactly ``size`` bytes that nobody can shrink under its readers."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def create_memfd(label: str, size: int = 0, seals: int = 0) -> int:
+    """A new memfd that may be sealed later. ``label`` only shows in this process's own /proc entries."""
+    fd = os.memfd_create(f"gh200-{label}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        seal(fd, seals)
     except OSError as refused:
         os.close(fd)
         raise MemoryRoomError(f"no shared memory of {size} bytes: {refused}") from refused
     return fd
+
+
+def seal(fd: int, seals: int = CONTENT_SEALS) -> None:
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+
+
+def map_readonly(fd: int) -> mmap.mmap | None:
+    """All of ``fd`` mapped for reading; None where it is empty, since nothing can be mapped then."""
+    size = os.fstat(fd).st_size
+    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) if size else None
+
+
+def map_shared(fd: int) -> mmap.mmap | None:
+    """All of ``fd`` mapped for reading and writing, seen by every process that maps it."""
+    size = os.fstat(fd).st_size
+    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE) if size else None
+
+
+def advise_pages(address: int, size: int, advice: int, _madvise: Callable[..., int] = _libc.madvise) -> bool:
+    """Whole pages from ``address`` on; False where the kernel refused, which for a hint is no matter.
+
+    The function is bound here: at the interpreter's exit module globals may be gone before the last caller is.
+    """
+    return _madvise(address, size, advice) == 0
 
 
 def _mapped(size: int, flags: int, fd: int) -> Region:

@@ -9,27 +9,23 @@ from typing import Literal
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.slab import SlabKind
-from simpletuner_gh200.units import GIB, format_bytes
+from simpletuner_gh200.units import format_bytes
 
 Asked = Literal["auto", "registered", "managed", "host"]
-
-HEADROOM_SHARE = 0.05
-LEAST_HEADROOM = 2 * GIB
-"""HBM we leave to torch and to fragmentation, beyond what is in use when we look."""
 
 WORTH_SWITCHING = 1.10
 """A measured kind must beat registered memory by this much before auto prefers it."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class SlabChoice:
     kind: SlabKind
     reason: str
 
 
 def choose_kind(
     asked: Asked, caps: Capabilities, *, ranks: int = 1, measured: Mapping[SlabKind, float] | None = None
-) -> Choice:
+) -> SlabChoice:
     """What kind of slab to make. An explicit request is granted or refused (FeatureUnavailable); auto gets one.
 
     ``measured`` maps kinds to copy bandwidth towards the device, bytes per second, where somebody measured.
@@ -41,7 +37,7 @@ def choose_kind(
                 f"cache_config.slab: {asked!r} is not possible here: {refusal}",
                 remedy="set cache_config.slab to 'auto', which says what it chooses",
             )
-        return Choice(asked, "asked for")
+        return SlabChoice(asked, "asked for")
     return _automatic(caps, measured or {})
 
 
@@ -50,7 +46,7 @@ def refusal_of(kind: SlabKind, caps: Capabilities, *, ranks: int) -> str | None:
     if kind == "host":
         return None
     if caps.mode == "none":
-        return f"there is no CUDA device: {caps.name}"
+        return f"there is no CUDA device: {caps.absence}"
     if kind == "registered":
         return None if caps.host_register else "the device can't register host memory"
     if ranks > 1:
@@ -62,32 +58,18 @@ def refusal_of(kind: SlabKind, caps: Capabilities, *, ranks: int) -> str | None:
     return None
 
 
-def _automatic(caps: Capabilities, measured: Mapping[SlabKind, float]) -> Choice:
+def _automatic(caps: Capabilities, measured: Mapping[SlabKind, float]) -> SlabChoice:
     """Managed memory is never chosen: the CPU also touches cached data, and taking turns on managed pages is slow."""
     if caps.mode == "none":
-        return Choice("host", f"no CUDA device: {caps.name}")
+        return SlabChoice("host", f"no CUDA device: {caps.absence}")
     if not caps.host_register:
-        return Choice("host", "the device can't register host memory")
+        return SlabChoice("host", "the device can't register host memory")
     pinned, plain = measured.get("registered"), measured.get("host")
     if pinned and plain and caps.pageable_access:
         speeds = f"registered {format_bytes(pinned)}/s, plain {format_bytes(plain)}/s measured"
         if plain > WORTH_SWITCHING * pinned:
-            return Choice("host", f"plain memory is faster here: {speeds}")
-        return Choice("registered", speeds)
+            return SlabChoice("host", f"plain memory is faster here: {speeds}")
+        return SlabChoice("registered", speeds)
     if caps.integrated:
-        return Choice("registered", "one physical pool: pinned in place, no second copy")
-    return Choice("registered", "the GPU copies from registered memory without staging it")
-
-
-def hbm_allowance(caps: Capabilities, free: int, *, limit: int | None = None) -> tuple[int, str]:
-    """Bytes of device memory that may hold hot data, and why so many."""
-    if caps.mode == "none":
-        return 0, "no CUDA device"
-    if caps.integrated:
-        return 0, "one physical pool: a device copy would be a second copy of the same memory"
-    headroom = max(LEAST_HEADROOM, int(HEADROOM_SHARE * caps.device_total))
-    spare = max(0, free - headroom)
-    why = f"{format_bytes(free)} free less {format_bytes(headroom)} headroom"
-    if limit is not None and limit < spare:
-        return limit, "hbm_limit_gb"
-    return spare, why
+        return SlabChoice("registered", "one physical pool: pinned in place, no second copy")
+    return SlabChoice("registered", "the GPU copies from registered memory directly")

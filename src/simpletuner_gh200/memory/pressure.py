@@ -1,8 +1,8 @@
 """Giving memory back before the kernel takes it: when, and in which order. Pure; whoever holds memory says how.
 
 The kernel kills a process when nothing is left to reclaim. Long before that, what we hold only for speed is given
-back, one step at a time: batches staged ahead first, then caches, the largest first. Data that can't be had again
-(a dataset that is read from memory only) is never touched: every step costs time, none costs a number.
+back, one step at a time, the largest first: caches, whose files are still there. Data that can't be had again (a
+dataset that is read from memory only) is never touched: every step costs time, none costs a number.
 """
 
 from __future__ import annotations
@@ -10,33 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from simpletuner_gh200.units import GIB, MIB
-
-STAGING, CACHES = 1, 2
-"""The order of relief."""
-
-LOW_SHARE = 0.03
-LOW_AT_MOST = 8 * GIB
-LOW_AT_LEAST = 256 * MIB
+from simpletuner_gh200.memory.ceilings import low_mark
 
 
 @dataclass(frozen=True)
 class Relief:
-    """One thing that can be given back, once. ``size`` decides among those of the same order: the largest first."""
+    """One thing that can be given back, once."""
 
-    order: int
     name: str
     size: int
     give_back: Callable[[], None]
 
 
-def low_mark(total: int) -> int:
-    """Available memory below which we give back: 3 % of what there is, within bounds that make sense."""
-    return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
-
-
 def in_order(reliefs: Iterable[Relief]) -> list[Relief]:
-    return sorted(reliefs, key=lambda relief: (relief.order, -relief.size, relief.name))
+    return sorted(reliefs, key=lambda relief: (-relief.size, relief.name))
 
 
 class PressureValve:

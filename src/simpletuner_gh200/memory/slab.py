@@ -1,20 +1,17 @@
 """A slab: one region of memory that holds the tensors of one placement class, handed out as zero-copy views.
 
 >>> slab = Slab.anonymous(1 << 20, label="latents")
->>> latent = slab.tensor(0, (4, 16, 16), torch.float16)      # writes go to the slab
+>>> latent = slab.bytes_at(0, 4096)                          # writes go to the slab
 >>> shared = Slab.shared(1 << 20, label="embeds")            # other ranks: Slab.attach(fd, size)
->>> safe = shared.private()                                  # reads the same bytes; writes stay with this mapping
 
 ``close()`` refuses further views and drops the slab's own hold; the memory goes when the last view does.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,28 +19,20 @@ from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import mapping
 from simpletuner_gh200.memory.mapping import Region
 
-if TYPE_CHECKING:
-    import torch
-
 SlabKind = Literal["host", "registered", "managed"]
-"""Plain memory; host memory the GPU copies from without staging; CUDA managed memory."""
+"""Plain memory; host memory the GPU copies from at full speed; CUDA managed memory."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-ALIGNMENT = 64
-"""What offsets should be multiples of, so that any dtype can be viewed and copies run at full speed."""
 
 
 class Slab:
     """Exactly ``size`` bytes of one placement class.
 
-    ``kind`` is what it is, ``reason`` why. ``fd`` is there when other processes can map the same bytes; it belongs to
-    the slab and is closed with it, so duplicate it before sending it on.
+    ``fd`` is there when other processes can map the same bytes; it belongs to the slab and is closed with it, so
+    duplicate it before sending it on.
     """
 
-    def __init__(
-        self, region: Region, *, kind: SlabKind = "host", label: str = "slab", fd: int | None = None, reason: str = ""
-    ) -> None:
+    def __init__(self, region: Region, *, kind: SlabKind = "host", label: str = "slab", fd: int | None = None) -> None:
         self._region: Region | None = region
         self._array: Bytes | None = region.array()
         self.size = region.size
@@ -51,7 +40,6 @@ class Slab:
         self.kind: SlabKind = kind
         self.label = label
         self.fd = fd
-        self.reason = reason
         if fd is not None:
             region.before_release(partial(os.close, fd))
 
@@ -60,17 +48,21 @@ class Slab:
     @classmethod
     def anonymous(cls, size: int, *, label: str = "slab") -> Slab:
         """Memory of this process alone."""
-        return cls(mapping.map_anonymous(size), label=label, reason="private to this process")
+        return cls(mapping.map_anonymous(size), label=label)
 
     @classmethod
     def shared(cls, size: int, *, label: str = "slab") -> Slab:
         """Memory behind a memfd, so that every rank of the node can map the same bytes."""
-        fd = mapping.create_memfd(f"gh200-{label}", size)
+        fd = mapping.create_memfd(label, size, mapping.SIZE_SEALS)
         return cls._over(fd, size, label=label, private=False)
 
     @classmethod
     def attach(cls, fd: int, size: int, *, label: str = "slab", private: bool = False) -> Slab:
-        """Map what another rank made. Takes its own duplicate of ``fd``; the caller keeps the one it passed."""
+        """Map what another rank made. Takes its own duplicate of ``fd``; the caller keeps the one it passed.
+
+        With ``private`` writes stay with this mapping. Never register such a one with CUDA: pinning writes, so the
+        kernel would copy every page.
+        """
         return cls._over(os.dup(fd), size, label=label, private=private)
 
     @classmethod
@@ -80,21 +72,7 @@ class Slab:
         except BaseException:
             os.close(fd)
             raise
-        how = "copy-on-write view of shared memory" if private else "shared by the ranks of this node"
-        return cls(region, label=label, fd=fd, reason=how)
-
-    def private(self) -> Slab:
-        """A second slab on the same bytes whose writes are its own: neither we nor other ranks see them.
-
-        What the shared side writes later shows only on pages that this mapping has not written to. Never register
-        such a mapping with CUDA: pinning writes, so the kernel would copy every page.
-        """
-        if self.fd is None:
-            raise MemoryRoomError(
-                f"slab '{self.label}' is {self.reason}: it has no shared memory to map a second time",
-                remedy="make it with Slab.shared",
-            )
-        return Slab.attach(self.fd, self.size, label=self.label, private=True)
+        return cls(region, label=label, fd=fd)
 
     # -- using -----------------------------------------------------------------------------------------
 
@@ -116,17 +94,6 @@ class Slab:
         if offset < 0 or size < 0 or offset + size > self.size:
             raise ValueError(f"bytes {offset}..{offset + size} are outside slab '{self.label}' of {self.size} bytes")
         return self.array[offset : offset + size]
-
-    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A CPU tensor on the slab's own bytes. Its storage is just that range, so saving it saves no more."""
-        import torch
-
-        size = math.prod(shape) * dtype.itemsize
-        if offset % dtype.itemsize:
-            raise ValueError(f"offset {offset} is not a multiple of the {dtype.itemsize} bytes of {dtype}")
-        if size == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
-        return torch.from_numpy(self.bytes_at(offset, size)).view(dtype).view(tuple(shape))
 
     # -- ending ----------------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ Which places of SimpleTuner a feature needs is not said here but there: in the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from simpletuner_gh200.config.settings import Settings
+    from simpletuner_gh200.memory.allocate import SlabRecord
     from simpletuner_gh200.memory.pressure import Relief
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.runtime import Runtime
@@ -63,6 +64,10 @@ class Feature:
     def memory_relief(self) -> list[Relief]:
         """What it holds for speed alone and could give back under memory pressure."""
         return []
+
+    def slab_records(self) -> Iterable[SlabRecord]:
+        """The slabs it made, and why they are as they are."""
+        return ()
 
     def configured(self) -> None:
         """The settings are in force: called once, for every feature, on or off."""

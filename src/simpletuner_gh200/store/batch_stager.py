@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from simpletuner_gh200.store.choice import Choice
-from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec
+from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec, CodecChoice
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
 from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_cold, read_ahead, read_small
 from simpletuner_gh200.store.image_check import Verify, check_image, image_formats
 from simpletuner_gh200.store.index import CHUNK_ENTRY, CHUNKED, Rows, halves
 from simpletuner_gh200.store.native import BatchReader, usable
-from simpletuner_gh200.store.problems import Problem, Problems
+from simpletuner_gh200.store.problems import FileProblem, FileProblems
 from simpletuner_gh200.store.slab_writer import Piece, SlabWriter
 
 BUFFER_BYTES = BATCH_BYTES + (64 << 10)
@@ -36,9 +35,9 @@ class StagingPlan:
 
     rows: Rows
     slab: SlabWriter
-    choice: Choice
+    choice: CodecChoice
     verify: Verify
-    problems: Problems
+    problems: FileProblems
     give_back: bool = True
     """Drop the page cache of what was staged: it would hold the dataset a second time."""
 
@@ -102,7 +101,7 @@ class BatchStager:
             try:
                 fd = os.open(path, OPEN_FLAGS)
             except OSError as unreadable:
-                self._plan.problems.add(Problem.from_error(path, unreadable))
+                self._plan.problems.add(FileProblem.from_error(path, unreadable))
                 continue
             try:
                 if not cold and at % 16 == 0:
@@ -115,9 +114,9 @@ class BatchStager:
                 if give_back:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             except Unstable:
-                self._plan.problems.add(Problem(path, "unstable", "it kept changing while it was read"))
+                self._plan.problems.add(FileProblem(path, "unstable", "it kept changing while it was read"))
             except OSError as unreadable:
-                self._plan.problems.add(Problem.from_error(path, unreadable))
+                self._plan.problems.add(FileProblem.from_error(path, unreadable))
             finally:
                 os.close(fd)
         self._write(pending)
@@ -254,12 +253,12 @@ class BatchStager:
     def _check(self, path: bytes, head: bytes | memoryview, whole: bool, fd: int, expected: str) -> None:
         self.checked += 1
         if not head:
-            self._plan.problems.add(Problem(path, "empty image"))
+            self._plan.problems.add(FileProblem(path, "empty image"))
             return
         fine, why = check_image(head, whole, fd, expected, self._plan.verify)
         if not fine:
             opens = self._plan.verify == "header" or not check_image(head, whole, fd, expected, "header")[0]
-            self._plan.problems.add(Problem(path, "image does not open" if opens else "image does not decode", why))
+            self._plan.problems.add(FileProblem(path, "image does not open" if opens else "image does not decode", why))
 
     def _record(self, path: bytes, number: int, size: int, copied: _Copied) -> None:
         rows = self._plan.rows

@@ -1,7 +1,11 @@
-"""Codecs of what is held. Each library releases the GIL while it works; a missing one is an error with the remedy."""
+"""Codecs of what is held, and which for which files: decided from a few samples per extension.
+
+Each library releases the GIL while it works; a missing one is an error with the remedy.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +13,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.store.discovery import ExtensionTotals, Listing
 
 CodecName = Literal["raw", "lz4", "zlib", "snappy", "zstd"]
 Buffer = bytes | bytearray | memoryview
@@ -21,6 +26,11 @@ PACKAGES: dict[CodecName, str] = {"lz4": "lz4", "snappy": "cramjam", "zstd": "zs
 
 CHUNK_BYTES = 512 << 10
 """Larger files are compressed in pieces of this size, so that memory stays bounded and no block nears a limit."""
+
+WORTHWHILE = 1.10
+"""``auto`` compresses from this ratio on: below, decompressing costs more than the memory is worth."""
+
+SAMPLE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -111,3 +121,75 @@ _MAKERS: dict[CodecName, Callable[[], Codec]] = {
     "snappy": _snappy,
     "zstd": _zstd,
 }
+
+
+# -- choosing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CodecChoice:
+    """Codec by extension; ``reasons`` says why, for the log."""
+
+    by_extension: dict[str, Codec]
+    default: Codec
+    reasons: dict[str, str]
+
+    def for_extension(self, extension: str) -> Codec:
+        return self.by_extension.get(extension, self.default)
+
+    @property
+    def compresses(self) -> bool:
+        return any(one.name != "raw" for one in (self.default, *self.by_extension.values()))
+
+
+def choose(compression: str | None, listing: Listing) -> CodecChoice:
+    """What ``in_memory.compression`` asks for; ``auto`` probes with lz4."""
+    raw = codec("raw")
+    if compression is None:
+        return CodecChoice({}, raw, {})
+    if compression != "auto":
+        return CodecChoice({}, codec(compression), {})  # type: ignore[arg-type]
+    lz4 = codec("lz4")
+    ratios = {ending: probe(totals, lz4) for ending, totals in listing.extensions.items()}
+    chosen = {ending: lz4 if ratio >= WORTHWHILE else raw for ending, ratio in ratios.items()}
+    reasons = {ending: f"{chosen[ending].name}: lz4 gives {ratio:.2f}" for ending, ratio in ratios.items()}
+    return CodecChoice(chosen, raw, reasons)
+
+
+def probe(totals: ExtensionTotals, candidate: Codec) -> float:
+    """Raw over compressed size of the samples' middle parts; 1.0 where nothing could be read."""
+    raw = packed = 0
+    for path, size in totals.samples:
+        piece = _middle(path, size)
+        raw += len(piece)
+        packed += min(len(candidate.compress(piece)), len(piece)) if piece else 0
+    return raw / packed if packed else 1.0
+
+
+def estimate(listing: Listing, candidate: Codec) -> int:
+    """Bytes the whole listing would take with one codec."""
+    return round(sum(totals.size / probe(totals, candidate) for totals in listing.extensions.values()))
+
+
+def estimates(listing: Listing, names: tuple[CodecName, ...]) -> dict[str, int]:
+    """Bytes the listing would take with each of these codecs that is installed."""
+    found: dict[str, int] = {}
+    for name in names:
+        try:
+            found[name] = estimate(listing, codec(name))
+        except FeatureUnavailable:
+            continue
+    return found
+
+
+def _middle(path: bytes, size: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(fd, SAMPLE_BYTES, max(size // 2 - SAMPLE_BYTES // 2, 0))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import accumulate, compress, islice
 
 from simpletuner_gh200.store.native import OTHER, FolderLister, usable
-from simpletuner_gh200.store.problems import Problem, Problems
+from simpletuner_gh200.store.problems import FileProblem, FileProblems
 
 Entries = tuple[list[bytes], "array[int]", list[bytes]]
 """Some of a folder: plain files with their sizes, and the names of whatever else is there."""
@@ -71,7 +71,7 @@ class Listing:
     extensions: dict[str, ExtensionTotals] = field(default_factory=dict)
     aliases: list[tuple[bytes, bytes]] = field(default_factory=list)
     """(other path of a folder, path under which it was staged), for folders that links reach twice."""
-    problems: Problems = field(default_factory=Problems)
+    problems: FileProblems = field(default_factory=FileProblems)
 
 
 def walk(
@@ -111,7 +111,7 @@ class _Walker:
                 if self._first_visit(folder, through_link):
                     self._folder(folder, inside)
             except OSError as unreadable:
-                self._listing.problems.add(Problem.from_error(folder, unreadable))
+                self._listing.problems.add(FileProblem.from_error(folder, unreadable))
             waiting.extend(reversed(inside))
 
     def _first_visit(self, folder: bytes, through_link: bool) -> bool:
@@ -152,7 +152,7 @@ class _Walker:
                 found = os.stat(name, dir_fd=fd)
             except OSError as broken:
                 link = os.path.islink(prefix + name)
-                self._listing.problems.add(Problem.from_error(prefix + name, broken, link=link))
+                self._listing.problems.add(FileProblem.from_error(prefix + name, broken, link=link))
                 continue
             if stat.S_ISDIR(found.st_mode):
                 if name not in SKIPPED_FOLDERS:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from simpletuner_gh200.memory.sealed import create_memfd, seal
+from simpletuner_gh200.memory.mapping import create_memfd, map_readonly, map_shared, seal
 
 COLUMNS = (
     ("key_low", np.uint64),
@@ -35,7 +35,6 @@ CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("stored", "<u8")])
 ABSENT = 0xFF
 """``form`` of a file that was found but not staged: it is read from disk."""
 
-MOST_ROWS = 2**32 - 2
 _HALVES = struct.Struct("<QQ")
 
 
@@ -112,12 +111,11 @@ def write_index(rows: Rows) -> int:
     """The index of ``rows`` in a sealed memfd."""
     layout = IndexLayout(rows.count)
     fd = create_memfd("index", layout.nbytes)
-    with mmap.mmap(fd, layout.nbytes) as memory:
-        arrays = _arrays(memory, layout)
-        arrays["slots"][:] = place(rows.columns["key_low"])
-        for name, _kind in COLUMNS:
-            arrays[name][:] = rows.columns[name]
-        arrays.clear()
+    arrays = _arrays(map_shared(fd), layout)
+    arrays["slots"][:] = place(rows.columns["key_low"])
+    for name, _kind in COLUMNS:
+        arrays[name][:] = rows.columns[name]
+    arrays.clear()  # the mapping goes with them: it could not be sealed before
     seal(fd)
     return fd
 
@@ -130,9 +128,7 @@ class Index:
 
     def __init__(self, fd: int, count: int) -> None:
         layout = IndexLayout(count)
-        self.nbytes = layout.nbytes
-        memory = mmap.mmap(fd, layout.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        arrays = _arrays(memory, layout)
+        arrays = _arrays(map_readonly(fd), layout)
         self.rows = Rows(count, {name: arrays[name] for name, _kind in COLUMNS})
         self.find = _finder(memoryview(arrays["slots"]), layout.slots - 1, self.rows)
 
@@ -155,7 +151,8 @@ def _finder(slots: memoryview, mask: int, rows: Rows) -> Callable[[bytes], int]:
     return find
 
 
-def _arrays(memory: mmap.mmap, layout: IndexLayout) -> dict[str, np.ndarray]:
+def _arrays(memory: mmap.mmap | None, layout: IndexLayout) -> dict[str, np.ndarray]:
+    assert memory is not None  # even an index of nothing has a few bytes
     return {
         name: np.frombuffer(memory, kind, length, at) if length else np.empty(0, kind)
         for name, (at, kind, length) in layout.parts().items()

@@ -24,13 +24,13 @@ KEPT = 10_000
 
 
 @dataclass(frozen=True)
-class Problem:
+class FileProblem:
     path: bytes
     reason: Reason
     detail: str = ""
 
     @classmethod
-    def from_error(cls, path: bytes, error: OSError, *, link: bool = False) -> Problem:
+    def from_error(cls, path: bytes, error: OSError, *, link: bool = False) -> FileProblem:
         gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
         if (gone and link) or error.errno == errno.ELOOP:
             return cls(path, "broken link", error.strerror or "")
@@ -43,21 +43,21 @@ class Problem:
         return f"{printable(self.path)}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
 
 
-class Problems:
+class FileProblems:
     """A bounded list with full counts. Safe from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[Problem] = []
+        self._kept: list[FileProblem] = []
         self.counts: Counter[str] = Counter()
 
-    def add(self, problem: Problem) -> None:
+    def add(self, problem: FileProblem) -> None:
         with self._lock:
             self.counts[problem.reason] += 1
             if len(self._kept) < KEPT:
                 self._kept.append(problem)
 
-    def __iter__(self) -> Iterator[Problem]:
+    def __iter__(self) -> Iterator[FileProblem]:
         return iter(tuple(self._kept))
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from simpletuner_gh200.memory.sealed import map_readonly, map_shared
+from simpletuner_gh200.memory.mapping import map_readonly, map_shared
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, NAMES, Codec, codec
 from simpletuner_gh200.store.index import ABSENT, CHUNK_ENTRY, CHUNKED, Index
 from simpletuner_gh200.store.problems import printable
@@ -64,11 +64,6 @@ class StagedDataset:
     @property
     def held_bytes(self) -> int:
         return len(self._data)
-
-    @property
-    def index_bytes(self) -> int:
-        """What lookups need, over all: shared index, shared state, this process's marks."""
-        return self._index.nbytes + len(self._state) + len(self._trusted)
 
     def view(self, path: FilePath) -> memoryview | None:
         """The file's bytes, read-only, or None where the disk has to be asked."""

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.store.choice import Choice
-from simpletuner_gh200.store.codecs import NAMES
+from simpletuner_gh200.store.codecs import NAMES, CodecChoice
 from simpletuner_gh200.store.discovery import Listing
 from simpletuner_gh200.store.index import ABSENT, CHUNKED, Rows
-from simpletuner_gh200.store.problems import Problems
+from simpletuner_gh200.store.problems import FileProblems
 from simpletuner_gh200.units import format_bytes, format_seconds
 
 
@@ -26,11 +25,11 @@ class StagingReport:
     forms: dict[str, int]
     """Files by codec."""
     choices: dict[str, str]
-    problems: Problems
+    problems: FileProblems
 
     @classmethod
     def of(
-        cls, listing: Listing, rows: Rows, held: int, choice: Choice, images_checked: int, seconds: float
+        cls, listing: Listing, rows: Rows, held: int, choice: CodecChoice, images_checked: int, seconds: float
     ) -> StagingReport:
         form = rows.columns["form"]
         present = form != ABSENT

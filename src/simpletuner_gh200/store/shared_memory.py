@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from simpletuner_gh200.memory.sealed import SIZE_SEALS, create_memfd, seal
+from simpletuner_gh200.memory.mapping import SIZE_SEALS, create_memfd
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.store.index import Rows, write_index
 
@@ -29,9 +29,7 @@ class StagedMemory:
 
 def new_state(count: int) -> int:
     """One zero byte per file: staged content is current. Any rank may set a byte; see ``reader.STALE``."""
-    fd = create_memfd("state", max(count, 1))
-    seal(fd, SIZE_SEALS)
-    return fd
+    return create_memfd("state", max(count, 1), SIZE_SEALS)
 
 
 def nothing_staged() -> StagedMemory:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-
+from simpletuner_gh200.memory.mapping import create_memfd, map_file, seal
 from simpletuner_gh200.memory.numa import bind, read_nodes
-from simpletuner_gh200.memory.sealed import create_memfd, seal
 
 Piece = bytes | bytearray | memoryview
 
@@ -44,9 +41,8 @@ class SlabWriter:
         if not at_most or len(read_nodes()) < 2:
             return "one memory node: nothing to choose"
         os.ftruncate(self._fd, at_most)
-        with mmap.mmap(self._fd, at_most, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as memory:
-            address = np.frombuffer(memory, np.uint8).ctypes.data
-            return bind(address, at_most).reason
+        mapped = map_file(self._fd, at_most)
+        return bind(mapped.address, at_most).reason
 
     def claim(self, size: int) -> int:
         """Offset of ``size`` fresh bytes; SlabFull where they would go over the ceiling."""

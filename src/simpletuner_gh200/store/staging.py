@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from simpletuner_gh200.config.blocks import InMemorySettings
-from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, StoreError
+from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, StoreError
+from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
 from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
-from simpletuner_gh200.store.ceiling import WORKING_BYTES, Ceiling, ceiling
-from simpletuner_gh200.store.choice import Choice, choose, estimate
-from simpletuner_gh200.store.codecs import CodecName, codec
+from simpletuner_gh200.store.codecs import CodecChoice, CodecName, choose, estimate, estimates
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
 from simpletuner_gh200.store.image_check import Verify, image_formats
 from simpletuner_gh200.store.index import Rows, write_index
@@ -24,7 +24,7 @@ from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.shared_memory import StagedMemory, new_state
 from simpletuner_gh200.store.slab_writer import ALIGNMENT, SlabFull, SlabWriter
 from simpletuner_gh200.telemetry.progress import Progress, progress
-from simpletuner_gh200.units import MIB
+from simpletuner_gh200.units import MIB, format_bytes
 
 MOST_THREADS = 72
 """With their buffers these stay within the working memory, whatever ``num_workers`` says."""
@@ -32,6 +32,8 @@ MOST_THREADS = 72
 CHECK_HOST_EVERY = 256 * MIB
 HOPELESS = 1.5
 """An estimate this far over the ceiling stops before anything is read; a closer one is tried."""
+
+SHOWN_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def stage(
         )
     listing = walk(request.root, request.extensions, only=only)
     choice = choose(request.compression, listing)
-    limit = ceiling(request.memory_limit_gb, host())
+    limit = dataset_allowance(request.memory_limit_gb, host())
     _check_before(listing, choice, limit)
     run = _Run(request, listing, choice, limit, host)
     try:
@@ -97,11 +99,16 @@ class _Run:
     """One staging: its threads, and what stops them all."""
 
     def __init__(
-        self, request: StagingRequest, listing: Listing, choice: Choice, limit: Ceiling, host: Callable[[], HostMemory]
+        self,
+        request: StagingRequest,
+        listing: Listing,
+        choice: CodecChoice,
+        limit: Allowance,
+        host: Callable[[], HostMemory],
     ) -> None:
         self._request, self._listing, self._limit, self._host = request, listing, limit, host
-        self.slab = SlabWriter(limit.allowed)
-        self.slab.keep_on_cpu_nodes(min(limit.allowed, listing.size + ALIGNMENT * (listing.files + 1)))
+        self.slab = SlabWriter(limit.size)
+        self.slab.keep_on_cpu_nodes(min(limit.size, listing.size + ALIGNMENT * (listing.files + 1)))
         self._rows = Rows.new(listing.files)
         self._plan = StagingPlan(
             rows=self._rows,
@@ -163,7 +170,7 @@ class _Run:
         with self._lock:
             crossed = self._done // CHECK_HOST_EVERY != (self._done + size) // CHECK_HOST_EVERY
             self._done += size
-        if crossed and self._host().available < WORKING_BYTES // 2:
+        if crossed and staging_must_stop(self._host()):
             raise SlabFull(self.slab.used)
 
     def _in_good_order(self) -> Iterator[Batch]:
@@ -175,14 +182,14 @@ class _Run:
     def _too_large(self, full: SlabFull) -> StoreError:
         """What is held so far is in proportion to what was read for it; no file is held larger than it is."""
         limit, most = self._limit, self._listing.size + ALIGNMENT * self._listing.files
-        now = ceiling(self._request.memory_limit_gb, self._host())
-        if now.allowed < full.needed <= limit.allowed:  # it is the machine that has less than it had
-            limit = replace(now, allowed=self.slab.used + now.allowed)
+        now = dataset_allowance(self._request.memory_limit_gb, self._host())
+        if now.size < full.needed <= limit.size:  # it is the machine that has less than it had
+            limit = replace(now, size=self.slab.used + now.size)
         expected = self.slab.used * self._listing.size // self._done if self._done else 0
         others: tuple[CodecName, ...] = ("lz4", "zstd")
         chosen = self._plan.choice.default.name
         would_fit = estimates(self._listing, tuple(name for name in others if name != chosen))
-        return limit.too_large(max(full.needed, min(expected, most)), exact=False, would_fit=would_fit)
+        return too_large(limit, max(full.needed, min(expected, most)), exact=False, would_fit=would_fit)
 
     def report(self, seconds: float) -> StagingReport:
         return StagingReport.of(self._listing, self._rows, self.slab.used, self._plan.choice, self._checked, seconds)
@@ -198,33 +205,22 @@ class _Run:
         )
 
 
-def _check_before(listing: Listing, choice: Choice, limit: Ceiling) -> None:
+def _check_before(listing: Listing, choice: CodecChoice, limit: Allowance) -> None:
     """Where the size is known, or hopeless, stop before anything is allocated."""
     if not choice.compresses:
-        if listing.size > limit.allowed:
-            raise limit.too_large(listing.size, exact=True, would_fit=estimates(listing, ("lz4", "zstd")))
+        if listing.size > limit.size:
+            raise too_large(limit, listing.size, exact=True, would_fit=estimates(listing, ("lz4", "zstd")))
         return
     if choice.default.name == "raw":  # auto: what stays raw is known, the rest is extra
         known = sum(
             totals.size for ending, totals in listing.extensions.items() if choice.for_extension(ending).name == "raw"
         )
-        if known > limit.allowed:
-            raise limit.too_large(known, exact=False, would_fit=estimates(listing, ("lz4", "zstd")))
+        if known > limit.size:
+            raise too_large(limit, known, exact=False, would_fit=estimates(listing, ("lz4", "zstd")))
         return
     expected = estimate(listing, choice.default)
-    if expected > limit.allowed * HOPELESS:
-        raise limit.too_large(expected, exact=False, would_fit=estimates(listing, ("zstd",)))
-
-
-def estimates(listing: Listing, names: tuple[CodecName, ...]) -> dict[str, int]:
-    """Bytes the listing would take with each of these codecs that is installed."""
-    found: dict[str, int] = {}
-    for name in names:
-        try:
-            found[name] = estimate(listing, codec(name))
-        except FeatureUnavailable:
-            continue
-    return found
+    if expected > limit.size * HOPELESS:
+        raise too_large(limit, expected, exact=False, would_fit=estimates(listing, ("zstd",)))
 
 
 def _check_corruption(report: StagingReport, allowed: float) -> None:
@@ -236,3 +232,34 @@ def _check_corruption(report: StagingReport, allowed: float) -> None:
             report=report.as_json(),
             remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
         )
+
+
+def too_large(limit: Allowance, needed: int, *, exact: bool, would_fit: dict[str, int]) -> DatasetTooLarge:
+    """The error for ``needed`` bytes; ``would_fit`` are estimates for other codecs."""
+    fitting = [f"{name} (about {format_bytes(size)})" for name, size in would_fit.items() if size <= limit.size]
+    if fitting:
+        remedy = f'set "compression" to {" or ".join(fitting)}, which would fit'
+    elif would_fit:
+        least = min(would_fit.values())
+        remedy = f"no compression makes it fit (at best about {format_bytes(least)}); raise the limit or stage less"
+    else:
+        remedy = "raise the limit, stage less with file_extensions, or leave this dataset at type local"
+    amount = ("" if exact else "at least ") + format_bytes(needed)
+    message = f"the dataset needs {amount} in memory, allowed are {format_bytes(limit.size)} ({limit.why})"
+    return DatasetTooLarge(message, needed=needed, allowed=limit.size, remedy=remedy)
+
+
+def try_folder(folder: Path, settings: InMemorySettings) -> dict[str, Any]:
+    """A folder staged as a run would stage it, and given back: its report, and what each codec would make of it.
+
+    JSON-ready. Broken files never stop a trial, since it is there to find them; the ceiling does.
+    """
+    lenient = settings.model_copy(update={"max_corruption_rate": 1.0})
+    memory, report = stage(request_for(folder, lenient), label=f"staging {printable(folder.name)}")
+    memory.close()
+    guesses = estimates(walk(folder, settings.file_extensions), ("lz4", "zlib", "snappy", "zstd"))
+    return {
+        **report.as_json(),
+        "estimates": guesses,
+        "first_problems": [str(problem) for problem in list(report.problems)[:SHOWN_PROBLEMS]],
+    }

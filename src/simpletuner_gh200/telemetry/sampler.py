@@ -18,17 +18,10 @@ EVERY_SECONDS = 1.0
 class Sampler:
     """``latest`` holds the newest answer of every source, by the source's name."""
 
-    def __init__(
-        self,
-        sources: Mapping[str, Source],
-        *,
-        every: float = EVERY_SECONDS,
-        after_each: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
-    ) -> None:
+    def __init__(self, sources: Mapping[str, Source], *, every: float = EVERY_SECONDS) -> None:
         self.latest: dict[str, Mapping[str, Any]] = {}
         self._sources = dict(sources)
         self._every = every
-        self._after_each = after_each
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -51,8 +44,6 @@ class Sampler:
             except Exception as broken:  # noqa: BLE001 - a source must never reach training; said once, asked no more
                 del self._sources[name]
                 logger.warning("gh200: telemetry source %s is off: %s: %s", name, type(broken).__name__, broken)
-        if self._after_each is not None:
-            self._after_each(self.latest)
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):

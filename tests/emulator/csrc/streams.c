@@ -41,7 +41,7 @@ static void run(Op *op) {
         case COPY: memmove((void *)op->a, (void *)op->b, op->size); emu_copies++; break;
         case PREFETCH: pages_move(op->a, op->size, op->where, 1); emu_prefetches++; break;
         case RECORD: op->event->pending--; break;
-        case WAIT: drain_until(op->event); break;
+        case WAIT: if (op->event) drain_until(op->event); break;
     }
 }
 
@@ -116,11 +116,19 @@ int event_make(void **out) {
     return OK;
 }
 
+/* Waits that are queued on an event outlive it, as with CUDA: it is done by now, so they have nothing to wait for. */
+static void release_waits(struct Stream *stream, struct Event *gone) {
+    for (Op *op = stream->first; op; op = op->next)
+        if (op->what == WAIT && op->event == gone) op->event = NULL;
+}
+
 int event_drop(void *handle) {
     for (struct Event **at = &events; *at; at = &(*at)->next)
         if (*at == handle) {
             struct Event *gone = *at;
             drain_until(gone);
+            release_waits(&default_stream, gone);
+            for (struct Stream *s = streams; s; s = s->next) release_waits(s, gone);
             *at = gone->next;
             free(gone);
             return OK;

@@ -11,7 +11,6 @@ import pytest
 
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import HOST, Advice, Location, device
@@ -137,7 +136,7 @@ def test_copies_arrive_only_when_somebody_waits(emulator: Emulator, driver: Cuda
     driver.record_event(event, stream, 0)
     assert ctypes.string_at(target, 8) == b"\0" * 8
     assert not driver.event_done(event, 0)
-    driver.synchronize_event(event, 0)
+    driver.synchronize_stream(stream, 0)
     assert driver.event_done(event, 0)
     assert ctypes.string_at(target, 8) == b"latents!"
     driver.destroy_event(event, 0)
@@ -229,7 +228,7 @@ def test_a_rank_makes_no_context_on_devices_it_was_not_given(
     driver = detect.open_driver()
     assert driver.name == "cuda"
     assert driver.home == 2
-    slab = SlabMaker(driver, Budget("node 0", None), asked="managed").make(8192, label="latents")
+    slab = SlabMaker(driver, asked="managed").make(8192, label="latents")
     assert driver.pointer_kind(slab.address) == "managed"
     driver.range_state((slab.address, 8192))
     assert isinstance(driver, CudaDriver)

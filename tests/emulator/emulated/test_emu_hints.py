@@ -9,7 +9,6 @@ import pytest
 
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.slab import Slab
@@ -28,16 +27,20 @@ def _on(driver: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hints.set_uvm_hint_override(None)
 
 
+def floats(slab: Slab, offset: int, count: int) -> torch.Tensor:
+    return torch.from_numpy(slab.bytes_at(offset, 4 * count)).view(torch.float32)
+
+
 @pytest.fixture
 def managed(driver: CudaDriver) -> Iterator[Slab]:
-    made = SlabMaker(driver, Budget("node 0", None), asked="managed").make(1 << 20, label="embeds")
+    made = SlabMaker(driver, asked="managed").make(1 << 20, label="embeds")
     yield made
     made.close()
     gc.collect()
 
 
 def test_on_a_managed_slab_they_work(managed: Slab, emulator: Emulator) -> None:
-    tensor = managed.tensor(0, (1 << 16,), torch.float32)
+    tensor = floats(managed, 0, 1 << 16)
     assert hints.prefer_cpu_residency(tensor)
     assert hints.prefer_gpu_residency(tensor)
     result = hints.prefetch_to_device(tensor)
@@ -49,17 +52,17 @@ def test_on_a_managed_slab_they_work(managed: Slab, emulator: Emulator) -> None:
 @pytest.mark.usefixtures("kernel")
 def test_system_memory_where_page_tables_are_shared(personality: str) -> None:
     slab = Slab.anonymous(1 << 16)
-    tensor = slab.tensor(0, (1 << 14,), torch.float32).zero_()
+    tensor = floats(slab, 0, 1 << 14).zero_()
     assert bool(hints.prefer_cpu_residency(tensor)) == (personality in {"gh200", "cdmm"})
     assert bool(hints.prefetch_to_device(tensor)) == (personality == "gh200")
 
 
 def test_batch_is_placed_by_key(managed: Slab, emulator: Emulator) -> None:
     batch = {
-        "latents": managed.tensor(0, (4096,), torch.float32),
-        "text": {"prompt_embeds": managed.tensor(16384, (4096,), torch.float32)},
-        "tiny_prompt_embeds": managed.tensor(32768, (4,), torch.float32),
-        "noise": managed.tensor(65536, (4096,), torch.float32),
+        "latents": floats(managed, 0, 4096),
+        "text": {"prompt_embeds": floats(managed, 16384, 4096)},
+        "tiny_prompt_embeds": floats(managed, 32768, 4),
+        "noise": floats(managed, 65536, 4096),
     }
     report = hints.optimize_batch_for_gh200(batch)
     assert (report.helped, report.not_helped, report.untouched) == (2, 1, 1)
@@ -71,7 +74,7 @@ def test_batch_is_placed_by_key(managed: Slab, emulator: Emulator) -> None:
 
 def test_a_lying_driver_is_not_believed(managed: Slab, emulator: Emulator) -> None:
     emulator.lie()
-    result = hints.prefetch_to_device(managed.tensor(0, (4096,), torch.float32))
+    result = hints.prefetch_to_device(floats(managed, 0, 4096))
     assert not result
     assert "accepted it but" in result.reason
 
@@ -79,6 +82,6 @@ def test_a_lying_driver_is_not_believed(managed: Slab, emulator: Emulator) -> No
 @pytest.mark.parametrize("call", ["cuMemAdvise", "cuMemRangeGetAttribute", "cuPointerGetAttribute", "cuCtxPushCurrent"])
 def test_a_failing_driver_gives_a_reason_not_an_exception(managed: Slab, emulator: Emulator, call: str) -> None:
     emulator.fail(call, 1, 1 if call != "cuPointerGetAttribute" else 999)
-    result = hints.prefer_gpu_residency(managed.tensor(0, (4096,), torch.float32))
+    result = hints.prefer_gpu_residency(floats(managed, 0, 4096))
     assert not result
     assert call in result.reason

@@ -6,16 +6,15 @@ import gc
 
 import pytest
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, all_checks
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, all_checks
 from simpletuner_gh200.diagnostics.selftest.run import Row, _run
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from tests.emulator.emulation import Emulator
 
-# view.cuda needs a CUDA runtime for torch: with_torch and make selftest run it.
-CHECKS = {check.name: check for check in all_checks() if not check.name.startswith("view.")}
+CHECKS = {check.name: check for check in all_checks()}
 
 
-def run(driver: CudaDriver, check: Check) -> Row:
+def run(driver: CudaDriver, check: SelfCheck) -> Row:
     row = _run(check, Bench(driver, emulated=True))
     gc.collect()
     return row
@@ -42,8 +41,8 @@ def test_a_lying_driver_fails_the_advice_checks(driver: CudaDriver, emulator: Em
         ("capability.device_total", "cuMemGetInfo"),
         ("slab.managed", "cuMemAllocManaged"),
         ("slab.registered", "cuMemHostRegister"),
-        ("staging.ordering", "cuStreamWaitEvent"),
-        ("staging.arrives", "cuMemcpyAsync"),
+        ("copy.ordering", "cuStreamWaitEvent"),
+        ("copy.arrives", "cuMemcpyAsync"),
         ("failure.pool_limit", "cuMemAllocManaged"),
     ],
 )

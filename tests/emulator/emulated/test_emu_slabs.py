@@ -6,47 +6,48 @@ import ctypes
 import gc
 import logging
 import os
+import weakref
 
 import pytest
 
-from simpletuner_gh200.errors import BudgetExceeded, DriverError, FeatureUnavailable
+from simpletuner_gh200.errors import DriverError, FeatureUnavailable
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import device
+from simpletuner_gh200.memory.mapping import Region
 from simpletuner_gh200.memory.slab import Slab
 from tests.emulator.emulation import Emulator
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
 
-@pytest.fixture
-def budget() -> Budget:
-    return Budget("node 0", 8 << 20)
+def regions() -> int:
+    """Memory that we hold, mapped or allocated."""
+    return sum(isinstance(thing, Region) for thing in gc.get_objects())
 
 
 def test_auto_registers_on_every_personality_and_says_why(
-    personality: str, driver: CudaDriver, budget: Budget, emulator: Emulator
+    personality: str, driver: CudaDriver, emulator: Emulator
 ) -> None:
-    maker = SlabMaker(driver, budget, measured={})
+    maker = SlabMaker(driver, measured={})
     slab = maker.make(1 << 20, label="latents", shared=True)
     assert slab.kind == "registered"
     assert maker.records[0].reason == maker.choice.reason != ""
     assert emulator.counter("registered") == 1
     assert driver.pointer_kind(slab.address) == "host"
-    view = slab.bytes_at(0, 10)
+    view, memory = slab.bytes_at(0, 10), weakref.ref(slab.region)
     slab.close()
     gc.collect()
     assert emulator.counter("registered") == 1, "a live view keeps the registration"
     del view, slab
     gc.collect()
     assert emulator.counter("registered") == 0
-    assert budget.used == 0
+    assert memory() is None
 
 
-def test_managed_is_obeyed_and_prefers_grace(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
-    maker = SlabMaker(driver, budget, asked="managed")
+def test_managed_is_obeyed_and_prefers_grace(driver: CudaDriver, emulator: Emulator) -> None:
+    maker = SlabMaker(driver, asked="managed")
     slab = maker.make(1 << 20, label="embeds")
     slab.array[:] = 3
     assert maker.records[0].advice == "prefers host"
@@ -61,27 +62,16 @@ def test_managed_is_obeyed_and_prefers_grace(driver: CudaDriver, budget: Budget,
     [("legacy", "managed", 1, "at the same time"), ("gh200", "managed", 4, "4 ranks")],
 )
 def test_explicit_kind_is_refused_with_the_reason(
-    emulator: Emulator, driver: CudaDriver, budget: Budget, name: str, asked: str, ranks: int, why: str
+    emulator: Emulator, driver: CudaDriver, name: str, asked: str, ranks: int, why: str
 ) -> None:
     emulator.become(name)
     with pytest.raises(FeatureUnavailable, match=why):
-        SlabMaker(driver, budget, asked=asked, ranks=ranks)  # type: ignore[arg-type]
+        SlabMaker(driver, asked=asked, ranks=ranks)  # type: ignore[arg-type]
 
 
-def test_over_budget_allocates_nothing(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
-    maker = SlabMaker(driver, budget, measured={})
-    slab = maker.make(6 << 20, label="latents")
-    with pytest.raises(BudgetExceeded):
-        maker.make(3 << 20, label="more")
-    assert emulator.counter("registered") == 1
-    assert budget.used == 6 << 20
-    slab.close()
-    gc.collect()
-
-
-def test_auto_survives_a_refused_registration(driver: CudaDriver, budget: Budget, emulator: Emulator) -> None:
+def test_auto_survives_a_refused_registration(driver: CudaDriver, emulator: Emulator) -> None:
     emulator.fail("cuMemHostRegister", 1, 304)
-    maker = SlabMaker(driver, budget, measured={})
+    maker = SlabMaker(driver, measured={})
     slab = maker.make(1 << 20, label="latents")
     assert slab.kind == "host"
     assert "registering failed" in maker.records[0].reason
@@ -104,9 +94,10 @@ def test_auto_survives_a_refused_registration(driver: CudaDriver, budget: Budget
 )
 @pytest.mark.parametrize("nth", [1, 2])
 def test_any_failing_call_leaves_a_consistent_state(
-    driver: CudaDriver, budget: Budget, emulator: Emulator, asked: str, call: str, nth: int
+    driver: CudaDriver, emulator: Emulator, asked: str, call: str, nth: int
 ) -> None:
-    maker = SlabMaker(driver, budget, asked=asked)  # type: ignore[arg-type]
+    maker = SlabMaker(driver, asked=asked)  # type: ignore[arg-type]
+    held = regions()
     emulator.fail(call, nth, 1)
     made: Slab | None = None
     failure: DriverError | None = None
@@ -120,10 +111,10 @@ def test_any_failing_call_leaves_a_consistent_state(
     else:
         assert failure is not None
         assert failure.call == call
-        assert maker.records == []
+        assert not maker.records
     del made, failure
     gc.collect()
-    assert budget.used == 0
+    assert regions() == held
     assert emulator.held() == {"managed": 0, "device": 0, "registered": 0, "streams": 0, "events": 0}
 
 
@@ -199,8 +190,8 @@ def test_cached_allocator_memory_is_explained(driver: CudaDriver) -> None:
     driver.free(address, 0)
 
 
-def test_child_drops_slabs_without_touching_the_driver(driver: CudaDriver, budget: Budget) -> None:
-    maker = SlabMaker(driver, budget, asked="registered")
+def test_child_drops_slabs_without_touching_the_driver(driver: CudaDriver) -> None:
+    maker = SlabMaker(driver, asked="registered")
     slab = maker.make(1 << 20, label="latents")
     slab.array[:4] = 9
     pid = os.fork()
@@ -219,16 +210,15 @@ def test_child_drops_slabs_without_touching_the_driver(driver: CudaDriver, budge
     gc.collect()
 
 
-def test_memory_that_cuda_keeps_stays_mapped_and_counted(
-    driver: CudaDriver, budget: Budget, emulator: Emulator, caplog: pytest.LogCaptureFixture
+def test_memory_that_cuda_keeps_stays_mapped(
+    driver: CudaDriver, emulator: Emulator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slab = SlabMaker(driver, budget, asked="registered").make(1 << 20, label="latents")
+    slab = SlabMaker(driver, asked="registered").make(1 << 20, label="latents")
     address = slab.address
     emulator.fail("cuMemHostUnregister", 1, 999)
     slab.close()
     gc.collect()
     assert "is kept" in caplog.text
-    assert budget.used == 1 << 20
     assert ctypes.string_at(address, 1) == b"\0", "still mapped"
     emulator.heal()
     driver.unregister_host(address, 0)

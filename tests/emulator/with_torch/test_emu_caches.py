@@ -8,38 +8,36 @@ from pathlib import Path
 import pytest
 import torch
 
+from simpletuner_gh200.cache.batch import DeviceDelivery
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.delivery import DeviceDelivery
 from simpletuner_gh200.cache.fill import take_in
-from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
+from simpletuner_gh200.cache.hbm import HbmTier, through
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.staging.buffers import TorchBuffers
-from simpletuner_gh200.memory.staging.stager import DeviceStager
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def table(driver: Driver) -> Iterator[Table]:
-    maker = SlabMaker(driver, Budget("node 0", None), asked="registered", measured={})
+    maker = SlabMaker(driver, asked="registered", measured={})
     made = Table("latents", Control.create(64, label="latents", shared=False), slabs=maker, growth=MIB)
     yield made
     made.close()
 
 
 @pytest.fixture
-def stager(driver: Driver) -> Iterator[DeviceStager]:
-    made = DeviceStager(driver, TorchBuffers("cuda:0"))
+def copier(driver: Driver) -> Iterator[Copier[torch.Tensor]]:
+    made = Copier(driver, TorchMemory("cuda:0"))
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_a_batch_of_latents_arrives_on_the_device(
-    table: Table, stager: DeviceStager, tmp_path: Path, dtype: torch.dtype
+    table: Table, copier: Copier[torch.Tensor], tmp_path: Path, dtype: torch.dtype
 ) -> None:
     latents = [torch.full((4, 8, 8), float(number)).to(dtype) for number in range(4)]
     paths = [str(tmp_path / f"{number}.pt") for number in range(4)]
@@ -49,7 +47,7 @@ def test_a_batch_of_latents_arrives_on_the_device(
     entries = table.find_all(paths)
     assert entries is not None
     assert {entry.segment.slab.kind for entry in entries} == {"registered"}
-    delivery = DeviceDelivery(stager)
+    delivery = DeviceDelivery(copier)
     for order in ([0, 1, 2, 3], [3, 1]):
         batch = delivery.rows([entries[at] for at in order], [entries[at].layout.single for at in order])
         assert batch is not None and batch.is_cuda
@@ -67,13 +65,15 @@ def test_a_hit_from_registered_memory_may_be_written_to(table: Table, tmp_path: 
     assert not table.get(path).any()
 
 
-def test_hot_embeds_stay_on_the_device_within_their_limit(table: Table, stager: DeviceStager, tmp_path: Path) -> None:
+def test_hot_embeds_stay_on_the_device_within_their_limit(
+    table: Table, copier: Copier[torch.Tensor], tmp_path: Path
+) -> None:
     paths = [str(tmp_path / f"{number}.pt") for number in range(3)]
     for number, path in enumerate(paths):
         torch.save({"prompt_embeds": torch.full((1, 77, 1024), float(number))}, path)
         assert take_in(table, path)
     size = 77 * 1024 * 4
-    tier = HbmTier([table], 2 * size + 4096, staged_copy(stager, torch.device("cuda", 0)))
+    tier = HbmTier([table], 2 * size + 4096, through(copier, torch.device("cuda", 0)))
     for _use in range(2):
         for number, path in enumerate(paths):
             copy = tier.on_device(table.get(path)["prompt_embeds"])

@@ -1,28 +1,22 @@
-"""Stock CUDA torch, unmodified, over the emulated runtime: pool, views, staging and hints with real CUDA tensors.
+"""Stock CUDA torch, unmodified, over the emulated runtime: pool, copier and hints with real CUDA tensors.
 
 What needs a kernel can't run here; everything that is allocation, copy, stream or event does.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.pool.pool import ManagedPool, rehome
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.memory.staging.buffers import TorchBuffers
-from simpletuner_gh200.memory.staging.layout import Range
-from simpletuner_gh200.memory.staging.stager import DeviceStager
-from simpletuner_gh200.memory.views import cuda_view
 from simpletuner_gh200.seams.features.oversubscription.optimizer import PooledOptimizer
 from tests.emulator.emulation import Emulator
 
@@ -47,7 +41,7 @@ def pool(emulator: Emulator) -> ManagedPool:
 
 @pytest.fixture
 def slab(driver: Driver) -> Iterator[Slab]:
-    made = SlabMaker(driver, Budget("node 0", None), measured={}).make(MIB, label="latents")
+    made = SlabMaker(driver, measured={}).make(MIB, label="latents")
     yield made
     made.close()
 
@@ -60,36 +54,15 @@ def test_torch_runs_on_the_emulated_device(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cuda_view_shows_the_slabs_own_bytes(driver: Driver, slab: Slab, dtype: torch.dtype) -> None:
-    view = cuda_view(slab, 256, (3, 5), dtype, driver.capabilities(0))
+def test_every_cached_dtype_arrives_as_a_cuda_tensor(driver: Driver, slab: Slab, dtype: torch.dtype) -> None:
+    slab.array[256 : 256 + 16] = 1
+    copier = Copier(driver, TorchMemory("cuda:0"))
+    buffer = copier.copy([SlabRange(slab, 256, 16)])
+    assert buffer is not None
+    view = buffer.view(dtype)
     assert view.is_cuda
-    assert view.dtype == dtype
-    assert view.data_ptr() == slab.address + 256
-    slab.tensor(256, (3, 5), dtype).view(torch.uint8).fill_(1)
     assert bool((view.cpu().view(torch.uint8) == 1).all())
-
-
-def test_cuda_view_outlives_the_slab(driver: Driver, emulator: Emulator) -> None:
-    made = SlabMaker(driver, Budget("node 0", None), asked="registered").make(4096, label="embeds")
-    registered = emulator.counter("registered")
-    view = cuda_view(made, 0, (16,), torch.float32, driver.capabilities(0))
-    made.tensor(0, (16,), torch.float32).fill_(3.0)
-    made.close()
-    del made
-    gc.collect()
-    assert view.cpu().sum() == 48
-    assert emulator.counter("registered") == registered
-    del view
-    gc.collect()
-    assert emulator.counter("registered") == registered - 1
-
-
-def test_no_view_of_plain_memory_behind_pcie(emulator: Emulator, driver: Driver) -> None:
-    from dataclasses import replace
-
-    behind_pcie = replace(driver.capabilities(0), pageable_access=False, mode="discrete")
-    with pytest.raises(FeatureUnavailable, match="can't reach that"):
-        cuda_view(Slab.anonymous(64), 0, (4,), torch.float32, behind_pcie)
+    copier.close()
 
 
 def test_torch_allocates_in_the_pool_and_only_inside(driver: Driver, pool: ManagedPool) -> None:
@@ -170,22 +143,63 @@ def test_statistics_on_another_thread_do_not_block_the_pool(driver: Driver, pool
     assert len(sizes) == 50
 
 
-def test_staged_batches_are_cuda_tensors_with_the_right_bytes(driver: Driver, slab: Slab, emulator: Emulator) -> None:
-    for index in range(8):
-        slab.tensor(index * 256, (8, 8), torch.float32).fill_(index)
+def rows(slab: Slab, *numbers: int) -> list[SlabRange]:
+    for number in numbers:
+        slab.array[number * 256 : (number + 1) * 256] = number
+    return [SlabRange(slab, number * 256, 256) for number in numbers]
+
+
+def test_batches_are_cuda_tensors_with_the_right_bytes(driver: Driver, slab: Slab, emulator: Emulator) -> None:
     emulator.defer()
-    stager = DeviceStager(driver, TorchBuffers("cuda:0"), depth=2)
-    tickets = [
-        stager.submit(step, [[Range(slab, (step + offset) * 256, (8, 8), torch.float32) for offset in (0, 2)]])
-        for step in range(4)
-    ]
-    for step, ticket in enumerate(tickets):
-        (batch,) = ticket.wait()
+    copier = Copier(driver, TorchMemory("cuda:0"))
+    batches = [copier.copy(rows(slab, step, step + 2)) for step in range(4)]
+    for step, batch in enumerate(batches):
         assert batch is not None
         assert batch.is_cuda
-        assert batch.shape == (2, 8, 8)
-        assert [float(value) for value in batch.cpu()[:, 0, 0]] == [step, step + 2]
-    stager.close()
+        assert batch.shape == (512,)
+        assert batch.cpu().view(2, 256)[:, 0].tolist() == [step, step + 2]
+    copier.close()
+    assert copier.under_way == 0
+
+
+def test_without_its_wait_torch_would_read_too_early(
+    driver: Driver, slab: Slab, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above can fail: this is what it would see."""
+    emulator.defer()
+    monkeypatch.setattr(driver, "wait_event", lambda stream, event, ordinal: None)
+    copier = Copier(driver, TorchMemory("cuda:0"))
+    batch = copier.copy(rows(slab, 77))
+    assert batch is not None
+    assert batch.cpu().tolist() != [77] * 256
+    copier.close()
+
+
+@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "a stream of its own"])
+def test_memory_is_not_used_again_before_the_consumer_is_through(
+    driver: Driver, slab: Slab, emulator: Emulator, own_stream: bool
+) -> None:
+    """torch is told which stream reads the batch: the next batch gets its memory only when that stream is done."""
+    emulator.defer()
+    copier = Copier(driver, TorchMemory("cuda:0"))
+    consumer = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
+    with torch.cuda.stream(consumer):
+        batch = copier.copy(rows(slab, 5))
+        assert batch is not None
+        back = torch.empty(256, dtype=torch.uint8, pin_memory=True)
+        back.copy_(batch, non_blocking=True)
+        place = batch.data_ptr()
+        del batch
+        following = copier.copy(rows(slab, 9))
+        assert following is not None
+        assert following.data_ptr() != place, "the copy back has not even begun"
+        consumer.synchronize()
+        assert back.tolist() == [5] * 256
+        assert following.cpu().tolist() == [9] * 256
+        del following
+        used_again = {copier.copy(rows(slab, number)).data_ptr() for number in range(3)}  # type: ignore[union-attr]
+    assert place in used_again
+    copier.close()
 
 
 def test_hints_tell_pool_from_caching_allocator(driver: Driver, pool: ManagedPool) -> None:

@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from simpletuner_gh200.cache.batch import assemble, same_tensor, stacked
+from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery, assemble, same_tensor, stacked
 from simpletuner_gh200.cache.buffers import SMALLEST, BufferPool
-from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
+from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.memory.staging.buffers import TorchBuffers
-from simpletuner_gh200.memory.staging.stager import DeviceStager
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 
 
@@ -31,26 +29,26 @@ MAKERS = {
 
 
 @pytest.fixture
-def stager():
-    made = DeviceStager(NullDriver("a test"), TorchBuffers("cpu"))
+def copier():
+    made = Copier(NullDriver("a test"), TorchMemory("cpu"))
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize("how", ["host", "staged"])
-def test_rows_are_what_stack_gives(table, held, stager, make, how):
+@pytest.mark.parametrize("how", ["host", "copied"])
+def test_rows_are_what_stack_gives(table, held, copier, make, how):
     values = [make() for _ in range(5)]
     paths = [held(value, f"{n}.pt") for n, value in enumerate(values)]
     entries = table.find_all(paths)
     leaves = [entry.layout.single for entry in entries]
     assert same_tensor(leaves) is not None
-    delivery = HostDelivery(BufferPool()) if how == "host" else DeviceDelivery(stager)
+    delivery = HostDelivery(BufferPool()) if how == "host" else DeviceDelivery(copier)
     batch = delivery.rows(entries, leaves)
     expected = torch.stack(values)
     assert torch.equal(batch, expected)
     assert batch.stride() == expected.stride()
-    assert delivery.on_device == (how == "staged")
+    assert delivery.on_device == (how == "copied")
 
 
 def test_unlike_tensors_are_not_batched(table, held):
@@ -119,12 +117,12 @@ def test_assembled_batches_reuse_their_buffer(table, held):
     assert (pool.made, pool.reused) == (1, 4)
 
 
-def test_the_lead_of_a_batch_is_from_its_copy_to_its_use(table, held, stager):
+def test_the_lead_of_a_batch_is_from_its_copy_to_its_use(table, held, copier):
     paths = [held(torch.full((3,), float(n)), f"{n}.pt") for n in range(2)]
     names = SimpleNamespace(generate_vae_cache_filename=lambda path: (path, path))
     arguments = SimpleNamespace(model_family="sdxl")
     collate = SimpleNamespace(StateTracker=SimpleNamespace(get_vaecache=lambda id: names, get_args=lambda: arguments))
-    way = BatchPath(collate, {"x": table}, latents=DeviceDelivery(stager), embeds=BufferPool())
+    way = BatchPath(collate, {"x": table}, latents=DeviceDelivery(copier), embeds=BufferPool())
     rows = way.compute_latents(paths, "x")
     assert table.statistics.staging_lead_seconds is None, "on its way, and not used yet"
     way.used(torch.zeros(3))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.copies import decide
+from simpletuner_gh200.cache.sizing import decide
 from simpletuner_gh200.memory.numa import Node
 from simpletuner_gh200.units import GIB
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
+from simpletuner_gh200.cache.hbm import HbmTier, through
+from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.memory.staging.buffers import TorchBuffers
-from simpletuner_gh200.memory.staging.stager import DeviceStager
 from simpletuner_gh200.seams.features.caches.batch_path import join_embeds
 
 COUNT = 70_000
@@ -17,15 +16,15 @@ SIZE = COUNT * 4
 
 
 @pytest.fixture
-def stager():
-    made = DeviceStager(NullDriver("a test"), TorchBuffers("cpu"))
+def copier():
+    made = Copier(NullDriver("a test"), TorchMemory("cpu"))
     yield made
     made.close()
 
 
 @pytest.fixture
-def tier(table, stager):
-    return HbmTier([table], 2 * SIZE, staged_copy(stager, torch.device("cpu")))
+def tier(table, copier):
+    return HbmTier([table], 2 * SIZE, through(copier, torch.device("cpu")))
 
 
 def embeds(held, number):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from simpletuner_gh200.cache.delivery import DeviceDelivery, HostDelivery
+from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.memory.staging import buffers, stager
+from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 
@@ -27,15 +27,15 @@ def test_without_a_device_batches_stay_on_the_cpu_and_an_explicit_wish_is_answer
     assert "nothing to do here" in caplog.text
 
 
-def test_with_a_device_the_depth_reaches_the_stager_and_false_keeps_it_away(monkeypatch):
+def test_with_a_device_batches_are_copied_there_and_false_keeps_them_away(monkeypatch):
     made = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(buffers, "TorchBuffers", lambda device: device)
-    monkeypatch.setattr(stager, "DeviceStager", lambda driver, memory, depth: made.append((memory, depth)))
+    monkeypatch.setattr(caches, "TorchMemory", lambda device: device)
+    monkeypatch.setattr(caches, "Copier", lambda driver, memory: made.append(memory))
     assert isinstance(delivery(prefetch_depth=3), DeviceDelivery)
     assert isinstance(delivery(), DeviceDelivery)
-    assert made == [("cuda:0", 3), ("cuda:0", "auto")]
+    assert made == ["cuda:0", "cuda:0"]
     assert isinstance(delivery(enable_prefetch=False), HostDelivery)
     assert len(made) == 2
 

@@ -35,6 +35,24 @@ def test_everything_on_disk_is_filled_and_reported(saved, tmp_path):
     assert statistics() == {}
 
 
+def test_progress_in_logs_counts_bytes_that_were_taken_in(saved, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("simpletuner_gh200.telemetry.progress.LINE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    make(saved, "vae", 5, size=100_000)
+    wanted = [Wanted("vae-x", "vae", str(tmp_path / "vae"))]
+    with caplog.at_level(logging.INFO, "simpletuner_gh200"):
+        caches = Caches(wanted, allowed=None, group=alone(), workers=1)
+        caches.fill()
+        lines = [record.getMessage() for record in caplog.records if "filling cache vae-x" in record.getMessage()]
+        assert "5/5, 1.91 MiB" in lines[-1]
+        assert not lines[-1].endswith(" 0 B/s")
+        caplog.clear()
+        caches.files = {"vae-x": [(path, 0) for path in map(str, sorted(tmp_path.rglob("*.pt")))]}
+        caches.fill()
+    assert "5/5, 0 B" in caplog.text, "nothing was left to take in"
+    caches.close()
+
+
 def test_a_small_budget_keeps_a_fixed_subset_and_says_so(saved, tmp_path, caplog):
     paths = make(saved, "vae", 40)
     with caplog.at_level(logging.WARNING, "simpletuner_gh200"):

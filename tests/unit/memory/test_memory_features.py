@@ -11,13 +11,20 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
 from simpletuner_gh200.seams.features.oversubscription.feature import OversubscriptionFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
+
+
+def hints_feature() -> HintsFeature:
+    feature = HintsFeature()
+    feature.runtime = Runtime(Launch())
+    return feature
+
 
 UNIFIED = {"cache_config": {"vae_cache_type": "unified_memory"}}
 VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
@@ -60,7 +67,7 @@ def test_an_explicit_false_reaches_direct_callers(driver: NullDriver, monkeypatc
 
 
 def test_batches_that_cannot_be_helped_are_soon_left_alone(driver: NullDriver) -> None:
-    feature = HintsFeature()
+    feature = hints_feature()
     feature.start(None)
     batch = {"latents": torch.zeros(4), "prompt_embeds": torch.zeros(4)}
     for _ in range(LOOK_AGAIN):
@@ -74,10 +81,15 @@ def test_batches_that_cannot_be_helped_are_soon_left_alone(driver: NullDriver) -
 
 
 def test_summary_tells_every_slab_and_why(driver: NullDriver) -> None:
-    SlabMaker(driver, Budget("node 0", None)).make(4096, label="told").close()
-    told = [slab for slab in HintsFeature().summary()["slabs"] if slab["label"] == "told"]
-    assert told[-1]["kind"] == "host"
-    assert told[-1]["reason"] == "no CUDA device: a test"
+    feature, caches = hints_feature(), CachesFeature()
+    feature.runtime.features = (feature, caches)
+    assert feature.summary()["slabs"] == []
+    caches._slabs = SlabMaker(driver)
+    caches._slabs.make(4096, label="told").close()
+    (told,) = feature.summary()["slabs"]
+    assert told.keys() == {"label", "size", "kind", "reason", "binding", "advice"}
+    assert (told["label"], told["size"], told["kind"]) == ("told", 4096, "host")
+    assert told["reason"] == "no CUDA device: a test"
 
 
 def trainer(**more: Any) -> SimpleNamespace:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from simpletuner_gh200.memory import hint_switch, hints, residency
+from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.advice import Side
-from simpletuner_gh200.memory.batch_hints import side_of, tensors_in
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.hints import side_of, tensors_in
 
 VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 
@@ -20,7 +20,7 @@ VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
-    residency.forget_refusals()
+    monkeypatch.setattr(hints, "_refusals", hints._Refusals())
     with detect.using(NullDriver("a test without a GPU")):
         yield
     hints.set_uvm_hint_override(None)
@@ -44,7 +44,7 @@ def test_override_over_environment(
         monkeypatch.setenv(VARIABLE, variable)
     hints.set_uvm_hint_override(override)
     assert hints.gh200_uvm_enabled() is expected
-    assert hint_switch.decision().reason
+    assert hints.switch().reason
 
 
 def test_override_takes_only_a_switch() -> None:

@@ -1,4 +1,4 @@
-"""Placement decisions: every refusal has its reason, auto always finds something, HBM keeps its headroom."""
+"""Placement decisions: every refusal has its reason; auto always finds something."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.driver.probe import memory_mode
 from simpletuner_gh200.memory.numa import Node, bind, choose_nodes, nodes_of_pages, read_nodes
-from simpletuner_gh200.memory.placement import choose_kind, hbm_allowance
+from simpletuner_gh200.memory.placement import choose_kind
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import GIB
 
@@ -55,14 +55,6 @@ def test_auto_follows_a_clear_measurement_where_plain_memory_is_reachable() -> N
     assert choose_kind("auto", GRACE, measured={"registered": 300e9, "host": 310e9}).kind == "registered"
     far = replace(GRACE, pageable_access=False)
     assert choose_kind("auto", far, measured=plain_wins).kind == "registered"  # type: ignore[arg-type]
-
-
-def test_hbm_allowance_keeps_headroom_and_obeys_the_limit() -> None:
-    assert hbm_allowance(GRACE, 50 * GIB)[0] == 50 * GIB - int(0.05 * 96 * GIB)
-    assert hbm_allowance(GRACE, 1 * GIB)[0] == 0
-    assert hbm_allowance(GRACE, 50 * GIB, limit=3 * GIB) == (3 * GIB, "hbm_limit_gb")
-    assert hbm_allowance(replace(GRACE, integrated=True), 50 * GIB)[0] == 0
-    assert hbm_allowance(NOTHING, 0) == (0, "no CUDA device")
 
 
 @pytest.mark.parametrize(

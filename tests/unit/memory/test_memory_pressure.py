@@ -5,23 +5,24 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpletuner_gh200.memory.pressure import CACHES, STAGING, PressureValve, Relief, in_order, low_mark
+from simpletuner_gh200.memory.ceilings import low_mark
+from simpletuner_gh200.memory.pressure import PressureValve, Relief, in_order
 from simpletuner_gh200.units import GIB, MIB
 
 TOTAL = 480 * GIB
 
 
 def reliefs(done: list[str]) -> list[Relief]:
-    shapes = [("small cache", CACHES, GIB), ("staged batches", STAGING, MIB), ("large cache", CACHES, 90 * GIB)]
-    return [Relief(order, name, size, lambda name=name: done.append(name)) for name, order, size in shapes]
+    shapes = [("small cache", GIB), ("smallest cache", MIB), ("large cache", 90 * GIB)]
+    return [Relief(name, size, lambda name=name: done.append(name)) for name, size in shapes]
 
 
-def test_staging_first_then_caches_the_largest_first() -> None:
+def test_the_largest_first() -> None:
     done: list[str] = []
     valve = PressureValve(reliefs(done), settle_seconds=3)
     for now in range(0, 40, 4):
         valve.observe(GIB, TOTAL, now)
-    assert done == ["staged batches", "large cache", "small cache"]
+    assert done == ["large cache", "small cache", "smallest cache"]
     assert valve.given == done
     assert valve.exhausted
 
@@ -31,9 +32,9 @@ def test_each_step_has_time_to_show_its_effect() -> None:
     valve = PressureValve(reliefs(done), settle_seconds=3)
     for now in (0.0, 0.5, 2.9):
         valve.observe(GIB, TOTAL, now)
-    assert done == ["staged batches"]
+    assert done == ["large cache"]
     valve.observe(GIB, TOTAL, 3.0)
-    assert done == ["staged batches", "large cache"]
+    assert done == ["large cache", "small cache"]
 
 
 def test_enough_memory_means_nothing_happens() -> None:
@@ -50,16 +51,10 @@ def test_it_ends_when_the_pressure_does() -> None:
     valve.observe(GIB, TOTAL, 0)
     for now in range(1, 50):
         valve.observe(100 * GIB, TOTAL, now)
-    assert done == ["staged batches"]
+    assert done == ["large cache"]
 
 
-def test_the_mark_fits_small_containers_and_large_machines() -> None:
-    assert low_mark(4 * GIB) == 256 * MIB
-    assert low_mark(100 * GIB) == 3 * GIB
-    assert low_mark(480 * GIB) == 8 * GIB
-
-
-@given(st.lists(st.tuples(st.sampled_from([STAGING, CACHES]), st.integers(0, 1 << 40)), max_size=8))
-def test_no_cache_goes_before_the_last_staging(shapes: list[tuple[int, int]]) -> None:
-    ordered = in_order(Relief(order, str(n), size, lambda: None) for n, (order, size) in enumerate(shapes))
-    assert [relief.order for relief in ordered] == sorted(order for order, _size in shapes)
+@given(st.lists(st.integers(0, 1 << 40), max_size=8))
+def test_no_cache_goes_before_a_larger_one(sizes: list[int]) -> None:
+    ordered = in_order(Relief(str(number), size, lambda: None) for number, size in enumerate(sizes))
+    assert [relief.size for relief in ordered] == sorted(sizes, reverse=True)

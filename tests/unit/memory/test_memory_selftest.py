@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, Failed, Skipped, all_checks, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped, all_checks, expect
 from simpletuner_gh200.diagnostics.selftest.run import SelfTest, _run, selftest, without_paths, write_report
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.null import NullDriver
 
-GROUPS = {"capability", "advice", "slab", "view", "staging", "failure"}
+GROUPS = {"capability", "advice", "slab", "view", "copy", "failure"}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_every_group_has_checks_with_names_of_their_own() -> None:
 
 def test_without_a_device_nothing_fails_and_skips_say_why(result: SelfTest) -> None:
     assert result.ok, [row for row in result.rows if row.status == "fail"]
-    assert result.count("pass") >= 5, "host slabs, budgets and CPU views need no device"
+    assert result.count("pass") >= 5, "host slabs, CPU views and copies in host memory need no device"
     skipped = [row for row in result.rows if row.status == "skip"]
     assert skipped
     assert all("no CUDA device" in row.found for row in skipped)
@@ -73,7 +73,7 @@ def absent(bench: Bench) -> str:
     [(broken, "fail", "cuMemAlloc failed"), (unequal, "fail", "found 3"), (absent, "skip", "not here")],
 )
 def test_what_a_check_raises_becomes_its_row(check: object, status: str, found: str) -> None:
-    row = _run(Check("a.b", "what", check), Bench(NullDriver()))  # type: ignore[arg-type]
+    row = _run(SelfCheck("a.b", "what", check), Bench(NullDriver()))  # type: ignore[arg-type]
     assert row.status == status
     assert found in row.found
 

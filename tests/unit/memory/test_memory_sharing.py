@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -15,13 +16,11 @@ import pytest
 
 from simpletuner_gh200.errors import SharingError
 from simpletuner_gh200.memory import meeting_place
-from simpletuner_gh200.memory.sealed import (
+from simpletuner_gh200.memory.mapping import (
     CONTENT_SEALS,
     create_memfd,
-    is_sealed,
     map_readonly,
     map_shared,
-    reopen,
     seal,
 )
 from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
@@ -52,7 +51,7 @@ def read_shared(rank: int, folder: Path) -> None:
     _note, (second,) = mine.receive("second", 10)
     note, (fd, table_fd) = mine.receive("first", 10)
     assert note == {"entries": 7}
-    assert is_sealed(fd)
+    assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
     content, table = map_readonly(fd), map_shared(table_fd)
     assert content is not None
     assert table is not None
@@ -205,7 +204,7 @@ def test_sealed_memory_refuses_writes() -> None:
     fd = create_memfd("sealed")
     os.write(fd, b"abc")
     seal(fd)
-    assert is_sealed(fd, CONTENT_SEALS)
+    assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
     with pytest.raises(PermissionError):
-        os.write(reopen(fd), b"x")
+        os.write(os.open(f"/proc/self/fd/{fd}", os.O_RDWR), b"x")
     os.close(fd)

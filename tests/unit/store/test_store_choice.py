@@ -1,4 +1,4 @@
-"""Ceilings, estimates and printable names: pure decisions."""
+"""Too large, estimates and printable names: pure decisions."""
 
 from __future__ import annotations
 
@@ -7,34 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.store.ceiling import Ceiling, ceiling
-from simpletuner_gh200.store.choice import choose, estimate
-from simpletuner_gh200.store.codecs import NUMBERS, codec
+from simpletuner_gh200.memory.ceilings import Allowance
+from simpletuner_gh200.store.codecs import NUMBERS, choose, codec, estimate
 from simpletuner_gh200.store.discovery import walk
-from simpletuner_gh200.store.problems import Problem, Problems, printable
-from simpletuner_gh200.units import GIB, MIB
+from simpletuner_gh200.store.problems import FileProblem, FileProblems, printable
+from simpletuner_gh200.store.staging import too_large
+from simpletuner_gh200.units import GIB
 from tests.unit.store.store_samples import fill
 
 
-def host(available: int, limit: str = "MemAvailable") -> HostMemory:
-    return HostMemory(total=100 * GIB, free=available, available=available, limit=limit)
-
-
-def test_the_lower_limit_rules() -> None:
-    assert ceiling(10, host(50 * GIB)).allowed == 10 * GIB
-    by_machine = ceiling(90, host(50 * GIB, "cgroup job"))
-    assert by_machine.allowed == 50 * GIB - 256 * MIB - 2 * GIB
-    assert "cgroup job" in by_machine.why
-    assert ceiling(None, host(0)).allowed == 0
-
-
 def test_the_error_says_needed_allowed_and_what_would_fit() -> None:
-    error = Ceiling(10 * GIB, "memory_limit_gb 10").too_large(20 * GIB, exact=True, would_fit={"lz4": 8 * GIB})
+    error = too_large(Allowance(10 * GIB, "memory_limit_gb 10"), 20 * GIB, exact=True, would_fit={"lz4": 8 * GIB})
     assert "needs 20 GiB" in str(error)
     assert "allowed are 10 GiB (memory_limit_gb 10)" in str(error)
     assert "lz4 (about 8 GiB), which would fit" in str(error)
-    hopeless = Ceiling(GIB, "x").too_large(20 * GIB, exact=True, would_fit={"lz4": 19 * GIB})
+    hopeless = too_large(Allowance(GIB, "x"), 20 * GIB, exact=True, would_fit={"lz4": 19 * GIB})
     assert "no compression makes it fit (at best about 19 GiB)" in str(hopeless)
 
 
@@ -63,13 +50,13 @@ def test_codecs_give_back_what_they_got(name) -> None:
 def test_names_cannot_steer_a_terminal() -> None:
     shown = printable(b"/a/\x1b[31m\n\xff.png")
     assert shown == "/a/\\x1b[31m\\n\\udcff.png"
-    assert str(Problem(b"/a\x07", "vanished", "gone")) == "/a\\x07: vanished (gone)"
+    assert str(FileProblem(b"/a\x07", "vanished", "gone")) == "/a\\x07: vanished (gone)"
 
 
 def test_problems_are_counted_even_beyond_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simpletuner_gh200.store.problems.KEPT", 2)
-    problems = Problems()
+    problems = FileProblems()
     for _ in range(5):
-        problems.add(Problem(b"/a", "unreadable"))
-    problems.add(Problem(b"/b", "vanished"))
+        problems.add(FileProblem(b"/a", "unreadable"))
+    problems.add(FileProblem(b"/b", "vanished"))
     assert (len(problems), len(list(problems)), problems.broken) == (6, 2, 5)

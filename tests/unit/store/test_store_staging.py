@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import resource
@@ -14,13 +15,12 @@ import pytest
 
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, FeatureUnavailable, StoreError
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.memory.sealed import is_sealed
+from simpletuner_gh200.memory.mapping import CONTENT_SEALS
 from simpletuner_gh200.store import batch_stager, file_reader, image_check, native
-from simpletuner_gh200.store.choice import Choice
-from simpletuner_gh200.store.codecs import CHUNK_BYTES, codec
+from simpletuner_gh200.store.codecs import CHUNK_BYTES, CodecChoice, codec
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch
 from simpletuner_gh200.store.index import Rows
-from simpletuner_gh200.store.problems import Problems
+from simpletuner_gh200.store.problems import FileProblems
 from simpletuner_gh200.store.slab_writer import SlabWriter
 from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB, MIB
@@ -68,8 +68,8 @@ def test_the_memory_is_sealed_and_goes_with_the_dataset(tmp_path: Path) -> None:
     fill(tmp_path, {"a.txt": b"abc"})
     before = open_memfds()
     memory, _report = stage(StagingRequest(tmp_path), host=roomy)
-    assert is_sealed(memory.data)
-    assert is_sealed(memory.index)
+    assert fcntl.fcntl(memory.data, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
+    assert fcntl.fcntl(memory.index, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
     with pytest.raises(PermissionError):
         os.pwrite(memory.data, b"x", 0)
     memory.close()
@@ -347,9 +347,9 @@ def test_cold_files_are_fetched_ahead(tmp_path: Path, monkeypatch) -> None:
     plan = batch_stager.StagingPlan(
         rows=Rows.new(4),
         slab=SlabWriter(MIB),
-        choice=Choice({}, codec("raw"), {}),
+        choice=CodecChoice({}, codec("raw"), {}),
         verify="none",
-        problems=Problems(),
+        problems=FileProblems(),
         give_back=False,
     )
     # Listed as larger than the buffer has room for, so that they are left to what is put out of action here.

@@ -39,11 +39,11 @@ class Bench:
             raise Skipped(what)
 
     def need_device(self) -> None:
-        self.need(self.caps.mode != "none", f"no CUDA device: {self.caps.name}")
+        self.need(self.caps.mode != "none", f"no CUDA device: {self.caps.absence}")
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfCheck:
     name: str
     """``group.what``, stable: people send reports by these names."""
     what: str
@@ -57,6 +57,6 @@ def expect(holds: bool, found: str) -> None:
         raise Failed(found)
 
 
-def all_checks() -> tuple[Check, ...]:
+def all_checks() -> tuple[SelfCheck, ...]:
     groups = contributions("simpletuner_gh200.diagnostics.selftest.checks", "CHECKS", tuple)
     return tuple(check for group in groups for check in group)

@@ -6,13 +6,12 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from simpletuner_gh200 import __version__
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, Failed, Skipped, all_checks
+from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped, all_checks
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.telemetry.redact import redact
@@ -69,18 +68,14 @@ def without_paths(text: str) -> str:
     return _PATH.sub("<path>", text)
 
 
-def selftest(driver: Driver, *, ordinal: int = 0, before: Callable[[Check], None] | None = None) -> SelfTest:
-    """Run every check on one device; ``before`` is told which one is next."""
+def selftest(driver: Driver, *, ordinal: int = 0) -> SelfTest:
+    """Run every check on one device."""
     bench = Bench(driver, ordinal, emulated=bool(os.environ.get("GH200_EMULATED")))
-    rows = []
-    for check in all_checks():
-        if before is not None:
-            before(check)
-        rows.append(_run(check, bench))
-    return SelfTest(tuple(rows), asdict(bench.caps), bench.measured, bench.emulated)
+    rows = tuple(_run(check, bench) for check in all_checks())
+    return SelfTest(rows, asdict(bench.caps), bench.measured, bench.emulated)
 
 
-def _run(check: Check, bench: Bench) -> Row:
+def _run(check: SelfCheck, bench: Bench) -> Row:
     try:
         return Row(check.name, check.what, "pass", check.run(bench))
     except Skipped as skipped:

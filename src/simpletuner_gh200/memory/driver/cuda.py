@@ -177,10 +177,6 @@ class CudaDriver:
         self._api.check("cuEventQuery", code)
         return True
 
-    def synchronize_event(self, event: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            self._api.call("cuEventSynchronize", event)
-
     def wait_event(self, stream: int, event: int, ordinal: int) -> None:
         with self._in_context(ordinal):
             self._api.call("cuStreamWaitEvent", stream, event, 0)

@@ -69,6 +69,8 @@ class Capabilities:
     driver_version: int = 0
     registered_in_place: bool = True
     """Does the device reach registered host memory at the host's own address?"""
+    absence: str | None = None
+    """Why there is no device, where ``mode`` is ``none``."""
 
     @property
     def advises_system_memory(self) -> bool:
@@ -144,9 +146,8 @@ class Driver(Protocol):
 
     def record_event(self, event: int, stream: int, ordinal: int) -> None: ...
 
-    def event_done(self, event: int, ordinal: int) -> bool: ...
-
-    def synchronize_event(self, event: int, ordinal: int) -> None: ...
+    def event_done(self, event: int, ordinal: int) -> bool:
+        """Is everything done that was queued before it was recorded? Doesn't wait."""
 
     def wait_event(self, stream: int, event: int, ordinal: int) -> None:
         """What is queued on ``stream`` from now on waits for ``event``; the caller doesn't."""

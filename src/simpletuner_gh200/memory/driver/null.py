@@ -1,6 +1,6 @@
 """The driver of a machine without CUDA: host memory stands in for the device's, and every call is on record.
 
-Its one "device" can be copied to and from, so that staging and its users run anywhere; it has no managed memory and
+Its one "device" can be copied to and from, so that the copier and its users run anywhere; it has no managed memory and
 takes no advice, and its capabilities say so. ``device_count()`` is 0: nobody mistakes it for a GPU.
 """
 
@@ -61,7 +61,7 @@ class NullDriver:
     def capabilities(self, ordinal: int) -> Capabilities:
         return Capabilities(
             ordinal=ordinal,
-            name=self.reason,
+            name="no device",
             managed=False,
             concurrent_managed=False,
             pageable_access=False,
@@ -74,6 +74,7 @@ class NullDriver:
             host_node=None,
             device_node=None,
             mode="none",
+            absence=self.reason,
         )
 
     def memory_info(self, ordinal: int) -> tuple[int, int]:
@@ -140,9 +141,6 @@ class NullDriver:
 
     def event_done(self, event: int, ordinal: int) -> bool:
         return True
-
-    def synchronize_event(self, event: int, ordinal: int) -> None:
-        self.record("synchronize_event", event=event)
 
     def wait_event(self, stream: int, event: int, ordinal: int) -> None:
         self.record("wait_event", stream=stream, event=event)

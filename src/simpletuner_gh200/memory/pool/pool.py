@@ -1,4 +1,4 @@
-"""The pool itself: managed memory on a device, or, without one, a record of what would have gone there."""
+"""Torch's allocations in managed memory: why not here, the pool itself, or a record of what would have gone there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from packaging.version import InvalidVersion, Version
+
+from simpletuner_gh200.config.allocator import split_options
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.compiled import CSource
-from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.driver.null import NullDriver
 
 if TYPE_CHECKING:
@@ -21,6 +24,31 @@ SOURCE = CSource(Path(__file__).with_name("allocator.c"), "the allocator of use_
 
 Pattern = Literal["gpu_first", "balanced", "cpu_first"]
 _PATTERNS: dict[str, int] = {"gpu_first": 0, "balanced": 1, "cpu_first": 2}
+
+OLDEST_TORCH = Version("2.8")
+
+
+def pool_refusal(torch_version: str, alloc_conf: str, caps: Capabilities, *, deepspeed: bool) -> str | None:
+    """Why torch's allocations can't be routed to managed memory here; None where they can. Pure."""
+    try:
+        version = Version(torch_version.split("+")[0])
+    except InvalidVersion:
+        return f"torch's version {torch_version!r} can't be read"
+    if version.release < OLDEST_TORCH.release:
+        return f"torch {torch_version} has no usable MemPool; 2.8 is the first that has"
+    if version.release[:2] == (2, 9) and _expandable(alloc_conf):
+        return f"expandable_segments is on, and torch {torch_version} then ignores the pool's allocator"
+    if deepspeed:
+        return "DeepSpeed's engine allocates the optimizer state itself (use its own offloading)"
+    if not caps.managed:
+        return "the device has no managed memory"
+    if not caps.concurrent_managed:
+        return "CPU and GPU can't use managed memory at the same time on this device"
+    return None
+
+
+def _expandable(alloc_conf: str) -> bool:
+    return dict(split_options(alloc_conf)).get("expandable_segments", "").strip().lower() == "true"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.memory.allocate import slabs_made
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.hints import optimize_batch_for_gh200, set_uvm_hint_override
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -50,7 +49,7 @@ class HintsFeature(Feature):
         set_uvm_hint_override(True)
         driver = detect.current()
         if driver.name != "cuda":
-            logger.warning("gh200: placement hints have nothing to act on: %s", driver.capabilities(0).name)
+            logger.warning("gh200: placement hints have nothing to act on: %s", driver.capabilities(0).absence)
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         self.batches += 1
@@ -78,7 +77,7 @@ class HintsFeature(Feature):
             "tensors_helped": self.helped,
             "tensors_not_helped": self.not_helped,
             "why_not": dict(self.reasons),
-            "slabs": [asdict(record) for record in slabs_made()],
+            "slabs": [asdict(record) for feature in self.runtime.features for record in feature.slab_records()],
         }
 
     def close(self) -> None:

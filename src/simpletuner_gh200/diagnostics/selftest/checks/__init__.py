@@ -1,1 +1,1 @@
-"""One file per group of checks. A file exports ``CHECKS``, a tuple of ``Check``."""
+"""One file per group of checks. A file exports ``CHECKS``, a tuple of ``SelfCheck``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expect
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.driver.interface import HOST, Advice, RangeState, Span, device
 from simpletuner_gh200.memory.mapping import PAGE, map_anonymous
@@ -119,13 +119,13 @@ def _device_memory(bench: Bench) -> str:
 
 
 CHECKS = (
-    Check("advice.read_mostly", "read-mostly reads back", _read_mostly),
-    Check("advice.accessed_by", "accessed-by reads back", _accessed_by),
-    Check("advice.preferred_device", "preferred location: device reads back", _preferred_device),
-    Check("advice.preferred_host", "preferred location: host, mapped for the device, reads back", _preferred_host),
-    Check("advice.prefetch", "prefetch is confirmed in both directions", _prefetch),
-    Check("advice.prefetch_batch", "several ranges are prefetched at once", _batched_prefetch),
-    Check("advice.whole_pages", "only whole pages inside the range are advised", _whole_pages),
-    Check("advice.system_memory", "system memory follows the machine's mode", _system_memory),
-    Check("advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory),
+    SelfCheck("advice.read_mostly", "read-mostly reads back", _read_mostly),
+    SelfCheck("advice.accessed_by", "accessed-by reads back", _accessed_by),
+    SelfCheck("advice.preferred_device", "preferred location: device reads back", _preferred_device),
+    SelfCheck("advice.preferred_host", "preferred location: host, mapped for the device, reads back", _preferred_host),
+    SelfCheck("advice.prefetch", "prefetch is confirmed in both directions", _prefetch),
+    SelfCheck("advice.prefetch_batch", "several ranges are prefetched at once", _batched_prefetch),
+    SelfCheck("advice.whole_pages", "only whole pages inside the range are advised", _whole_pages),
+    SelfCheck("advice.system_memory", "system memory follows the machine's mode", _system_memory),
+    SelfCheck("advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expect
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.interface import HOST, Advice, device
 from simpletuner_gh200.memory.mapping import PAGE, map_anonymous
@@ -99,15 +99,15 @@ def _page(bench: Bench) -> str:
 
 
 CHECKS = (
-    Check("capability.managed", "managed memory can be allocated and is recognized", _managed),
-    Check("capability.concurrent_managed", "concurrent managed access is what the flag says", _concurrent),
-    Check("capability.pageable_access", "pageable access and page tables agree", _pageable),
-    Check(
+    SelfCheck("capability.managed", "managed memory can be allocated and is recognized", _managed),
+    SelfCheck("capability.concurrent_managed", "concurrent managed access is what the flag says", _concurrent),
+    SelfCheck("capability.pageable_access", "pageable access and page tables agree", _pageable),
+    SelfCheck(
         "capability.host_page_tables", "system memory takes advice exactly where page tables are shared", _system_memory
     ),
-    Check("capability.direct_managed", "direct access to managed memory is consistent", _direct),
-    Check("capability.host_register", "host memory can be registered and is recognized", _register),
-    Check("capability.device_total", "free and total memory make sense", _total),
-    Check("capability.mode", "memory mode, integration and NUMA node agree", _mode),
-    Check("capability.page_size", "page size is the kernel's", _page),
+    SelfCheck("capability.direct_managed", "direct access to managed memory is consistent", _direct),
+    SelfCheck("capability.host_register", "host memory can be registered and is recognized", _register),
+    SelfCheck("capability.device_total", "free and total memory make sense", _total),
+    SelfCheck("capability.mode", "memory mode, integration and NUMA node agree", _mode),
+    SelfCheck("capability.page_size", "page size is the kernel's", _page),
 )

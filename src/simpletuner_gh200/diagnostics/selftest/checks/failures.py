@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Check, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expect
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory.driver.interface import HOST, Advice
 from simpletuner_gh200.memory.mapping import map_anonymous
@@ -97,11 +97,11 @@ def _pool_limit(bench: Bench) -> str:
 
 
 CHECKS = (
-    Check("failure.out_of_memory", "out of memory is an error and leaves the device usable", _out_of_memory),
-    Check("failure.double_free", "freeing twice is an error", _double_free),
-    Check("failure.double_register", "registering twice is an error", _double_register),
-    Check("failure.not_registered", "unregistering what isn't is an error", _not_registered),
-    Check("failure.wrong_memory", "advice on ordinary device memory is an error", _wrong_memory),
-    Check("failure.fork", "a forked child never touches the driver", _fork),
-    Check("failure.pool_limit", "the managed pool keeps its limit", _pool_limit),
+    SelfCheck("failure.out_of_memory", "out of memory is an error and leaves the device usable", _out_of_memory),
+    SelfCheck("failure.double_free", "freeing twice is an error", _double_free),
+    SelfCheck("failure.double_register", "registering twice is an error", _double_register),
+    SelfCheck("failure.not_registered", "unregistering what isn't is an error", _not_registered),
+    SelfCheck("failure.wrong_memory", "advice on ordinary device memory is an error", _wrong_memory),
+    SelfCheck("failure.fork", "a forked child never touches the driver", _fork),
+    SelfCheck("failure.pool_limit", "the managed pool keeps its limit", _pool_limit),
 )

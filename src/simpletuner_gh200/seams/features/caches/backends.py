@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simpletuner_gh200.cache.record import Unrepresentable, encode
+from simpletuner_gh200.cache.fill import hold, read_through
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import normal, source_of
 from simpletuner_gh200.cache.table import MISSING, Table
@@ -54,7 +54,7 @@ class ServedBackend:
             return value
         if not table.admits(key_of(path)):
             return wrapped(*args, **kwargs)
-        return _read_through(table, path, lambda: wrapped(*args, **kwargs))
+        return read_through(table, path, lambda: wrapped(*args, **kwargs))
 
     def _save(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
         path = _path(args, kwargs, 1, "original_location")
@@ -78,7 +78,9 @@ class ServedBackend:
         result = self._withdrawing(path, write)
         # A file that was there before may be written by another rank at the same time: the next load sorts that out.
         if not known and table.admits(key_of(path)):
-            _publish_written(table, path, data)
+            source = source_of(path)
+            if source is not None:
+                hold(table, path, data, source)
         return result
 
     def _withdrawing(self, path: str | None, change: Callable[[], Any]) -> Any:
@@ -106,7 +108,7 @@ class ServedGrounding:
         value = self._table.get(path)
         if value is not MISSING:
             return value
-        return _read_through(self._table, path, lambda: wrapped(*args, **kwargs))
+        return read_through(self._table, path, lambda: wrapped(*args, **kwargs))
 
 
 def _path(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str) -> str | None:
@@ -116,27 +118,3 @@ def _path(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str)
         return None
     path = normal(given)
     return path if path.endswith(".pt") else None
-
-
-def _read_through(table: Table, path: str, load: Callable[[], Any]) -> Any:
-    """SimpleTuner's own load; what it returned is held for the next time, if the file stood still meanwhile."""
-    before = source_of(path)
-    value = load()
-    if before is not None and source_of(path) == before:
-        _publish(table, path, value, before)
-    return value
-
-
-def _publish_written(table: Table, path: str, data: Any) -> None:
-    source = source_of(path)
-    if source is not None:
-        _publish(table, path, data, source)
-
-
-def _publish(table: Table, path: str, value: Any, source: tuple[int, int]) -> None:
-    try:
-        record = encode(value, look_for_nan=table.look_for_nan)
-    except Unrepresentable as odd:
-        table.statistics.fall_back(odd.reason)
-        return
-    table.publish(path, record, source)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from simpletuner_gh200.cache.batch import same_tensor, stacked
+from simpletuner_gh200.cache.batch import Delivery, same_tensor, stacked
 from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.delivery import Delivery
 from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.cache.record import copying_maker
 from simpletuner_gh200.cache.source import normal

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.cache.batch import Delivery, DeviceDelivery, HostDelivery
 from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.delivery import Delivery, DeviceDelivery, HostDelivery
-from simpletuner_gh200.cache.hbm import HbmTier, staged_copy
+from simpletuner_gh200.cache.hbm import HbmTier, through
 from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.budget import Budget
+from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.ceilings import embeds_allowance
+from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.detect import current
-from simpletuner_gh200.memory.placement import hbm_allowance
-from simpletuner_gh200.memory.pressure import CACHES, STAGING, Relief
+from simpletuner_gh200.memory.pressure import Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend, ServedGrounding
@@ -30,9 +30,6 @@ from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.features import ON
 
 logger = logging.getLogger("simpletuner_gh200")
-
-HBM_SHARE = 0.1
-"""Of the device memory that is free when the caches are ready, where no limit is set: training comes first."""
 
 COLLATE = "simpletuner.helpers.training.collate"
 ENABLE_PREFETCH = "gh200_optimizations.enable_prefetch"
@@ -47,9 +44,10 @@ class CachesFeature(Feature):
         self._patches = Patches()
         self._tables: dict[int, Table] = {}
         """By the identity of SimpleTuner's cache object."""
-        self._stager: Any = None
+        self._copier: Any = None
         self._hbm: HbmTier | None = None
         self._final: dict[str, Any] = {}
+        self._slabs: SlabMaker | None = None
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         if settings.part(HintSettings).enable_uvm_hints is False and not _from_environment(settings):
@@ -113,20 +111,18 @@ class CachesFeature(Feature):
     def memory_relief(self) -> list[Relief]:
         """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
         tables = self._caches.tables if self._caches is not None else {}
-        reliefs = [
-            Relief(CACHES, f"cache {name}", table.control.held, table.give_back) for name, table in tables.items()
-        ]
-        if self._stager is not None:
-            reliefs.append(Relief(STAGING, "batches staged ahead", 0, self._stager.hold_back))
-        return reliefs
+        return [Relief(f"cache {name}", table.control.held, table.give_back) for name, table in tables.items()]
+
+    def slab_records(self) -> Iterable[SlabRecord]:
+        return tuple(self._slabs.records) if self._slabs is not None else ()
 
     def close(self) -> None:
         self.batch_path = None
         self._patches.remove()
         if self._hbm is not None:
             self._hbm.close()
-        if self._stager is not None:
-            self._stager.close()
+        if self._copier is not None:
+            self._copier.close()
         if self._caches is not None:
             self._caches.save()
             self._final = self._caches.report()
@@ -138,7 +134,7 @@ class CachesFeature(Feature):
     def _open(self, settings: CacheSettings, found: list[FoundCache], packs: Path | None) -> Caches:
         group = NodeGroup.from_environment("caches")
         limit = settings.memory_limit_gb
-        maker = SlabMaker(current(), Budget("unified caches", None), asked=settings.slab, ranks=group.local_world_size)
+        self._slabs = maker = SlabMaker(current(), asked=settings.slab, ranks=group.local_world_size)
         return Caches(
             [cache.wanted for cache in found],
             allowed=gib_to_bytes(limit) if limit is not None else None,
@@ -184,29 +180,25 @@ class CachesFeature(Feature):
             if self.settings.given(ENABLE_PREFETCH):
                 logger.warning("gh200: no CUDA device: enable_prefetch has nothing to do here")
             return HostDelivery(BufferPool())
-        from simpletuner_gh200.memory.staging.buffers import TorchBuffers
-        from simpletuner_gh200.memory.staging.stager import DeviceStager
-
-        buffers = TorchBuffers(f"cuda:{torch.cuda.current_device()}")
-        self._stager = DeviceStager(current(), buffers, depth=prefetch.prefetch_depth)
-        return DeviceDelivery(self._stager)
+        self._copier = Copier(current(), TorchMemory(f"cuda:{torch.cuda.current_device()}"))
+        return DeviceDelivery(self._copier)
 
     def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:
         """None without a device of its own memory: then embeds are joined on the host."""
         limit = self.settings.part(CacheSettings).hbm_limit_gb
-        if self._stager is None or not embeds:
+        if self._copier is None or not embeds:
             if limit is not None:
-                why = "batches are not put on a device" if self._stager is None else "no text cache is served"
+                why = "batches are not put on a device" if self._copier is None else "no text cache is served"
                 logger.warning("gh200: hbm_limit_gb has nothing to do here: %s", why)
             return None
         import torch
 
         driver, ordinal = current(), torch.cuda.current_device()
         free, _total = driver.memory_info(ordinal)
-        asked = gib_to_bytes(limit) if limit is not None else int(free * HBM_SHARE)
-        allowed, why = hbm_allowance(driver.capabilities(ordinal), free, limit=asked)
-        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed), why)
-        self._hbm = HbmTier(embeds, allowed, staged_copy(self._stager, torch.device("cuda", ordinal)))
+        asked = gib_to_bytes(limit) if limit is not None else None
+        allowed = embeds_allowance(driver.capabilities(ordinal), free, asked)
+        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed.size), allowed.why)
+        self._hbm = HbmTier(embeds, allowed.size, through(self._copier, torch.device("cuda", ordinal)))
         return self._hbm
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from simpletuner_gh200.config.blocks import OversubscriptionSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.ceilings import pool_allowance
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.memory.pool.pool import ManagedPool, Pool, RecordingPool, rehome
-from simpletuner_gh200.memory.pool.refusals import pool_refusal
+from simpletuner_gh200.memory.pool.pool import ManagedPool, Pool, RecordingPool, pool_refusal, rehome
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.oversubscription.optimizer import PooledOptimizer
 from simpletuner_gh200.units import format_bytes
@@ -59,7 +59,7 @@ class OversubscriptionFeature(Feature):
         refusal = _refusal(trainer, caps)
         if refusal is not None:
             raise _unavailable(refusal)
-        limit = int(ratio * caps.device_total)
+        limit = pool_allowance(ratio, caps.device_total)
         logger.info("gh200: managed pool of up to %s (%g x HBM), %s", format_bytes(limit), ratio, pattern)
         return ManagedPool(driver, limit=limit, pattern=pattern, ordinal=ordinal)
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from simpletuner_gh200.memory.sealed import create_memfd
+from simpletuner_gh200.memory.mapping import create_memfd
 from simpletuner_gh200.memory.sharing import NodeGroup
 
 

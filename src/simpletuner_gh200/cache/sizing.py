@@ -1,7 +1,12 @@
-"""How many copies of the caches a node holds: one beside each GPU where there is room for that, else one for all ranks.
+"""How much of the caches a node holds: which entries, where not all fit, and in how many copies.
+
+An epoch is a permutation, so a cache that forgets the least recently used entry forgets just what comes next. A fixed
+subset of the entries hits at exactly its share, and since membership is a property of the key, all ranks agree on it,
+restarts keep it, and entries that are made later know at once whether they belong.
 
 A node with four GH200 has four CPU memories, each next to its own GPU. What lies in another's is read through the link
-between the sockets; what lies in one's own is not. See ``docs/unified-caches.md``.
+between the sockets; what lies in one's own is not. So there is one copy beside each GPU where there is room for that,
+else one for all ranks. See ``docs/unified-caches.md``.
 """
 
 from __future__ import annotations
@@ -10,14 +15,57 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from simpletuner_gh200.cache.control import EVERYTHING
+from simpletuner_gh200.memory.ceilings import node_allowance
 from simpletuner_gh200.memory.numa import Node
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.units import format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
 
-ROOM_LEFT = 0.2
-"""Of each memory node, for everything that is not a cache."""
+
+@dataclass(frozen=True)
+class Selection:
+    """Entries whose key's high half is at most ``threshold`` are kept."""
+
+    threshold: int
+    kept_entries: int
+    kept_bytes: int
+    total_entries: int
+    total_bytes: int
+    allowed: int | None
+
+    @property
+    def complete(self) -> bool:
+        return self.kept_entries == self.total_entries
+
+    @property
+    def expected_hit_rate(self) -> float:
+        return self.kept_entries / self.total_entries if self.total_entries else 1.0
+
+    def text(self, name: str) -> str:
+        """One log line for people."""
+        held = f"{self.kept_entries} of {self.total_entries} entries, {format_bytes(self.kept_bytes)}"
+        if self.complete:
+            return f"{name}: all {held}"
+        return (
+            f"{name}: {held} fit the budget of {format_bytes(self.allowed or 0)}; expected hit rate "
+            f"{self.expected_hit_rate:.1%}, the rest comes from disk. {format_bytes(self.total_bytes)} would hold all "
+            f"(cache_config.memory_limit_gb)"
+        )
+
+
+def select(entries: Sequence[tuple[int, int]], allowed: int | None) -> Selection:
+    """Choose among (key's high half, bytes). ``allowed`` None: everything."""
+    total = sum(size for _, size in entries)
+    if allowed is None or total <= allowed:
+        return Selection(EVERYTHING, len(entries), total, len(entries), total, allowed)
+    kept, used, threshold = 0, 0, 0
+    for high, size in sorted(entries):
+        if used + size > allowed:
+            break
+        kept, used, threshold = kept + 1, used + size, high
+    return Selection(threshold, kept, used, len(entries), total, allowed)
 
 
 @dataclass(frozen=True)
@@ -51,7 +99,7 @@ def decide(near: Sequence[int | None], needed: int | None, allowed: int, nodes: 
         return Copies(everybody, "one copy: how large it will be is not known yet")
     if needed * len(beside) > allowed:
         return Copies(everybody, f"one copy: the budget has no room for {len(beside)} of {format_bytes(needed)}")
-    room = {node.index: int(node.free * (1 - ROOM_LEFT)) for node in nodes if node.has_cpus}
+    room = {node.index: node_allowance(node.free) for node in nodes if node.has_cpus}
     full = [node for node in beside if room.get(node, 0) < needed]
     if full:
         return Copies(everybody, f"one copy: memory node {full[0]} has no room for {format_bytes(needed)}")

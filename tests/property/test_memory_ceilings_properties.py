@@ -1,0 +1,84 @@
+"""On any machine: nobody is allowed more than there is, a limit never gives more than none, more memory never less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpletuner_gh200.memory.ceilings import (
+    LOW_AT_LEAST,
+    caches_allowance,
+    dataset_allowance,
+    divide,
+    embeds_allowance,
+    low_mark,
+    node_allowance,
+)
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.host import HostMemory
+from simpletuner_gh200.units import GIB
+
+sizes = st.integers(0, 1 << 42)
+limits = st.none() | st.floats(0.001, 4096)
+NOTHING = NullDriver().capabilities(0)
+
+
+@st.composite
+def hosts(draw: st.DrawFn) -> HostMemory:
+    total = draw(st.integers(1, 1 << 42))
+    available = draw(st.integers(0, total))
+    return HostMemory(total=total, free=available, available=available, limit="MemAvailable")
+
+
+@given(hosts(), limits)
+def test_a_dataset_never_gets_the_last_page(host: HostMemory, limit: float | None) -> None:
+    allowed = dataset_allowance(limit, host)
+    assert 0 <= allowed.size <= max(host.available - int(host.total * 0.02), 0)
+    assert allowed.size <= dataset_allowance(None, host).size, "a limit never gives more than no limit"
+    assert limit is None or allowed.size <= int(limit * GIB)
+    assert allowed.why
+
+
+@given(hosts(), st.integers(0, 1 << 40), limits)
+def test_more_memory_never_means_a_lower_ceiling(host: HostMemory, more: int, limit: float | None) -> None:
+    larger = replace(host, available=host.available + more)
+    assert dataset_allowance(limit, larger).size >= dataset_allowance(limit, host).size
+    assert caches_allowance(None, larger.available) >= caches_allowance(None, host.available)
+
+
+@given(sizes)
+def test_shares_leave_something_for_others(free: int) -> None:
+    assert 0 <= node_allowance(free) <= free * 0.8
+    assert 0 <= caches_allowance(None, free) <= free * 0.8
+
+
+@given(st.integers(1, 1 << 42))
+def test_the_low_mark_grows_with_the_machine(total: int) -> None:
+    assert LOW_AT_LEAST <= low_mark(total) <= low_mark(2 * total) <= 8 * GIB
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), st.tuples(st.integers(0, 50), st.integers(0, 10_000))), st.integers(0, 30_000)
+)
+def test_shares_stay_within_the_whole(needs: dict[str, tuple[int, int]], allowed: int) -> None:
+    shares = divide(needs, allowed)
+    given_out = [share for share in shares.values() if share is not None]
+    assert shares.keys() == needs.keys()
+    assert sum(given_out) <= allowed
+    if sum(size for _, size in needs.values()) <= allowed:
+        assert all((shares[name] or 0) >= size for name, (_, size) in needs.items()), "what fits whole is whole"
+
+
+@given(st.integers(1, 1 << 42), sizes, st.none() | sizes, st.booleans(), st.sampled_from(["none", "numa", "discrete"]))
+def test_embeds_leave_the_headroom(total: int, free: int, limit: int | None, integrated: bool, mode: str) -> None:
+    caps = replace(NOTHING, mode=mode, device_total=total, integrated=integrated)
+    free = min(free, total)
+    allowed = embeds_allowance(caps, free, limit)
+    assert 0 <= allowed.size <= max(0, free - max(2 * GIB, int(0.05 * total)))
+    assert limit is None or allowed.size <= limit
+    assert limit is not None or allowed.size <= free * 0.1
+    assert allowed.why
+    if mode == "none" or integrated:
+        assert allowed.size == 0

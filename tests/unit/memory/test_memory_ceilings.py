@@ -1,0 +1,75 @@
+"""The ceilings as numbers: what each may have on machines we know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simpletuner_gh200.memory.ceilings import (
+    caches_allowance,
+    dataset_allowance,
+    divide,
+    embeds_allowance,
+    low_mark,
+    node_allowance,
+    pool_allowance,
+    staging_must_stop,
+)
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.host import HostMemory
+from simpletuner_gh200.units import GIB, MIB
+
+NOTHING = NullDriver().capabilities(0)
+HOPPER = replace(NOTHING, mode="numa", device_total=96 * GIB, absence=None)
+
+
+def host(available: int, limit: str = "MemAvailable") -> HostMemory:
+    return HostMemory(total=100 * GIB, free=available, available=available, limit=limit)
+
+
+def test_a_dataset_gets_the_lower_of_its_limit_and_the_machines() -> None:
+    assert dataset_allowance(10, host(50 * GIB)).size == 10 * GIB
+    by_machine = dataset_allowance(90, host(50 * GIB, "cgroup job"))
+    assert by_machine.size == 50 * GIB - 256 * MIB - 2 * GIB
+    assert "cgroup job" in by_machine.why
+    assert dataset_allowance(None, host(0)).size == 0
+
+
+def test_staging_stops_when_half_its_working_memory_is_gone() -> None:
+    assert staging_must_stop(host(127 * MIB))
+    assert not staging_must_stop(host(128 * MIB))
+
+
+def test_caches_get_their_limit_or_a_share_of_the_host() -> None:
+    assert caches_allowance(3 * GIB, GIB) == 3 * GIB, "a limit is taken at its word"
+    assert caches_allowance(None, 100 * GIB) == 80 * GIB
+    assert node_allowance(100 * GIB) == 80 * GIB
+
+
+def test_caches_of_small_entries_come_first_and_what_is_over_is_room_for_all() -> None:
+    needs = {"latents": (10, 1000), "text": (100, 500)}
+    assert divide(needs, None) == {"latents": None, "text": None}
+    assert divide(needs, 700) == {"latents": 200, "text": 500}
+    assert divide(needs, 1700) == {"latents": 1100, "text": 600}
+    assert divide({}, 5) == {}
+
+
+def test_embeds_keep_headroom_and_obey_their_limit() -> None:
+    headroom = int(0.05 * 96 * GIB)
+    assert embeds_allowance(HOPPER, 50 * GIB, 80 * GIB).size == 50 * GIB - headroom
+    assert embeds_allowance(HOPPER, GIB, None).size == 0
+    by_limit = embeds_allowance(HOPPER, 50 * GIB, 3 * GIB)
+    assert (by_limit.size, by_limit.why) == (3 * GIB, "hbm_limit_gb")
+    by_share = embeds_allowance(HOPPER, 50 * GIB, None)
+    assert (by_share.size, by_share.why) == (5 * GIB, "10% of 50 GiB")
+    assert embeds_allowance(replace(HOPPER, integrated=True), 50 * GIB, None).size == 0
+    assert embeds_allowance(NOTHING, 0, None).why == "no CUDA device"
+
+
+def test_the_pool_is_a_multiple_of_hbm() -> None:
+    assert pool_allowance(5.0, 96 * GIB) == 480 * GIB
+
+
+def test_the_mark_fits_small_containers_and_large_machines() -> None:
+    assert low_mark(4 * GIB) == 256 * MIB
+    assert low_mark(100 * GIB) == 3 * GIB
+    assert low_mark(480 * GIB) == 8 * GIB
