@@ -36,6 +36,13 @@ class Backend:
 
 
 @pytest.fixture
+def table():
+    made = Table("test", Control.create(64, label="test", shared=False), look_for_nan=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def served(tmp_path, table):
     backend = Backend()
     (tmp_path / "cache").mkdir()

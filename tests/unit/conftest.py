@@ -1,4 +1,4 @@
-"""The tests of this room never touch the user's cache."""
+"""Unit tests never touch the user's cache."""
 
 from __future__ import annotations
 

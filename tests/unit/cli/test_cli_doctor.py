@@ -18,6 +18,11 @@ from tests.unit.diagnostics.machine import Machine
 SCRIPT = Path(__file__).parents[3] / "gh200_diagnostic.py"
 
 
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
 @dataclass
 class Done:
     returncode: int
