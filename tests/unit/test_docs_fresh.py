@@ -33,3 +33,13 @@ def test_links_between_pages_lead_somewhere():
             if "://" not in target and not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)} -> {target}")
     assert broken == []
+
+
+def test_every_file_that_the_architecture_page_names_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w./-])((?:[a-z_]+/)*[a-z_]+(?:\.py|/))(?![\w-])", page)) - {"train.py", "src/"}
+    package = ROOT / "src" / "simpletuner_gh200"
+    # The page says once that paths are inside the package, and shortens those of the seams where it speaks of them.
+    places = [package, package / "seams", package / "seams" / "features"]
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
