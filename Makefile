@@ -5,10 +5,10 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check lint unit selftest check-aarch64 docs wheel clean
+.PHONY: help demo test test-matrix check lint unit selftest check-aarch64 docs wheel clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: ## set up, then train a tiny SDXL with real SimpleTuner and the extension on
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
@@ -17,21 +17,24 @@ demo: ## set up, then train a tiny SDXL with real SimpleTuner and the extension 
 test: ## set up, then run every test against both SimpleTuner releases
 	@$(PYTHON) scripts/dev/test.py
 
+test-matrix: ## set up, then the further combinations of real runs, against both SimpleTuner releases
+	@$(PYTHON) scripts/dev/test.py matrix
+
 check: ## the quick loop: lint, types, layers, unit and property tests
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
 	@$(MAKE) --no-print-directory lint unit
 
-lint:
+lint: ## ruff, mypy --strict, layers (part of check and test)
 	@$(BIN)/ruff check src tests scripts $(wildcard *.py)
 	@$(BIN)/ruff format --check --quiet src tests scripts $(wildcard *.py)
 	@mkdir -p .cache && $(BIN)/mypy --cache-dir .cache/mypy
 	@$(BIN)/lint-imports >.cache/layers.txt 2>&1 || (cat .cache/layers.txt; exit 1)
 
-unit:
+unit: ## unit and property tests (part of check and test)
 	@$(BIN)/python -m pytest tests/unit tests/property
 
 selftest: ## the memory checks on every emulated machine
-	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@$(PYTHON) scripts/dev/environments.py selftest >/dev/null
 	@$(BIN)/python -m tests.emulator.selftest
 
 check-aarch64: ## every dependency has an aarch64 wheel or is pure Python; our C code runs under qemu

@@ -4,4 +4,4 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/feature_matrix/python.sh
 source "$here/feature_matrix/python.sh"
-exec "$PYTHON" "$here/feature_matrix/main.py" gh200 "$@"
+exec "$PYTHON" -m scripts.feature_matrix.main gh200 "$@"

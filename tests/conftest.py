@@ -6,6 +6,8 @@ import os
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ("tests.releases", "tests.ci_skips", "tests.cpu_times")
+
 # No deadline: neighbours are noisy, and a time never decides whether a test passes here.
 settings.register_profile("default", deadline=None, max_examples=60)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

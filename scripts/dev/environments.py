@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Build the development environments: `.venv/` for the best SimpleTuner this machine can run, and one for the other.
 
-    python3 scripts/dev/environments.py demo     only .venv
-    python3 scripts/dev/environments.py test     every pair of interpreter and SimpleTuner the machine can run
+    python3 scripts/dev/environments.py demo       only .venv
+    python3 scripts/dev/environments.py selftest   .venv, and NVIDIA's bindings of CUDA 12 beside its own
+    python3 scripts/dev/environments.py test       the same for every pair of interpreter and SimpleTuner that runs here
 
 Prints one line per environment on standard output: `<folder> <simpletuner version>`; the rest goes to standard error.
 An environment whose inputs have not changed is left alone, so that a second call takes no time. Needs only the standard
@@ -27,11 +28,16 @@ DEVELOPMENT = ROOT / "constraints" / "development.txt"
 
 @dataclass(frozen=True)
 class Pair:
-    """A SimpleTuner release with the interpreters it runs on, best first."""
+    """A SimpleTuner release with the interpreters it runs on, best first.
+
+    ``cuda12``: the environment has bindings of CUDA 13, and the emulated driver is tested with both majors. The older
+    pair has the oldest bindings we support, so that both ends of the range are tested.
+    """
 
     simpletuner: str
     requirement: str
     pythons: tuple[str, ...]
+    cuda12: str
 
     @property
     def constraints(self) -> Path:
@@ -39,13 +45,13 @@ class Pair:
 
 
 PAIRS = (
-    Pair("4.10.1", "simpletuner[cpu]==4.10.1", ("3.13", "3.12")),
-    Pair("3.1.6", "simpletuner==3.1.6", ("3.11",)),
+    Pair("4.10.1", "simpletuner[cpu]==4.10.1", ("3.13", "3.12"), cuda12="cuda-bindings==12.9.10"),
+    Pair("3.1.6", "simpletuner==3.1.6", ("3.11",), cuda12="cuda-bindings==12.8.0"),
 )
 
 
 def main(purpose: str) -> int:
-    if purpose not in {"demo", "test"}:
+    if purpose not in {"demo", "selftest", "test"}:
         print(__doc__, file=sys.stderr)
         return 2
     usable = [(pair, python) for pair in PAIRS if (python := find_python(pair.pythons))]
@@ -58,6 +64,8 @@ def main(purpose: str) -> int:
     for number, (pair, python) in enumerate(usable if purpose == "test" else usable[:1]):
         folder = ROOT / (".venv" if number == 0 else f".venv-{pair.simpletuner}")
         build(folder, pair, python)
+        if purpose != "demo":
+            add_cuda12_bindings(folder, pair)
         print(f"{folder.name} {pair.simpletuner}", flush=True)
     return 0
 
@@ -102,6 +110,18 @@ def build(folder: Path, pair: Pair, python: str) -> None:
     requirements = [pair.requirement, "-c", str(pair.constraints), "-r", str(DEVELOPMENT)]
     install(folder, [*requirements, "-e", f"{ROOT}[{EXTRAS}]"])
     stamp.write_text(wanted)
+
+
+def add_cuda12_bindings(folder: Path, pair: Pair) -> None:
+    """Beside the environment, in ``.cache/cuda12-python3.x``: what runs with it on PYTHONPATH finds them first."""
+    (library,) = (folder / "lib").glob("python3.*")
+    site = ROOT / ".cache" / f"cuda12-{library.name}"
+    stamp = site / ".gh200-built-from"
+    if stamp.is_file() and stamp.read_text() == pair.cuda12:
+        return
+    shutil.rmtree(site, ignore_errors=True)
+    install(folder, ["--no-deps", "--target", str(site), pair.cuda12])
+    stamp.write_text(pair.cuda12)
 
 
 def fingerprint(python: str, *files: Path) -> str:

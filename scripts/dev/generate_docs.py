@@ -13,7 +13,8 @@ from typing import Any, get_args, get_origin
 import typer
 
 from simpletuner_gh200.cli.main import build_app
-from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS, all_parts
+from simpletuner_gh200.config.blocks import parts_of
+from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
@@ -31,14 +32,13 @@ def configuration_page() -> str:
     for block in (*TRAINING_BLOCKS, DATASET_BLOCK):
         place = "in a dataset entry of type `in_memory`" if block == DATASET_BLOCK else "in the training configuration"
         lines += ["", f"## `{block}` ({place})"]
-        for part in all_parts():
-            if part.block == block:
-                lines += ["", *part_table(part)]
+        for part in parts_of(block):
+            lines += ["", *part_table(part)]
     return "\n".join(lines) + "\n"
 
 
 def part_table(part: Any) -> Iterator[str]:
-    yield f"Feature *{part.feature}*" + ("" if part.landed else ", not available in this version") + ":"
+    yield f"Feature *{part.feature}*:"
     yield ""
     yield "| key | type | default | environment | meaning |"
     yield "|---|---|---|---|---|"

@@ -1,4 +1,7 @@
-"""Photograph the report of a run in Chromium: python scripts/dev/take_report_picture.py RUN docs/pictures/report.png"""
+"""Photograph the report of a run in Chromium.
+
+python -m scripts.dev.take_report_picture RUN docs/pictures/report.png
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "unit" / "operate"))
-
-from browser import Browser
-
 from simpletuner_gh200.operate.report.build import build
+from tests.unit.operate.browser import Browser
 
 
 def main() -> None:

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """Run the tests against every SimpleTuner this machine can run.
 
-Lint, types and layers first; then pytest in each environment, side by side, since each training job uses one core. The
-output of an environment is shown as a whole when it is done.
+    python3 scripts/dev/test.py            lint, types and layers; then the tests
+    python3 scripts/dev/test.py matrix     further combinations of real runs, in every environment
+
+The first environment runs everything; the others run what can depend on SimpleTuner's release or its torch
+(tests/releases.py). Side by side, since each training job uses one core. The output of an environment is shown as a
+whole when it is done.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -16,7 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def main() -> int:
+def main(what: str) -> int:
+    if what not in {"", "matrix"}:
+        print(__doc__, file=sys.stderr)
+        return 2
     built = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "dev" / "environments.py"), "test"], stdout=subprocess.PIPE, text=True
     )
@@ -24,16 +32,26 @@ def main() -> int:
         return built.returncode
     environments = [line.split() for line in built.stdout.splitlines()]
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    variables["GH200_SLOW_TESTS"] = "1"
     failed = []
-    if subprocess.run(["make", "--no-print-directory", "lint"], cwd=ROOT, env=variables).returncode:
+    if not what and subprocess.run(["make", "--no-print-directory", "lint"], cwd=ROOT, env=variables).returncode:
         failed.append("lint")
-    failed += [f"tests on SimpleTuner {version}" for version in run_side_by_side(environments, variables)]
+    failed += [f"tests on SimpleTuner {version}" for version in run_side_by_side(environments, what, variables)]
     ran = ", ".join(version for _, version in environments)
-    print(f"\nran against SimpleTuner {ran}: " + (f"FAILED: {'; '.join(failed)}" if failed else "all passed"))
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"\nran against SimpleTuner {ran}, {(spent.ru_utime + spent.ru_stime) / 60:.1f} minutes of CPU: ", end="")
+    print(f"FAILED: {'; '.join(failed)}" if failed else "all passed")
     return 1 if failed else 0
 
 
-def run_side_by_side(environments: list[list[str]], variables: dict[str, str]) -> list[str]:
+def selection(number: int, what: str) -> str:
+    """For pytest's ``-m``: which tests run in this environment."""
+    if what:
+        return what
+    return "not matrix" if number == 0 else "releases and not matrix"
+
+
+def run_side_by_side(environments: list[list[str]], what: str, variables: dict[str, str]) -> list[str]:
     """The versions whose tests failed. While they run, a line a minute says so: silence looks like a hang."""
     running = {}
     logs = ROOT / ".cache"
@@ -41,10 +59,14 @@ def run_side_by_side(environments: list[list[str]], variables: dict[str, str]) -
     for number, (folder, version) in enumerate(environments):
         command = [str(ROOT / folder / "bin" / "python"), "-m", "pytest", "tests", "-rs", "--durations=12"]
         log = logs / f"tests-{version}.txt"
-        # A million files are as many to one release as to the other: what takes long and never meets SimpleTuner, once.
-        asked = variables if number else {**variables, "GH200_SLOW_TESTS": "1"}
         with log.open("w") as output:
-            process = subprocess.Popen(command, cwd=ROOT, env=asked, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                [*command, "-m", selection(number, what)],
+                cwd=ROOT,
+                env=variables,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         running[version] = (process, log)
     started = shown = time.monotonic()
     failed = []
@@ -64,4 +86,4 @@ def run_side_by_side(environments: list[list[str]], variables: dict[str, str]) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("".join(sys.argv[1:])))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from upstream_scenarios import write_sound
+from scripts.feature_matrix.upstream_scenarios import write_sound
 
 COUNT = 4
 
@@ -37,7 +37,7 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 def in_memory(folder: Path) -> tuple[Any, Any]:
-    from simpletuner_gh200.seams.in_memory_backend import backend_class
+    from simpletuner_gh200.seams.features.store.backend import backend_class
     from simpletuner_gh200.store.reader import StagedDataset
     from simpletuner_gh200.store.staging import StagingRequest, stage
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
@@ -11,18 +10,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 
-from matrix import Row, Skip, attempt
-from observations import at_window_boundary, backend_active, features_on, phases_around_evaluation
-from runs import VALIDATION, Bench, Run, need_backend
-from upstream_scenarios import HERE_TOO
-
+from scripts.feature_matrix.matrix import Row, Skip, attempt
+from scripts.feature_matrix.observations import (
+    at_window_boundary,
+    backend_active,
+    features_on,
+    phases_around_evaluation,
+)
+from scripts.feature_matrix.runs import VALIDATION, Bench, Run, need_backend
+from scripts.feature_matrix.upstream_scenarios import HERE_TOO
 from simpletuner_gh200.demo.run import demo_blocks
 from simpletuner_gh200.operate.launching import accelerator_present
 
 SCRIPT = "scripts/test_combined_features.sh"
-EMULATOR = Path(__file__).parents[2] / "tests" / "emulator"
 STEPS = 5
 ASK_AT = 2
 """From the third micro-batch on: the first of the second window, which has two."""
@@ -77,8 +78,7 @@ class CombinedScenarios:
         return self._audio_path(dict(os.environ))
 
     def _audio_path(self, environment: dict[str, str]) -> dict[str, object]:
-        script = Path(__file__).with_name("audio_path.py")
-        command = [sys.executable, str(script), str(self._bench.folder)]
+        command = [sys.executable, "-m", "scripts.feature_matrix.audio_path", str(self._bench.folder)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"the audio path: {done.stderr.strip()[-400:]}")
@@ -88,9 +88,9 @@ class CombinedScenarios:
     def _audio_emulated(self) -> str:
         if shutil.which("gcc") is None or importlib.util.find_spec("cuda") is None:
             raise Skip("the emulated driver needs gcc and NVIDIA's cuda-bindings")
-        sys.path.insert(0, str(EMULATOR))
-        emulation = importlib.import_module("emulation")
-        found = self._audio_path(emulation.environment(personality="gh200"))
+        from tests.emulator.emulation import environment
+
+        found = self._audio_path(environment(personality="gh200"))
         assert found["helped"] == 3, f"{found['helped']} of 3 placed: {found['reasons']}"
         return "3 audio tensors placed on the emulated driver; no real device was involved"
 

@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from matrix import Row, Skip, attempt
-from runs import Bench
-
+from scripts.feature_matrix.matrix import Row, Skip, attempt
+from scripts.feature_matrix.runs import Bench
 from simpletuner_gh200.operate.launching import accelerator_present
 
 SCRIPT = "scripts/test_gh200_features.sh"

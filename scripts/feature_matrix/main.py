@@ -7,11 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import combined_scenarios
-import gh200_scenarios
-import upstream_scenarios
-from matrix import show
-from runs import Bench
+from scripts.feature_matrix import combined_scenarios, gh200_scenarios, upstream_scenarios
+from scripts.feature_matrix.matrix import show
+from scripts.feature_matrix.runs import Bench
 
 GROUPS = {
     "upstream": ("attention", "manual-validation", "audio"),

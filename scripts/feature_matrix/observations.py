@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runs import Run
+from scripts.feature_matrix.runs import Run
 
 
 def backend_active(run: Run, backend: str) -> str:

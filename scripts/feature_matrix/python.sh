@@ -8,3 +8,5 @@ elif [[ -x "$here/../.venv/bin/python" ]]; then
 else
   PYTHON=python3
 fi
+# The matrix is a package of the checkout, wherever it is started from.
+export PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}"

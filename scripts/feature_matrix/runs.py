@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matrix import Skip
-
+from scripts.feature_matrix.matrix import Skip
 from simpletuner_gh200.demo.project import Project
 from simpletuner_gh200.demo.run import write_project_in_subprocess
-from simpletuner_gh200.launch import train_script
 from simpletuner_gh200.operate.launching import KEEP_SUMMARY, accelerator_present
+from simpletuner_gh200.seams.rank import train_script
 
 OBSERVER = Path(__file__).parent / "observer"
 SECONDS = int(os.environ.get("FEATURE_MATRIX_TIMEOUT", "900"))

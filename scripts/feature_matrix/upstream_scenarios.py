@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from matrix import Row, Skip, attempt
-from observations import backend_active, manual_validation_fired, phases_around_evaluation
-from runs import VALIDATION, Bench, Run, need_backend
+from scripts.feature_matrix.matrix import Row, Skip, attempt
+from scripts.feature_matrix.observations import backend_active, manual_validation_fired, phases_around_evaluation
+from scripts.feature_matrix.runs import VALIDATION, Bench, Run, need_backend
 
 SCRIPT = "scripts/test_upstream_features.sh"
 HERE_TOO = "native-math"

@@ -17,7 +17,7 @@ PUBLIC_NAMES = {
     "prefer_gpu_residency": "simpletuner_gh200.memory.hints",
     "prefetch_to_device": "simpletuner_gh200.memory.hints",
     "optimize_batch_for_gh200": "simpletuner_gh200.memory.hints",
-    "GH200InMemoryBackend": "simpletuner_gh200.seams.in_memory_backend",
+    "GH200InMemoryBackend": "simpletuner_gh200.seams.features.store.backend",
     "GH200GradientRamp": "simpletuner_gh200.ramp.schedule",
 }
 

@@ -1,7 +1,7 @@
-"""How capabilities plug in: a package folder in which every module exports one named contribution.
+"""How capabilities plug in: a package folder in which every module exports the contributions of one family.
 
-There is no central list. Adding a seam, a configuration part, a doctor check, a telemetry source, a demo
-line, a benchmark suite or a subcommand means adding one file to the folder concerned.
+There is no central list. Adding a seam, a configuration part, a doctor check, a benchmark suite or a subcommand
+means adding an entry to the tuple of the module it belongs with, or one more module to the folder concerned.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ T = TypeVar("T")
 
 
 def contributions(package: str, attribute: str, kind: type[T]) -> Iterator[T]:
-    """Yield ``attribute`` of every module in ``package``, in module-name order.
+    """Yield each element of the tuple ``attribute`` of every module in ``package``, in module-name order.
 
-    A module whose name starts with an underscore is private to the folder and contributes nothing.
+    A bare ``kind`` counts as a tuple of one. A module whose name starts with an underscore is private to the folder
+    and contributes nothing; any other that has no such attribute, an empty tuple or something else in it is refused
+    with a TypeError.
     """
     folder = importlib.import_module(package)
     for info in sorted(pkgutil.iter_modules(folder.__path__), key=lambda found: found.name):
@@ -25,6 +27,9 @@ def contributions(package: str, attribute: str, kind: type[T]) -> Iterator[T]:
             continue
         module = importlib.import_module(f"{package}.{info.name}")
         value = getattr(module, attribute, None)
-        if not isinstance(value, kind):
-            raise TypeError(f"{module.__name__} must define {attribute}: {kind.__name__}, found {value!r}")
-        yield value
+        given = (value,) if isinstance(value, kind) else value
+        if not isinstance(given, tuple) or not given or not all(isinstance(one, kind) for one in given):
+            raise TypeError(
+                f"{module.__name__} must define {attribute}: {kind.__name__}, or a tuple of them, found {value!r}"
+            )
+        yield from given

@@ -19,7 +19,7 @@ local = pytest.importorskip("simpletuner.helpers.data_backend.local", reason="ne
 
 from PIL import Image  # noqa: E402
 
-from simpletuner_gh200.seams.in_memory_backend import backend_class  # noqa: E402
+from simpletuner_gh200.seams.features.store.backend import backend_class  # noqa: E402
 from simpletuner_gh200.store.reader import StagedDataset  # noqa: E402
 from simpletuner_gh200.store.staging import StagingRequest, stage  # noqa: E402
 

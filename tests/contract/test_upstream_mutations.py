@@ -6,12 +6,12 @@ import ast
 from functools import cache
 
 import pytest
-from upstream_mutations import HARMLESS, MUTATIONS, Harmless, Mutation
 
 from simpletuner_gh200.upstream import syntax
 from simpletuner_gh200.upstream.check import check_spec
 from simpletuner_gh200.upstream.source import installed_package
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
+from tests.contract.upstream_mutations import HARMLESS, MUTATIONS, Harmless, Mutation
 
 pytestmark = pytest.mark.skipif(installed_package("simpletuner") is None, reason="no SimpleTuner to mutate")
 

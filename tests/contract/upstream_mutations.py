@@ -178,6 +178,12 @@ MUTATIONS = (
         r"self\._exit_on_signal\(\)",
         "self.stop_if_asked()",
     ),
+    Mutation(
+        "trainer.train",
+        "prefetches as the configuration says when it begins",
+        r"self\.config\.dataloader_prefetch_qlen",
+        "self.queue_length",
+    ),
     # caches
     Mutation(
         "caching.vae_read",

@@ -87,8 +87,8 @@ def _compile(library: Path, arguments: list[str]) -> None:
 
 
 def cuda12_site() -> Path:
-    """Where scripts/dev/setup_cuda12_bindings.sh puts the bindings of the other major."""
-    return ROOT / ".cache" / f"cuda12-{sys.version_info.major}.{sys.version_info.minor}"
+    """Where scripts/dev/environments.py puts the bindings of the other major."""
+    return ROOT / ".cache" / f"cuda12-python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def environment(*, cuda12: bool = False, torch_runtime: Path | None = None, **emulation: str) -> dict[str, str]:
@@ -100,7 +100,7 @@ def environment(*, cuda12: bool = False, torch_runtime: Path | None = None, **em
     wanted.pop("PYTHONDONTWRITEBYTECODE", None)
     wanted["LD_LIBRARY_PATH"] = f"{build().parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
     if cuda12:
-        wanted["PYTHONPATH"] = str(cuda12_site())
+        wanted["PYTHONPATH"] = os.pathsep.join(filter(None, (str(cuda12_site()), os.environ.get("PYTHONPATH"))))
     if torch_runtime is not None:
         wanted["LD_PRELOAD"] = str(build_runtime(torch_runtime))
     return wanted | {f"GH200_EMU_{key.upper()}": value for key, value in emulation.items()}

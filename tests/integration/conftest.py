@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.integration.workbench import Forge, Workbench, clean_environment
 
-from workbench import Forge, Workbench, clean_environment
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +31,9 @@ def workbench(_prepared):
     return _prepared
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "integration" in str(item.path):
+        if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.real)
+            item.add_marker(pytest.mark.releases)

@@ -107,6 +107,7 @@ def record_losses(record: dict) -> None:
 
 
 def load_probe(path: str):
+    """By path: a probe is any file a test names, and runs in this child alone."""
     spec = importlib.util.spec_from_file_location("probe", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

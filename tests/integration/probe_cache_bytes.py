@@ -4,8 +4,8 @@
 def install(record):
     import torch
 
-    from simpletuner_gh200.seams import batch_path
-    from simpletuner_gh200.seams.points import prepare_batch  # noqa: F401 - the seam is in place before ours
+    from simpletuner_gh200.seams.features.caches import batch_path
+    from simpletuner_gh200.seams.points import trainer  # noqa: F401 - the seam is in place before ours
 
     record["batches"] = []
     ranges = []

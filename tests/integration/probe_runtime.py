@@ -6,8 +6,8 @@ def install(record):
 
     original = runtime_module.Runtime.configure
 
-    def configure(self, settings, facts=dict):
-        original(self, settings, facts)
+    def configure(self, settings, verdict=dict):
+        original(self, settings, verdict)
         from simpletuner.helpers.training.state_tracker import StateTracker
 
         record["settings"] = {key: [value, origin] for key, value, origin in settings.rows()}

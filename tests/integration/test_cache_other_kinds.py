@@ -21,8 +21,8 @@ from simpletuner.helpers.data_backend.local import LocalDataBackend
 from simpletuner.helpers.training.state_tracker import StateTracker
 
 from simpletuner_gh200.cache.service import opened
-from simpletuner_gh200.seams.cache_backend import Route, ServedBackend, ServedGrounding
-from simpletuner_gh200.seams.cache_backends_found import find_caches
+from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend, ServedGrounding
+from simpletuner_gh200.seams.features.caches.found import find_caches
 
 EVERYTHING = dict.fromkeys(("vae", "audio", "text", "image_embed", "distillation"), True)
 

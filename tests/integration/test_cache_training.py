@@ -21,10 +21,6 @@ EPOCH = 12
 """Steps: 24 images in batches of two."""
 
 
-def same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 def reports(run):
     return [summary["details"]["caches"] for summary in run.summaries]
 
@@ -33,36 +29,36 @@ def limited(**keys):
     return {"cache_config": {**UNIFIED["cache_config"], **keys}}
 
 
-def compare(
-    workbench, configure, *, world=1, blocks=UNIFIED, before=lambda project: None, probe=None, steps=None, files=True
-):
+def compare(workbench, configure, *, world=1, blocks=UNIFIED, before=None, probe=None, steps=None, files=True):
     """Train with plain caches, then with ours, from the same state; losses and weights must be the same.
 
-    ``steps``: only so many, where two plain runs already differ after that; ``files``: so do the files they leave.
+    ``before``: changes that state, once with the blocks None, once with ours. ``steps``: only so many, where two plain
+    runs already differ after that; ``files``: so do the files they leave.
     """
-    workbench.restore()
-    before(workbench.project)
-    configure()
-    stock = workbench.train(stock=True, world=world, probe=probe)
-    if not stock.ok:
-        pytest.skip(f"SimpleTuner by itself does not get through this: exit codes {stock.exit_codes}")
-    weights = stock.lora()
-    left = files_of(workbench.project)
-    workbench.restore()
-    before(workbench.project)
+    if before is None:
+        configure()
+        stock = workbench.known(stock=True, world=world, probe=probe)
+    else:
+        before(None)
+        configure()
+        stock = workbench.train(stock=True, world=world, probe=probe)
+        workbench.set_aside(stock)
+        before(blocks)
+    assert stock.ok, f"SimpleTuner by itself does not get through this: {stock.explain()}"
     configure(blocks=blocks)
     ours = workbench.train(world=world, probe=probe)
     assert ours.ok, ours.explain()
     assert [losses[:steps] for losses in ours.losses] == [losses[:steps] for losses in stock.losses]
-    assert steps is not None or same_tensors(ours.lora(), weights)
-    assert not files or files_of(workbench.project) == left, "SimpleTuner's own files are what they are without us"
+    assert steps is not None or ours.same_lora(stock)
+    assert not files or files_of(ours.folder) == files_of(stock.folder), "SimpleTuner's own files are as without us"
     return ours
 
 
 def files_of(project):
     """Every file of SimpleTuner's, with what is in it."""
-    paths = [path for folder in (project.images, project.folder / "cache") for path in folder.rglob("*")]
-    return {str(path): content_of(path) for path in paths if path.suffix in (".pt", ".png", ".jpg")}
+    paths = [path for folder in ("images", "cache") for path in (project / folder).rglob("*")]
+    kept = (path for path in paths if path.suffix in (".pt", ".png", ".jpg"))
+    return {str(path.relative_to(project)): content_of(path) for path in kept}
 
 
 def content_of(path):
@@ -103,8 +99,8 @@ def test_losses_and_weights_are_those_of_plain_caches(workbench, world):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_latents_made_on_demand(workbench, world):
-    def no_latents(project):
-        shutil.rmtree(project.folder / "cache" / "vae")
+    def no_latents(_blocks):
+        shutil.rmtree(workbench.project.folder / "cache" / "vae")
 
     keys = {"vae_cache_ondemand": True} if OLD else {"dataset": {"vae_cache_ondemand": True}}
     run = compare(
@@ -137,33 +133,29 @@ def test_several_datasets_and_caption_dropout(workbench):
         second = {**images, **changes}
         workbench.configure(blocks=blocks, datasets=[images, second, embeds], caption_dropout_probability=0.5)
 
-    def prepared(project):
+    def prepared(_blocks):
         """The second dataset's cache and index, from a run of their own: fresh latents are sampled."""
-        if not (project.folder.parent / "second").exists():
-            configure()
-            first = workbench.train(stock=True)
-            assert first.ok, first.explain()
-            shutil.rmtree(project.output)
-            shutil.copytree(project.folder, project.folder.parent / "second")
-        shutil.rmtree(project.folder)
-        shutil.copytree(project.folder.parent / "second", project.folder)
+        configure()
+        filled = workbench.known(stock=True)
+        assert filled.ok, filled.explain()
+        shutil.rmtree(workbench.project.folder)
+        shutil.copytree(filled.folder, workbench.project.folder, ignore=shutil.ignore_patterns("output"))
 
     run = compare(workbench, configure, before=prepared)
     (report,) = reports(run)
     assert report["vae-more-images"]["hits"] > 0
     assert report["vae-tiny-images"]["hits"] > 0
-    shutil.rmtree(workbench.project.folder.parent / "second")
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_that_is_resumed(workbench, world):
-    def configure(blocks=None):
+    def first_half(blocks):
         workbench.configure(blocks=blocks, max_train_steps=4, checkpoint_step_interval=2)
         first = workbench.train(stock=blocks is None, world=world)
         assert first.ok, first.explain()
-        workbench.configure(blocks=blocks, max_train_steps=7, checkpoint_step_interval=2)
 
-    run = compare(workbench, configure, world=world)
+    rest = plain_config(workbench, max_train_steps=7, checkpoint_step_interval=2)
+    run = compare(workbench, rest, world=world, before=first_half)
     report, *_others = reports(run)
     assert report["vae-tiny-images"]["packs"]["entries"] == 24, "the second start read the packs of the first"
     assert report["vae-tiny-images"]["misses"] == 0
@@ -182,7 +174,7 @@ def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):
         poison(workbench.project)
         workbench.configure(blocks=None if stock else UNIFIED)
         run = workbench.train(stock=stock)
-        ends.append((run.losses, files_of(workbench.project)))
+        ends.append((run.losses, files_of(run.folder)))
         assert "NaN" in run.log(), run.explain()
     assert ends[0] == ends[1], "the same file is deleted, and no step is made"
     assert ends[0][0] == [[]]
@@ -191,8 +183,8 @@ def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):
 def test_entries_that_cannot_be_represented_fall_back(workbench):
     """A latent whose strides leave gaps comes back with its gaps: that is upstream's to load."""
 
-    def widen(project):
-        path = min((project.folder / "cache" / "vae").rglob("*.pt"))
+    def widen(_blocks):
+        path = min((workbench.project.folder / "cache" / "vae").rglob("*.pt"))
         latent = load_file(str(path)).clone()
         wide = torch.zeros(*latent.shape[:-1], latent.shape[-1] * 2)
         wide[..., ::2] = latent
@@ -207,7 +199,7 @@ def test_entries_that_cannot_be_represented_fall_back(workbench):
 
 def test_a_budget_that_holds_a_part(workbench):
     run = compare(
-        workbench, plain_config(workbench, max_train_steps=EPOCH), blocks=limited(memory_limit_gb=300_000 / 2**30)
+        workbench, plain_config(workbench, max_train_steps=EPOCH + 4), blocks=limited(memory_limit_gb=300_000 / 2**30)
     )
     (report,) = reports(run)
     text = report["text-tiny-text-embeds"]

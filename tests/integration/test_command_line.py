@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import psutil
-from workbench import clean_environment
 
 from simpletuner_gh200.demo.run import MARKER
+from tests.integration.workbench import clean_environment
 
 BIN = Path(sys.executable).parent
 RAMP = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 
 def test_hints_run_after_prepare_batch_and_change_nothing(workbench):
-    stock = workbench.train(stock=True)
+    stock = workbench.known(stock=True)
     assert stock.ok, stock.explain()
-    workbench.restore()
     workbench.configure(blocks={"gh200_optimizations": {"enable_uvm_hints": True}})
     run = workbench.train()
     assert run.ok, run.explain()
@@ -21,9 +20,8 @@ def test_hints_run_after_prepare_batch_and_change_nothing(workbench):
 
 
 def test_optimizer_state_and_ema_go_to_the_pool(workbench):
-    stock = workbench.train(stock=True)
+    stock = workbench.known(stock=True)
     assert stock.ok, stock.explain()
-    workbench.restore()
     block = {"use_uvm": True, "uvm_access_pattern": "cpu_first"}
     workbench.configure(blocks={"gh200_optimizations": block}, use_ema=True)
     run = workbench.train()

@@ -9,9 +9,8 @@ CACHES = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type"
 
 
 def test_caches_go_back_and_losses_stay(workbench, tmp_path):
-    plain = workbench.train(stock=True)
+    plain = workbench.known(stock=True)
     assert plain.ok, plain.explain()
-    workbench.restore()
     workbench.configure(blocks=CACHES)
     run = workbench.train(probe=PROBE, env={"GH200_TEST_FOLDER": str(tmp_path)})
     assert run.ok, run.explain()

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
-from simpletuner_gh200.seams.features._ramp_rate import RateRule
-from simpletuner_gh200.seams.features._ramp_windows import Windows
+from simpletuner_gh200.seams.features.ramp.windows import RateRule, Windows
 
 accelerate = pytest.importorskip("accelerate")
 torch = pytest.importorskip("torch")

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from simpletuner_gh200.demo.project import dataset_list
 from simpletuner_gh200.memory.meeting_place import runtime_folder
@@ -15,21 +14,15 @@ from simpletuner_gh200.memory.meeting_place import runtime_folder
 PROBE = Path(__file__).with_name("probe_store_reads.py")
 
 
-def same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 @pytest.mark.parametrize("world", [1, 2])
 def test_losses_are_those_of_local_files(workbench, world):
-    stock = workbench.train(stock=True, world=world)
+    stock = workbench.known(stock=True, world=world)
     assert stock.ok, stock.explain()
-    weights = stock.lora()
-    workbench.restore()
     workbench.configure(dataset={"type": "in_memory", "in_memory": {"compression": "auto"}})
     ours = workbench.train(world=world)
     assert ours.ok, ours.explain()
     assert ours.losses == stock.losses
-    assert same_tensors(ours.lora(), weights)
+    assert ours.same_lora(stock)
     staged = ours.summaries[0]["details"]["store"]["tiny-images"]
     assert staged["staged"] == 48, "images and captions"
     for summary in ours.summaries:
@@ -71,8 +64,7 @@ def test_too_large_a_dataset_stops_every_rank_with_the_reason(workbench):
 
 
 def test_text_embeds_from_memory_change_no_loss(workbench):
-    stock = workbench.train(stock=True)
-    workbench.restore()
+    stock = workbench.known(stock=True)
     images, embeds = dataset_list(workbench.project, {"type": "in_memory", "in_memory": {"compression": "lz4"}})
     workbench.configure(datasets=[images, {**embeds, "type": "in_memory"}])
     ours = workbench.train()

@@ -22,6 +22,7 @@ class JobResult:
 
     exit_codes: list[int]
     results: Path
+    folder: Path
     output: Path
     records: list[dict[str, Any]] = field(default_factory=list)
     summaries: list[dict[str, Any]] = field(default_factory=list)
@@ -43,6 +44,13 @@ class JobResult:
         from safetensors.torch import load_file
 
         return load_file(str(self.output / "pytorch_lora_weights.safetensors"))
+
+    def same_lora(self, other: JobResult) -> bool:
+        """Are the final tensors the same to the bit?"""
+        import torch
+
+        mine, theirs = self.lora(), other.lora()
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
     def explain(self) -> str:
         """For assertion messages: exit codes and the end of each rank's log."""
@@ -92,6 +100,7 @@ class Workbench:
         self.project = Project(folder / "project", steps=steps)
         self._snapshot = folder / "snapshot"
         self._runs = folder / "runs"
+        self._known: dict[tuple[object, ...], JobResult] = {}
         self._runs.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
@@ -105,8 +114,29 @@ class Workbench:
 
     def restore(self) -> None:
         """Back to the snapshot: same paths, same caches, same index, no output."""
-        shutil.rmtree(self.project.folder)
+        shutil.rmtree(self.project.folder, ignore_errors=True)
         shutil.copytree(self._snapshot, self.project.folder, symlinks=True)
+
+    def known(self, *, stock: bool = False, world: int = 1, probe: Path | None = None) -> JobResult:
+        """What a run of the restored project gives with what ``configure`` wrote: trained once, then remembered.
+
+        Runs from the same state are the same to the bit, so every test that compares with one may look at the same.
+        The project is restored and configured as before when this returns; the result's ``folder`` is kept.
+        """
+        written = {path: path.read_text() for path in (self.project.config, self.project.datasets)}
+        asked = (stock, world, probe, *written.values())
+        if asked not in self._known:
+            run = self._known[asked] = self.train(stock=stock, world=world, probe=probe)
+            self.set_aside(run)
+            for path, text in written.items():
+                path.write_text(text)
+        return self._known[asked]
+
+    def set_aside(self, run: JobResult) -> None:
+        """Keep what ``run`` left, so that it can be looked at after the next one, which starts from the snapshot."""
+        run.folder = self.project.folder.rename(run.results / "project")
+        run.output = run.folder / self.project.output.relative_to(self.project.folder)
+        self.restore()
 
     def configure(
         self,
@@ -148,6 +178,7 @@ class Workbench:
         return JobResult(
             exit_codes=answer["exit_codes"],
             results=results,
+            folder=self.project.folder,
             output=self.project.output,
             records=[_read(results / f"record-{rank}.json") for rank in range(world)],
             summaries=[_read(results / f"rank-{rank}.json") for rank in range(world)],

@@ -9,9 +9,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpletuner_gh200.ramp.learning_rate import rate_factor
 from simpletuner_gh200.ramp.resume import RampState, resume
-from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp, rate_factor
 
 sizes = st.integers(1, 200)
 

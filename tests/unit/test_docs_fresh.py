@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from scripts.dev import generate_docs
 from simpletuner_gh200.api import PUBLIC_NAMES, available_names
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def generator():
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "dev" / "generate_docs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
 def test_generated_pages_are_fresh(name):
-    (path,) = [path for path in generator().pages() if path.name == name]
-    assert path.read_text(encoding="utf-8") == generator().pages()[path], "stale: run `make docs`"
+    (path,) = [path for path in generate_docs.pages() if path.name == name]
+    assert path.read_text(encoding="utf-8") == generate_docs.pages()[path], "stale: run `make docs`"
 
 
 def test_every_public_name_exists_and_is_documented():

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simpletuner_gh200.bench.measure import interleaved
+from simpletuner_gh200.bench.suite import interleaved
 from simpletuner_gh200.cache.batch import HostDelivery
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.service import Wanted, opened
@@ -188,29 +188,23 @@ def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> Iterator[None]:
     """Our tables and our batch path in place, as the extension puts them, and taken out again."""
     from simpletuner.helpers.training import collate
 
-    from simpletuner_gh200.seams.batch_path import BatchPath
-    from simpletuner_gh200.seams.cache_backend import Route, ServedBackend
-    from simpletuner_gh200.seams.points import (
-        collate_check_latent_shapes,
-        collate_compute_latents,
-        collate_compute_prompt_embeddings,
-    )
+    from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
+    from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
+    from simpletuner_gh200.seams.patch import Patches
+    from simpletuner_gh200.seams.points.collate import SEAMS
 
     path = BatchPath(collate, {DATASET: tables["vae"]}, latents=HostDelivery(BufferPool()), embeds=BufferPool())
-    runtime: Any = SimpleNamespace(features=[SimpleNamespace(batch_path=path)])
-    patches: list[Any] = [
+    runtime: Any = SimpleNamespace(batch_path=path)
+    patches = Patches()
+    patches.install(
         *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, tables["vae"])]).patches,
         *ServedBackend(text.data_backend, [Route(text.cache_dir, tables["text"])]).patches,
-    ]
-    for point in (collate_compute_latents, collate_check_latent_shapes, collate_compute_prompt_embeddings):
-        patches.extend(point.SEAM.patches(collate, runtime))
-    for patch in patches:
-        patch.install()
+        *(patch for seam in SEAMS for patch in seam.patches(collate, runtime)),
+    )
     try:
         yield
     finally:
-        for patch in reversed(patches):
-            patch.uninstall()
+        patches.uninstall()
 
 
 @contextmanager

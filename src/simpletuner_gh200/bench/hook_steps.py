@@ -12,13 +12,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from simpletuner_gh200.bench.measure import interleaved
+from simpletuner_gh200.bench.suite import interleaved
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.seams.feature import Feature
-from simpletuner_gh200.seams.features.telemetry import TelemetryFeature
-from simpletuner_gh200.seams.points import emit_event, prepare_batch
+from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
+from simpletuner_gh200.seams.points.trainer import extend_log
 from simpletuner_gh200.seams.runtime import Launch, Runtime
-from simpletuner_gh200.seams.tracker_log import observe_log
+from simpletuner_gh200.upstream.features import ON
 
 
 class _Accelerator:
@@ -91,15 +91,15 @@ def _hooked(output: str, features: tuple[Feature, ...]) -> tuple[Any, Callable[[
     runtime = Runtime(Launch())
     runtime.features = features
     for seam in runtime.seams.values():
-        seam.status = "ok"
+        seam.status = ON
     for feature in features:
         feature.runtime = runtime
     runtime.configure(resolve({"gh200_optimizations": {"enable_uvm_hints": False}}, {}))
-    for point in (prepare_batch.SEAM, emit_event.SEAM):
-        for patch in point.patches(module, runtime):
+    for name in ("trainer.prepare_batch", "trainer.emit_event"):
+        for patch in runtime.seams[name].seam.patches(module, runtime):
             patch.install()
     trainer = kind(output)
     runtime.trainer = trainer
-    observe_log(trainer.accelerator, runtime)
+    extend_log(trainer.accelerator, runtime)
     runtime.call("before_train", trainer)
     return trainer, runtime.close

@@ -1,10 +1,15 @@
-"""A benchmark suite: a name and a function that measures and returns JSON-ready numbers."""
+"""A benchmark suite, and measuring fairly on a noisy machine: candidates interleaved, medians over repeats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.registry import contributions
 
 
 @dataclass(frozen=True)
@@ -18,3 +23,28 @@ class Suite:
     name: str
     help: str
     measure: Callable[[bool], dict[str, Any]]
+
+
+def all_suites() -> dict[str, Suite]:
+    """Every suite, by name."""
+    return {suite.name: suite for suite in contributions("simpletuner_gh200.bench.suites", "SUITE", Suite)}
+
+
+def find_suite(name: str) -> Suite:
+    suites = all_suites()
+    if name not in suites:
+        raise UsageError(f"no benchmark suite {name!r}", remedy=f"accepted: {', '.join(suites)}")
+    return suites[name]
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], *, repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Median seconds of each candidate by ``clock``; every round runs all of them, so that noise hits them alike."""
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repeats):
+        for name, candidate in candidates.items():
+            started = clock()
+            candidate()
+            taken[name].append(clock() - started)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}

@@ -1,4 +1,4 @@
-"""Reading SimpleTuner's training configuration and dataset list, with errors that say what to do."""
+"""SimpleTuner's training configuration: where it is, its file, flags and dataset list, read as it reads them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import json
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.flags import as_mapping
 from simpletuner_gh200.errors import ConfigError, Problem, UsageError
 
 FILE_NAMES = {"json": "config.json", "toml": "config.toml", "env": "config.env"}
@@ -121,6 +120,11 @@ class Located:
     backend: str
     path: Path | None
 
+    @classmethod
+    def at(cls, path: Path) -> Located:
+        """A file that was named."""
+        return cls(path.suffix.removeprefix("."), path)
+
 
 def locate_training_config(
     environment: Mapping[str, str], *, explicit: str | None, env_name: str | None, examples: Path | None = None
@@ -169,3 +173,46 @@ def _candidates(environment: Mapping[str, str], backend: str | None, name: str |
 
 def _first(environment: Mapping[str, str], *names: str) -> str | None:
     return next((environment[name] for name in names if environment.get(name)), None)
+
+
+# -- flags: ``--key=value``, ``--key value``, ``key=value``, ``--switch`` -----------------------------
+
+
+def split_flag(flag: str) -> tuple[str, str | None]:
+    """``--max_train_steps=5`` -> (``max_train_steps``, ``5``); dashes inside a name count as underscores."""
+    name, separator, value = flag.lstrip("-").partition("=")
+    return name.replace("-", "_"), value if separator else None
+
+
+def as_mapping(flags: Sequence[str]) -> dict[str, str]:
+    """Flags as key -> text, a switch being ``true``; later ones win."""
+    mapping: dict[str, str] = {}
+    position = 0
+    while position < len(flags):
+        name, value = split_flag(flags[position])
+        if value is None and position + 1 < len(flags) and not flags[position + 1].startswith("--"):
+            position += 1
+            value = flags[position]
+        mapping[name] = "true" if value is None else value
+        position += 1
+    return mapping
+
+
+def take(flags: Sequence[str], *names: str) -> tuple[str | None, list[str]]:
+    """Remove ``--name value`` or ``--name=value`` from the flags; returns its last value and the rest."""
+    found: str | None = None
+    rest: list[str] = []
+    position = 0
+    while position < len(flags):
+        name, value = split_flag(flags[position])
+        if flags[position].startswith("--") and name in names:
+            if value is None and position + 1 < len(flags) and not flags[position + 1].startswith("--"):
+                position += 1
+                value = flags[position]
+            if value is None:
+                raise UsageError(f"--{name} needs a value", remedy=f"write --{name}=VALUE")
+            found = value
+        else:
+            rest.append(flags[position])
+        position += 1
+    return found, rest

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.config.parts.ramp import RampSettings
-from simpletuner_gh200.errors import ConfigError, Problem
+from simpletuner_gh200.errors import Problem
 
 LEGACY_FLAG = "gh200_older_spellings"
 """The flag by which older spellings travel through SimpleTuner's argument parser."""
@@ -26,10 +26,12 @@ _OLDER_IN_MEMORY = {"in_memory_limit_gb": "memory_limit_gb", "in_memory_compress
 class Modern:
     """A configuration in today's spelling."""
 
-    blocks: dict[str, Any]
+    blocks: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     in_memory_for_all: dict[str, Any] | None = None
     """An ``in_memory`` block for every image dataset of the data backend file."""
+    problems: list[Problem] = field(default_factory=list)
+    """Older spellings that are not understood."""
 
 
 def modernise(config: Mapping[str, Any]) -> Modern:
@@ -71,11 +73,13 @@ def _data_backend(value: Any, modern: Modern) -> None:
         return
     if not isinstance(value, Mapping) or value.get("type") != "in_memory":
         remedy = 'the one accepted form is {"type": "in_memory", "config": {...}}'
-        raise ConfigError([Problem("data_backend", f"{value!r} is not understood", remedy)])
+        modern.problems.append(Problem("data_backend", f"{value!r} is not understood", remedy))
+        return
     block: dict[str, Any] = {}
     settings: Any = value.get("config") or {}
     if not isinstance(settings, Mapping):
-        raise ConfigError([Problem("data_backend.config", f"{settings!r} is not a block")])
+        modern.problems.append(Problem("data_backend.config", f"{settings!r} is not a block"))
+        return
     for key, setting in settings.items():
         if key == "in_memory_chunk_size":
             modern.notes.append("data_backend.config.in_memory_chunk_size has no effect: files are staged in one pass")

@@ -1,20 +1,16 @@
 """A part: the keys of one configuration block that belong to one feature.
 
-``gh200_optimizations`` has a part for the hints, one for the ramp, one for oversubscription and so on, each in a
-file of its own under ``config/parts/``. A part that has not ``landed`` is known, so that its keys are refused as
-"not available yet" instead of being called misspelt or, worse, ignored.
+``gh200_optimizations`` has a part for the hints, one for the ramp, one for oversubscription and so on. The parts
+themselves are in ``config/blocks.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-
-from simpletuner_gh200.registry import contributions
 
 TRAINING_BLOCKS = ("cache_config", "gh200_optimizations")
 """Blocks of the training configuration, in the order in which they are shown."""
@@ -36,28 +32,15 @@ class Part:
     block: str
     feature: str
     model: type[PartModel]
-    landed: bool
     environment: Mapping[str, str] = field(default_factory=dict)
     """Key -> environment variable that sets it where the configuration does not."""
     from_environment: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
     """Key -> how the text of that variable becomes a value (default: the text itself). Raises ValueError."""
-    check: Callable[[PartModel], list[tuple[str, str]]] | None = None
-    """Rules over several keys; returns (key, message) pairs."""
+    check: Callable[[Any], list[tuple[str, str]]] | None = None
+    """Rules over several keys of the model; returns (key, message) pairs."""
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.model.model_fields)
-
-
-@cache
-def all_parts() -> tuple[Part, ...]:
-    """Every part there is, grouped by block in the order of ``TRAINING_BLOCKS``."""
-    order = {name: rank for rank, name in enumerate((*TRAINING_BLOCKS, DATASET_BLOCK))}
-    found = contributions("simpletuner_gh200.config.parts", "PART", Part)
-    return tuple(sorted(found, key=lambda part: order[part.block]))
-
-
-def parts_of(block: str) -> tuple[Part, ...]:
-    return tuple(part for part in all_parts() if part.block == block)
 
 
 def flag_from_text(text: str) -> bool:

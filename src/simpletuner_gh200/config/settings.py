@@ -1,16 +1,17 @@
-"""Effective settings: our blocks validated as a whole, every value knowing where it came from."""
+"""Effective settings: our blocks and variables validated as a whole, every value knowing where it came from."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part, PartModel, parts_of
+from simpletuner_gh200.config.blocks import PARTS, InMemorySettings, parts_of
+from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS, Part, PartModel
 from simpletuner_gh200.errors import ConfigError, Problem
 
 M = TypeVar("M", bound=PartModel)
@@ -50,14 +51,8 @@ class Settings:
             (f"{part.block}.{key}", getattr(self.parts[part.model], key), self.origins[f"{part.block}.{key}"])
             for block in TRAINING_BLOCKS
             for part in parts_of(block)
-            if part.landed
             for key in part.names()
         ]
-
-
-def nearest(word: str, accepted: list[str]) -> str | None:
-    close = difflib.get_close_matches(word, accepted, n=1, cutoff=0.5)
-    return close[0] if close else None
 
 
 def resolve(
@@ -87,20 +82,59 @@ def resolve(
     return Settings(parts, origins, notes, given, in_memory_datasets)
 
 
-def resolve_dataset(raw: object, *, where: str) -> PartModel:
+def resolve_dataset(raw: object, *, where: str) -> InMemorySettings:
     """Validate the ``in_memory`` block of one dataset entry; ``where`` names the entry in messages."""
     problems: list[Problem] = []
     values = _as_mapping(where, raw, problems)
-    _refuse_unknown("in_memory", values, problems, shown=where)
-    (part,) = parts_of("in_memory")
-    if not part.landed:
-        problems.append(_not_landed(where, part))
-    model = None
-    if not problems:
-        model = _validated(part, values, where, problems)
+    _refuse_unknown(DATASET_BLOCK, values, problems, shown=where)
+    (part,) = parts_of(DATASET_BLOCK)
+    known = {key: value for key, value in values.items() if key in part.names()}
+    model = _validated(part, known, where, problems)
     if model is None or problems:
         raise ConfigError(problems)
+    assert isinstance(model, InMemorySettings)
     return model
+
+
+# -- environment variables -----------------------------------------------------------------------------
+
+
+def our_variables() -> Iterator[tuple[str, Part, str]]:
+    """(variable, part, key) of every setting that has a variable."""
+    for part in PARTS:
+        for key, variable in part.environment.items():
+            yield variable, part, key
+
+
+def read_variables(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Variable -> value, for those that are set; raises one ConfigError naming every bad one."""
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for variable, part, key in our_variables():
+        text = environment.get(variable)
+        if not text:
+            continue
+        try:
+            value = part.from_environment.get(key, str)(text)
+            values[variable] = getattr(part.model.model_validate({key: value}), key)
+        except ValidationError as invalid:
+            problems.append(Problem(variable, f"{text!r}: {invalid.errors(include_url=False)[0]['msg']}"))
+        except ValueError as invalid:
+            problems.append(Problem(variable, f"{text!r}: {invalid}"))
+    if problems:
+        raise ConfigError(problems, source="the environment")
+    return values
+
+
+def default_of(variable: str) -> Any:
+    """What the setting behind a variable is where nobody sets it."""
+    for name, part, key in our_variables():
+        if name == variable:
+            return part.model.model_fields[key].default
+    raise KeyError(variable)
+
+
+# -- one block, one part -------------------------------------------------------------------------------
 
 
 def _as_mapping(block: str, raw: object, problems: list[Problem]) -> dict[str, Any]:
@@ -123,8 +157,8 @@ def _refuse_unknown(block: str, raw: Mapping[str, Any], problems: list[Problem],
     for key in raw:
         if key in accepted:
             continue
-        close = nearest(key, accepted)
-        remedy = f"did you mean {close!r}?" if close else f"accepted: {', '.join(accepted)}"
+        close = difflib.get_close_matches(key, accepted, n=1, cutoff=0.5)
+        remedy = f"did you mean {close[0]!r}?" if close else f"accepted: {', '.join(accepted)}"
         # The value stands right behind its key, where whoever prints this can tell a secret by the key's name.
         problems.append(Problem(f"{shown or block}.{key} = {raw[key]!r}", "unknown key", remedy))
 
@@ -133,44 +167,49 @@ def _resolve_part(
     part: Part, raw: Mapping[str, Any], environment: Mapping[str, str], source: str, problems: list[Problem]
 ) -> tuple[PartModel | None, dict[str, str]]:
     values: dict[str, Any] = {}
+    variables = {key: variable for key, variable in part.environment.items() if environment.get(variable)}
     origins = {f"{part.block}.{key}": DEFAULT for key in part.names()}
-    for key, variable in part.environment.items():
-        if part.landed and environment.get(variable):
-            try:
-                values[key] = part.from_environment.get(key, str)(environment[variable])
-            except ValueError as bad:
-                problems.append(Problem(variable, str(bad)))
-            origins[f"{part.block}.{key}"] = f"environment ({variable})"
+    for key, variable in variables.items():
+        try:
+            values[key] = part.from_environment.get(key, str)(environment[variable])
+        except ValueError as bad:
+            problems.append(Problem(variable, str(bad)))
+        origins[f"{part.block}.{key}"] = f"environment ({variable})"
     for key in part.names():
         if key in raw:
             values[key] = raw[key]
             origins[f"{part.block}.{key}"] = source
-    set_by_config = [key for key in part.names() if key in raw]
-    if set_by_config and not part.landed:
-        problems.extend(_not_landed(f"{part.block}.{key}", part) for key in set_by_config)
-        values = {}
-    return _validated(part, values, part.block, problems), origins
+            variables.pop(key, None)
+    return _validated(part, values, part.block, problems, variables), origins
 
 
-def _not_landed(where: str, part: Part) -> Problem:
-    return Problem(where, f"the feature '{part.feature}' is not available in this version", "remove the key")
-
-
-def _validated(part: Part, values: Mapping[str, Any], where: str, problems: list[Problem]) -> PartModel | None:
+def _validated(
+    part: Part,
+    values: Mapping[str, Any],
+    where: str,
+    problems: list[Problem],
+    variables: Mapping[str, str] | None = None,
+) -> PartModel | None:
+    """The model, or None; ``variables`` names the variable of each key that came from the environment."""
+    places = {key: (variables or {}).get(key, f"{where}.{key}") for key in part.names()}
     try:
         model = part.model.model_validate(values)
     except ValidationError as invalid:
+        # A union reports each of its branches: they are one problem.
+        reasons: dict[str, list[str]] = {}
         for error in invalid.errors(include_url=False):
-            key = ".".join(str(step) for step in error["loc"][:1])
-            problems.append(Problem(f"{where}.{key}", f"{error['input']!r}: {_reason(error, part, key)}"))
+            key = str(error["loc"][0])
+            reasons.setdefault(key, []).append(_reason(error, part, key))
+        for key, found in reasons.items():
+            problems.append(Problem(places[key], f"{values[key]!r}: {' or '.join(dict.fromkeys(found))}"))
         return None
     if part.check is not None:
-        problems.extend(Problem(f"{where}.{key}", message) for key, message in part.check(model))
+        problems.extend(Problem(places[key], message) for key, message in part.check(model))
     return model
 
 
 def _reason(error: Any, part: Part, key: str) -> str:
-    """Pydantic's reason, with the accepted values spelt out and without its doubled union branches."""
+    """Pydantic's reason, with the accepted values spelt out."""
     schema = part.model.model_json_schema()["properties"].get(key, {})
     choices = [value for branch in (schema, *schema.get("anyOf", ())) for value in branch.get("enum", ())]
     if choices:

@@ -11,16 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.demo.project import Project, write_project
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.launch import SUMMARY_FOLDER
 from simpletuner_gh200.operate.launching import KEEP_SUMMARY
-from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.seams.decide import all_features
+from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
 
 LOG = "training.log"
 MARKER = ".gh200-demo"
@@ -51,15 +51,18 @@ class DemoResult:
         }
 
 
-def run_demo(folder: Path, *, steps: int, quiet: bool) -> DemoResult:
-    """Train ``steps`` steps in ``folder``; raises RunFailed with the reason when they were not reached."""
+def run_demo(folder: Path, *, steps: int, show: Callable[[str], None] | None = None) -> DemoResult:
+    """Train ``steps`` steps in ``folder``; raises RunFailed with the reason when they were not reached.
+
+    ``show`` is handed each line of training's output as it comes, beside the log.
+    """
     started = time.perf_counter()
     project = Project(folder.absolute(), steps=steps)
     _claim(project.folder)
     shutil.rmtree(project.output, ignore_errors=True)  # a second run trains again; model, images and caches stay
     write_project_in_subprocess(project, *demo_blocks())
     prepared = time.perf_counter()
-    summary = _train(project, quiet=quiet)
+    summary = _train(project, show)
     seconds = {"prepare": round(prepared - started, 3), **summary.get("seconds", {})}
     checkpoint = project.output / f"checkpoint-{steps}"
     if summary["status"] != "completed" or summary["global_step"] < steps or not checkpoint.is_dir():
@@ -83,7 +86,7 @@ def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:
     """What each landed feature adds to the demo: blocks of the configuration, keys of the dataset entry."""
     blocks: dict[str, Any] = {}
     dataset: dict[str, Any] = {}
-    for feature in Runtime(Launch()).features:
+    for feature in all_features():
         for key, value in feature.demo_config().items():
             if key == "dataset":
                 dataset.update(value)
@@ -108,8 +111,8 @@ def write_project_in_subprocess(project: Project, blocks: dict[str, Any], datase
         raise RunFailed(f"the tiny model could not be made:\n{made.stderr[-2000:]}")
 
 
-def _train(project: Project, *, quiet: bool) -> dict[str, Any]:
-    """Through the same command a person types; its output goes to a file, or to the terminal as well."""
+def _train(project: Project, show: Callable[[str], None] | None) -> dict[str, Any]:
+    """Through the same command a person types; its output goes to a file, and line by line to ``show``."""
     command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(project.config)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, SimpleTuner takes a minute more to import
@@ -117,14 +120,14 @@ def _train(project: Project, *, quiet: bool) -> dict[str, Any]:
         environment[KEEP_SUMMARY] = folder
         environment.pop(SUMMARY_FOLDER, None)
         with (project.folder / LOG).open("w", encoding="utf-8") as log:
-            target = log if quiet else subprocess.PIPE
+            target = log if show is None else subprocess.PIPE
             process = subprocess.Popen(
                 command, env=environment, cwd=project.folder, stdout=target, stderr=subprocess.STDOUT, text=True
             )
-            if process.stdout is not None:
+            if process.stdout is not None and show is not None:
                 for line in process.stdout:
                     log.write(line)
-                    print("  " + line, end="", file=sys.stderr)
+                    show(line)
             process.wait()
         left = sorted(Path(folder).glob("rank-*.json"))
         if not left:

@@ -1,7 +1,7 @@
 """A doctor's check: a stable code, what it looks at, why that matters, and what it finds.
 
-Each check is one file in ``diagnostics/checks`` exporting ``CHECK``. It looks at the machine only through its
-``Context``, so that it can be shown another one.
+Checks stand in ``diagnostics/checks``, a file per family of codes, each file exporting ``CHECKS``. A check looks at the
+machine only through its ``Context``, so that it can be shown another one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from simpletuner_gh200.registry import contributions
 if TYPE_CHECKING:
     from simpletuner_gh200.diagnostics.context import Context
 
-Status = Literal["pass", "warn", "fail", "skip"]
+FindingStatus = Literal["pass", "warn", "fail", "skip"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """What one check found. ``fix`` is one thing to do about it, empty where nothing needs doing."""
 
-    status: Status
+    status: FindingStatus
     found: str
     fix: str = ""
 
@@ -55,5 +55,5 @@ class Check:
 
 def all_checks() -> tuple[Check, ...]:
     """Every check, ordered by code."""
-    found = contributions("simpletuner_gh200.diagnostics.checks", "CHECK", Check)
+    found = contributions("simpletuner_gh200.diagnostics.checks", "CHECKS", Check)
     return tuple(sorted(found, key=lambda check: check.code))

@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from simpletuner_gh200.config.allocator import TorchBuild, find_torch
+from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.packages import find_package
-from simpletuner_gh200.diagnostics.training import Training, read_training
+from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.numa import Node, read_nodes
 
@@ -59,7 +60,7 @@ class Context:
     @cached_property
     def training(self) -> Training | None:
         """The given configuration, as far as it can be read; None where none was given."""
-        return read_training(self.config, self.environment) if self.config is not None else None
+        return read_training(Located.at(self.config), self.environment) if self.config is not None else None
 
     def package(self, name: str) -> Path | None:
         """Where a package is, without importing it."""
@@ -134,6 +135,19 @@ class Context:
                     break
                 if quota.isdigit() and period.strip().isdigit():
                     yield int(quota) / int(period)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below ``folder``."""
+    total, waiting = 0, [os.fspath(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_file():
+                    total += entry.stat().st_size
+    return total
 
 
 def _count_list(text: str) -> int:

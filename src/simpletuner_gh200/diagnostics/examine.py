@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from simpletuner_gh200.diagnostics.check import Check, Finding, Status, all_checks, warned
+from simpletuner_gh200.diagnostics.check import Check, Finding, FindingStatus, all_checks, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.telemetry.redact import redact_text
 
-SYMBOLS: dict[Status, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
+SYMBOLS: dict[FindingStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
 
 
 @dataclass(frozen=True)
-class Report:
+class Examination:
     """The findings of one examination, in the order of their codes."""
 
     rows: tuple[tuple[Check, Finding], ...]
@@ -27,7 +27,7 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         found = Counter(finding.status for _check, finding in self.rows)
-        return {status: found.get(status, 0) for status in get_args(Status)}
+        return {status: found.get(status, 0) for status in get_args(FindingStatus)}
 
     @property
     def ok(self) -> bool:
@@ -52,21 +52,21 @@ class Report:
 
 def examine(
     context: Context, checks: Sequence[Check] | None = None, *, before: Callable[[Check], None] | None = None
-) -> Report:
+) -> Examination:
     """Run the checks; ``before`` is told which one is next."""
     rows = []
     for check in all_checks() if checks is None else checks:
         if before is not None:
             before(check)
         rows.append((check, _redacted(_run(check, context))))
-    return Report(tuple(rows))
+    return Examination(tuple(rows))
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(examination: Examination, path: Path) -> None:
     """Leave the report in a file; a report that was there is replaced in one step."""
     waiting = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        waiting.write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        waiting.write_text(json.dumps(examination.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         waiting.replace(path)
     except OSError as refused:
         raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with --output") from None

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, TorchBuild, find_torch, join_options, split_options
+from simpletuner_gh200.config.blocks import OversubscriptionSettings
 from simpletuner_gh200.config.part import flag_from_text
-from simpletuner_gh200.config.parts.oversubscription import OversubscriptionSettings
 
 logger = logging.getLogger("simpletuner_gh200")
 

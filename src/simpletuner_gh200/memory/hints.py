@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.config.parts.hints import VARIABLE, switch_in
+from simpletuner_gh200.config.blocks import HINTS_VARIABLE, hints_switch_in
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.advice import Advised, Side
@@ -84,10 +84,10 @@ def switch() -> Switch:
     """Whether hints are on, and who decided it."""
     if _override is not None:
         return Switch(_override, f"switched {'on' if _override else 'off'} by the configuration")
-    asked = switch_in(os.environ)
+    asked = hints_switch_in(os.environ)
     if asked is not None:
-        return Switch(asked, f"{VARIABLE}={os.environ[VARIABLE]}")
-    return Switch(False, f"{VARIABLE} is not set and no configuration asks for hints")
+        return Switch(asked, f"{HINTS_VARIABLE}={os.environ[HINTS_VARIABLE]}")
+    return Switch(False, f"{HINTS_VARIABLE} is not set and no configuration asks for hints")
 
 
 def gh200_uvm_enabled() -> bool:

@@ -1,1 +1,1 @@
-"""Around the run: environment, launch settings, project files, baseline, monitor, report."""
+"""Around the run: launch, environment, project files, baseline, monitor, report; a tree of one's own and its rebase."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, TorchBuild, join_options, split_options
-from simpletuner_gh200.config.environment import default_of, read_variables
+from simpletuner_gh200.config.settings import default_of, read_variables
+from simpletuner_gh200.errors import UsageError
 
 HINTS = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 RATIO = "GH200_UVM_OVERSUBSCRIPTION_RATIO"
@@ -68,3 +73,67 @@ def _tell_patched_torch(options: Options, exports: Exports) -> None:
     others = [option for option in options if option[0] not in ours]
     exports.values[VARIABLES[0]] = join_options([*others, *ours.items()])
     exports.notes.append("this torch is a patched build that knows use_uvm: it is told")
+
+
+# -- spelt for a shell, so that no value can be anything but a value -----------------------------------
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Shell:
+    """How one family of shells sets and unsets an exported variable."""
+
+    set: str
+    unset: str
+    quote: Callable[[str], str]
+
+
+def _quote_fish(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _quote_csh(text: str) -> str:
+    """Single quotes, except that ! means history even there."""
+    return "'" + text.replace("'", "'\\''").replace("!", "\\!") + "'"
+
+
+_POSIX = Shell("export {name}={value}", "unset {name}", shlex.quote)
+_CSH = Shell("setenv {name} {value};", "unsetenv {name};", _quote_csh)
+SHELLS: Mapping[str, Shell] = {
+    "bash": _POSIX,
+    "zsh": _POSIX,
+    "sh": _POSIX,
+    "dash": _POSIX,
+    "ksh": _POSIX,
+    "fish": Shell("set -gx {name} {value}", "set -e {name}", _quote_fish),
+    "csh": _CSH,
+    "tcsh": _CSH,
+}
+
+
+def spell(exports: Exports, shell: str) -> str:
+    """The commands to evaluate, one a line."""
+    family = _family(shell)
+    for name in (*exports.values, *exports.unset):
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} can't be the name of a variable")
+    lines = [family.set.format(name=name, value=family.quote(value)) for name, value in exports.values.items()]
+    return "\n".join([*lines, *(family.unset.format(name=name) for name in exports.unset)])
+
+
+def _family(shell: str) -> Shell:
+    try:
+        return SHELLS[shell]
+    except KeyError:
+        raise UsageError(f"unknown shell {shell!r}", remedy=f"accepted: {', '.join(SHELLS)}") from None
+
+
+def shell_in_use(environment: Mapping[str, str], *, parent: int | None = None, proc: Path = Path("/proc")) -> str:
+    """The shell that asks: our parent process if it is one, else the login shell, else plain sh."""
+    try:
+        name = (proc / str(parent or os.getppid()) / "comm").read_text(encoding="utf-8").strip().lstrip("-")
+    except OSError:
+        name = ""
+    login = Path(environment.get("SHELL", "")).name
+    return next((candidate for candidate in (name, login) if candidate in SHELLS), "sh")

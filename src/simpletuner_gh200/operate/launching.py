@@ -17,11 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from simpletuner_gh200.config.files import Located, read_env_variables
-from simpletuner_gh200.config.flags import take
+from simpletuner_gh200.config.files import Located, read_env_variables, take
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.launch import SUMMARY_FOLDER
+from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
 
 KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"
@@ -39,7 +38,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchCommand:
     """Exactly what will run: the command, and the variables it adds to the environment."""
 
     command: tuple[str, ...]
@@ -64,7 +63,7 @@ class Ended:
     summaries: list[dict[str, Any]] = field(default_factory=list)
 
 
-def plan(
+def launch_command(
     located: Located,
     flags: Sequence[str],
     environment: Mapping[str, str],
@@ -72,7 +71,7 @@ def plan(
     explicit: bool,
     env_name: str | None,
     config: Mapping[str, Any],
-) -> Plan:
+) -> LaunchCommand:
     """Build the launch as SimpleTuner's own CLI would, with our entry point in place of its script."""
     flags = list(flags)
     added: dict[str, str] = {}
@@ -92,7 +91,7 @@ def plan(
         added["CONFIG_BACKEND"] = located.backend
         added["CONFIG_PATH"] = str(located.path.absolute().with_suffix(""))
     launcher, notices, extra = _launcher(settled, ranks_asked="TRAINING_NUM_PROCESSES" in added)
-    return Plan((*launcher, "-m", "simpletuner_gh200.launch", *flags), {**added, **extra}, notices)
+    return LaunchCommand((*launcher, "-m", "simpletuner_gh200.launch", *flags), {**added, **extra}, notices)
 
 
 def sourced(env_name: str | None) -> dict[str, str]:
@@ -172,7 +171,7 @@ def _accelerate_config(environment: Mapping[str, str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def run(planned: Plan) -> Ended:
+def run(planned: LaunchCommand) -> Ended:
     """Start it, pass signals on to all of it, wait for it, and judge by what the ranks say, not by 0 alone."""
     with tempfile.TemporaryDirectory(prefix="gh200-") as folder:  # 0700: mkdtemp
         environment = {**os.environ, **planned.environment, SUMMARY_FOLDER: folder}

@@ -3,20 +3,28 @@
 A window is the micro-batches between two optimizer steps. Progress is what has been consumed when a window starts;
 its accumulation is the effective batch wanted at that progress, in micro-batches, rounded and at least 1. Since each
 window's length says where the next one starts, the whole schedule follows from its parameters alone: every rank
-computes it for itself and a resumed run finds the same windows again.
+computes it for itself and a resumed run finds the same windows again. Everything is rational, so that every rank,
+every machine and every Python gets the same window, ties included.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice
+from math import sqrt
+from typing import Literal, get_args
 
 from simpletuner_gh200.errors import ConfigError, Problem
-from simpletuner_gh200.ramp.curves import CURVES, Curve, effective
+
+Curve = Literal["quadratic", "linear", "stepwise"]
+
+CURVES: tuple[str, ...] = get_args(Curve)
+
+Rule = Literal["none", "linear", "sqrt"]
 
 
 @dataclass(frozen=True)
@@ -148,3 +156,52 @@ class GH200GradientRamp:
             same = self.accumulation_after(window.samples + middle * window.effective) == window.accumulation
             low, high = (middle, high) if same else (low, middle)
         return high
+
+
+# -- shapes --------------------------------------------------------------------------------------------
+
+
+def effective(initial: int, target: int, share: Fraction, curve: Curve, increment: int | None = None) -> Fraction:
+    """The effective batch at ``share`` of the ramp; the target from 1 on."""
+    if share >= 1 or initial == target:
+        return Fraction(target)
+    if curve == "stepwise":
+        assert increment is not None
+        way = _stairs(share, abs(target - initial), increment)
+    else:
+        way = share * share if curve == "quadratic" else share
+    return initial + (target - initial) * way
+
+
+def _stairs(share: Fraction, distance: int, increment: int) -> Fraction:
+    """Equal stretches, each ``increment`` larger than the one before; the last step may be shorter."""
+    stairs = -(-distance // increment)
+    return Fraction(min(int(share * stairs) * increment, distance), distance)
+
+
+# -- what follows the schedule -------------------------------------------------------------------------
+
+
+def rate_factor(ramp: GH200GradientRamp, step: int, rule: Rule) -> float:
+    """What the configured learning rate, meant for the target batch, is multiplied by.
+
+    1 at the target batch; less before it, and more on the way down to it. ``linear`` keeps rate / batch constant, as
+    one does for SGD (Goyal et al., arXiv 1706.02677). ``sqrt`` keeps rate / sqrt(batch) constant, which fits Adam and
+    its relatives (Krizhevsky, arXiv 1404.5997; Malladi et al., arXiv 2205.10287). Neither is ever chosen for the user.
+    """
+    if rule == "none":
+        return 1.0
+    ratio = ramp.accumulation(step) / ramp.target_accumulation
+    return ratio if rule == "linear" else sqrt(ratio)
+
+
+def epoch_progress(epoch: int, consumed: int, batches_in: Callable[[int], int]) -> float:
+    """Epochs completed after ``consumed`` micro-batches per rank, of which ``epoch`` (from 1 on) is the present one.
+
+    They are measured in micro-batches, since an epoch has no fixed number of optimizer steps while the batch changes.
+    ``batches_in`` tells an epoch's length. The present epoch counts for at most 1: it ends when its data do.
+    """
+    begun = sum(batches_in(earlier) for earlier in range(1, epoch))
+    length = batches_in(epoch)
+    share = (consumed - begun) / length if length else 0.0
+    return epoch - 1 + min(max(share, 0.0), 1.0)

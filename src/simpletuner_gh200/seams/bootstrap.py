@@ -15,6 +15,7 @@ import wrapt
 
 from simpletuner_gh200.errors import OwnershipError
 from simpletuner_gh200.memory import alloc_conf
+from simpletuner_gh200.seams.patch import raise_together
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
 
@@ -57,8 +58,7 @@ def deactivate() -> None:
             seam.uninstall()
         except OwnershipError as failure:
             not_ours.append(failure)
-    if not_ours:
-        raise OwnershipError("; ".join(failure.message for failure in not_ours), remedy=not_ours[0].remedy)
+    raise_together(not_ours)
 
 
 def _on_import(runtime: Runtime, seam: InstalledSeam, module: ModuleType) -> None:

@@ -1,18 +1,22 @@
-"""A feature's side of the seams: the moments of a training run at which it may act.
+"""A feature's side of the seams: what it is asked before a run, what it offers others, and the moments it may act at.
 
-Each feature is one subclass in one file under ``seams/features``. It overrides only the moments it needs; the
+Each feature is one subclass in ``seams/features``, a module or a package. It overrides only the moments it needs; the
 others cost nothing, because a moment calls only those features that override it. Upstream's own exceptions are
 never caught here. What a feature raises stops the run, so anything that must not stop training catches its own.
+
+Which places of SimpleTuner a feature needs is not said here but there: in the contract, by the feature's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from simpletuner_gh200.config.settings import Settings
     from simpletuner_gh200.memory.allocate import SlabRecord
+    from simpletuner_gh200.memory.pressure import Relief
+    from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.runtime import Runtime
 
 Request = Literal["off", "auto", "asked"]
@@ -23,16 +27,21 @@ class Feature:
     """Base of every feature. One instance lives per process, made when the extension is activated."""
 
     name: ClassVar[str]
-    """As in ``SeamSpec.features`` and in the summary."""
-
-    seams: ClassVar[tuple[str, ...]] = ()
-    """Names of the seams without which it can't work."""
+    """As in ``upstream.features.FEATURES``, in ``SeamSpec.features`` and in the summary."""
 
     runtime: Runtime
-    """Set before any moment is called."""
+    """Set before anything below is called."""
 
-    def request(self, settings: Settings) -> Request:
-        """What the settings ask of this feature. Called once, right after the configuration was read."""
+    @property
+    def settings(self) -> Settings:
+        """What is in force, once the run was configured."""
+        assert self.runtime.settings is not None
+        return self.runtime.settings
+
+    # -- asked before a run, and in it -----------------------------------------------------------------
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        """What the settings ask of this feature. Pure: preflight asks it too, for a run that is yet to start."""
         raise NotImplementedError
 
     def demo_config(self) -> dict[str, Any]:
@@ -43,47 +52,66 @@ class Feature:
         """JSON-ready facts about what it did, for the run's summary. Called at the end of the run."""
         return {}
 
+    # -- what it offers to others ----------------------------------------------------------------------
+
+    batch_path: BatchPath | None = None
+    """Assembles batches in SimpleTuner's place, once there is something to assemble them from."""
+
+    def telemetry(self) -> Mapping[str, Any]:
+        """Numbers for the record of every step."""
+        return {}
+
+    def memory_relief(self) -> list[Relief]:
+        """What it holds for speed alone and could give back under memory pressure."""
+        return []
+
     def slab_records(self) -> Iterable[SlabRecord]:
         """The slabs it made, and why they are as they are."""
         return ()
 
+    def configured(self) -> None:
+        """The settings are in force: called once, for every feature, on or off."""
+
     # -- moments, in the order of a run ----------------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
-        """The feature is on: configuration and accelerator exist, nothing else does yet (seam 5)."""
+        """The feature is on: configuration and accelerator exist, nothing else does yet."""
 
     def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The dataset list as it was read (seam 3); return what upstream is to see."""
+        """The dataset list as it was read; return what upstream is to see."""
         return entries
 
     def create_backend(self, builder: Any, config: Any) -> Any | None:
-        """``builder`` is about to make a local data backend for ``config`` (seam 4); return one instead, or None."""
+        """``builder`` is about to make a local data backend for ``config``; return one instead, or None."""
         return None
 
-    def data_ready(self, trainer: Any) -> None:
-        """Datasets, caches and samplers exist and are filled (after seam 6)."""
+    def samples_dealt(self, metadata: Any) -> None:
+        """The samples of the dataset behind ``metadata`` were dealt to the ranks."""
 
-    def before_data(self, trainer: Any) -> None:
-        """Right before datasets and caches are made (before seam 6)."""
+    def data_ready(self, trainer: Any) -> None:
+        """Datasets, caches and samplers exist and are filled."""
 
     def hooks_ready(self, trainer: Any) -> None:
-        """The accelerator takes save/load hooks now (seam 9)."""
+        """The accelerator takes save/load hooks now."""
 
     def before_train(self, trainer: Any) -> None:
         """Everything is prepared and resumed; the loop starts now."""
 
     def rebuild_cache(self, cache: Any) -> None:
-        """A VAE cache is about to be rebuilt (seam 7)."""
+        """A VAE cache is about to be rebuilt."""
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
-        """A batch is ready for the model (seam 8); also called on evaluation batches."""
+        """A batch is ready for the model; also called on evaluation batches."""
         return batch
 
-    def status_event(self, trainer: Any, event: dict[str, Any]) -> None:
-        """A training status event with progress is about to be sent (seam 10); add to it in place."""
+    def metrics(self, values: dict[str, Any]) -> None:
+        """Values are on their way to the trackers, or into a status event; add to them in place."""
 
-    def log_values(self, values: dict[str, Any], step: int | None) -> None:
-        """Values are about to go to the trackers (``accelerator.log``); add to them in place."""
+    def step_logged(self, values: dict[str, Any], step: int | None) -> None:
+        """Values with everybody's metrics in them go to the trackers now; add to them in place."""
+
+    def event_sent(self, values: dict[str, Any]) -> None:
+        """The metrics of a status event, everybody's in them, go out now; add to them in place."""
 
     def after_train(self, trainer: Any) -> None:
         """The loop ended, normally or not."""

@@ -1,8 +1,15 @@
-"""A patch: one attribute or mapping entry replaced, owned, and restored only if it is still ours."""
+"""The one way to change something of SimpleTuner's: a patch, owned, that comes out as it went in.
+
+A patch replaces an attribute of a class, a module or a single object, or an entry of a registry mapping. It remembers
+what was there (or that nothing was), is installed at most once, and is taken out only where it is still the one in
+place. ``Patches`` keeps those that belong together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import wrapt
@@ -16,9 +23,10 @@ _ABSENT = object()
 
 
 class Patch:
-    """Replaces ``owner.attribute``. Installing twice is the same as once."""
+    """Replaces ``owner.attribute``, or ``owner[attribute]`` where the owner is a mapping."""
 
-    def __init__(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
+    def __init__(self, owner: Any, attribute: Any, make: Callable[[Any], Any]) -> None:
+        """``make`` gets what is there now, None where nothing is, and returns what is to be there instead."""
         self.owner = owner
         self.attribute = attribute
         self._make = make
@@ -29,71 +37,125 @@ class Patch:
     def installed(self) -> bool:
         return self._ours is not _ABSENT
 
+    @property
+    def in_place(self) -> bool:
+        """Installed, and nobody has put something else over it."""
+        return self.installed and self._entries().get(self.attribute, _ABSENT) is self._ours
+
     def install(self) -> None:
         if self.installed:
             return
-        # Through __dict__, so that a staticmethod stays one and an inherited attribute is known as inherited.
-        self._original = vars(self.owner).get(self.attribute, _ABSENT)
-        current = self._original if self._original is not _ABSENT else getattr(self.owner, self.attribute, None)
-        ours = self._make(current)
-        setattr(self.owner, self.attribute, ours)
+        # The owner's own entry, so that a staticmethod stays one and an inherited attribute is known as inherited.
+        self._original = self._entries().get(self.attribute, _ABSENT)
+        ours = self._make(self._current())
+        self._put(ours)
         self._ours = ours
 
     def uninstall(self) -> None:
+        """Put back what was there; OwnershipError where somebody replaced ours meanwhile."""
         if not self.installed:
             return
-        if vars(self.owner).get(self.attribute, _ABSENT) is not self._ours:
+        if not self.in_place:
             raise OwnershipError(
                 f"{self._where()} was replaced by someone else after us",
                 remedy="take the other patch out first, in the reverse order of installation",
             )
-        if self._original is _ABSENT:
-            delattr(self.owner, self.attribute)
-        else:
-            setattr(self.owner, self.attribute, self._original)
+        self._put(self._original)
         self._ours = self._original = _ABSENT
 
+    def _entries(self) -> Any:
+        return self.owner if isinstance(self.owner, MutableMapping) else vars(self.owner)
+
+    def _current(self) -> Any:
+        if self._original is not _ABSENT:
+            return self._original
+        return None if isinstance(self.owner, MutableMapping) else getattr(self.owner, self.attribute, None)
+
+    def _put(self, value: Any) -> None:
+        match value is _ABSENT, isinstance(self.owner, MutableMapping):
+            case True, True:
+                del self.owner[self.attribute]
+            case True, False:
+                delattr(self.owner, self.attribute)
+            case False, True:
+                self.owner[self.attribute] = value
+            case _:
+                setattr(self.owner, self.attribute, value)
+
     def _where(self) -> str:
-        return f"{getattr(self.owner, '__name__', self.owner)!s}.{self.attribute}"
-
-
-class EntryPatch:
-    """Adds or replaces one entry of a registry mapping."""
-
-    def __init__(self, owner: MutableMapping[Any, Any], key: Any, value: Any) -> None:
-        self.owner = owner
-        self.key = key
-        self._value = value
-        self._original: Any = _ABSENT
-        self.installed = False
-
-    def install(self) -> None:
-        if self.installed:
-            return
-        self._original = self.owner.get(self.key, _ABSENT)
-        self.owner[self.key] = self._value
-        self.installed = True
-
-    def uninstall(self) -> None:
-        if not self.installed:
-            return
-        if self.owner.get(self.key, _ABSENT) is not self._value:
-            raise OwnershipError(f"registry entry {self.key!r} was replaced by someone else after us")
-        if self._original is _ABSENT:
-            del self.owner[self.key]
-        else:
-            self.owner[self.key] = self._original
-        self.installed = False
-
-
-AnyPatch = Patch | EntryPatch
+        if isinstance(self.owner, MutableMapping):
+            return f"registry entry {self.attribute!r}"
+        return f"{getattr(self.owner, '__name__', type(self.owner).__name__)}.{self.attribute}"
 
 
 def wrap_method(owner: Any, attribute: str, wrapper: Wrapper) -> Patch:
     """A patch that calls ``wrapper`` around the original; introspection still sees the original's signature."""
-    return Patch(owner, attribute, lambda original: wrapt.FunctionWrapper(original, wrapper))
+    if inspect.isclass(owner) or inspect.ismodule(owner):
+        return Patch(owner, attribute, lambda original: wrapt.FunctionWrapper(original, wrapper))
+    return Patch(owner, attribute, lambda original: _wrapped_on_instance(original, owner, wrapper))
 
 
-def add_attribute(owner: Any, attribute: str, value: Any) -> Patch:
-    """A patch that adds something upstream does not have."""
+def _wrapped_on_instance(original: Callable[..., Any], owner: Any, wrapper: Wrapper) -> Callable[..., Any]:
+    """A plain function: objects of a run are copied and pickled by others, which wrapt's proxies refuse."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, owner, args, kwargs)
+
+    return call
+
+
+def put(owner: Any, attribute: Any, value: Any) -> Patch:
+    """A patch that puts ``value`` there: something upstream does not have, or an entry of one of its registries."""
     return Patch(owner, attribute, lambda _original: value)
+
+
+class Patches:
+    """Patches that belong together: installed all or none, taken out newest first.
+
+    >>> patches = Patches()
+    >>> patches.install(wrap_method(trainer, "train", around), put(registry, "key", value))
+    >>> patches.remove()
+    """
+
+    def __init__(self) -> None:
+        self._installed: list[Patch] = []
+
+    def __bool__(self) -> bool:
+        """Are any in place? A wrapper that outlives its removal asks this, and passes on."""
+        return bool(self._installed)
+
+    def install(self, *patches: Patch) -> None:
+        done: list[Patch] = []
+        try:
+            for patch in patches:
+                patch.install()
+                done.append(patch)
+        except BaseException:
+            for patch in reversed(done):
+                patch.uninstall()
+            raise
+        self._installed += done
+
+    def uninstall(self) -> None:
+        """Take all out; one OwnershipError at the end for those that others have replaced."""
+        not_ours: list[OwnershipError] = []
+        while self._installed:
+            try:
+                self._installed.pop().uninstall()
+            except OwnershipError as failure:
+                not_ours.append(failure)
+        raise_together(not_ours)
+
+    def remove(self) -> None:
+        """For objects of one run: take out what is still ours. Who wrapped ours since keeps his, and calls through."""
+        while self._installed:
+            patch = self._installed.pop()
+            if patch.in_place:
+                patch.uninstall()
+
+
+def raise_together(failures: Iterable[OwnershipError]) -> None:
+    found = list(failures)
+    if found:
+        raise OwnershipError("; ".join(failure.message for failure in found), remedy=found[0].remedy)

@@ -7,13 +7,19 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.errors import FeatureUnavailable, GH200Error
-from simpletuner_gh200.registry import contributions
-from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.seam import InstalledSeam, all_seams
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.seams.decide import all_features, decide, losses
+from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.patch import Patches
+from simpletuner_gh200.seams.seam import WAITING, InstalledSeam, all_seams
+from simpletuner_gh200.upstream.features import FEATURES, ON, Status
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -29,7 +35,7 @@ class Launch:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """What became of the run, as the summary and the exit code report it."""
 
     status: str = "not started"
@@ -65,7 +71,7 @@ class Runtime:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.seams = {seam.name: InstalledSeam(seam) for seam in all_seams()}
-        self.features = tuple(kind() for kind in _feature_classes())
+        self.features = all_features()
         for feature in self.features:
             feature.runtime = self
         self.settings: Settings | None = None
@@ -73,9 +79,12 @@ class Runtime:
         self.raw_config: Mapping[str, Any] | None = None
         self.in_memory_for_all: dict[str, Any] | None = None
         """The older training-wide spelling of ``in_memory``, applied to every image dataset."""
-        self.statuses: dict[str, str] = {}
-        self.facts: Mapping[str, str] = {}
-        self.outcome = Outcome()
+        self.statuses: dict[str, Status] = {}
+        self.verdict: Mapping[str, Status] = {}
+        """What the check of SimpleTuner's source says of each feature; empty where nothing was wanted."""
+        self.patches = Patches()
+        """On objects of this run; removed at its end."""
+        self.outcome = RunOutcome()
         self.phases = Phases()
         self._moments: dict[str, tuple[Callable[..., Any], ...]] = {}
         self._on: tuple[Feature, ...] = ()
@@ -84,52 +93,57 @@ class Runtime:
 
     # -- features --------------------------------------------------------------------------------------
 
-    def configure(self, settings: Settings, facts: Callable[[], Mapping[str, str]] = dict) -> None:
+    def configure(self, settings: Settings, verdict: Callable[[], Mapping[str, Status]] = dict) -> None:
         """Decide which features are on. Raises FeatureUnavailable for one that was asked for and can't be had.
 
-        ``facts`` tells, feature by feature, what the contract's check of SimpleTuner's source says: ``on``, or
-        ``off: reason``. It is asked only where a feature is wanted.
+        ``verdict`` is what the contract's check of SimpleTuner's source says; asked only where a feature is wanted.
         """
         self.settings = settings
-        requests = {feature: feature.request(settings) for feature in self.features}
-        if any(request != "off" for request in requests.values()):
-            self.facts = facts()
-        self._on = tuple(feature for feature, request in requests.items() if self._decide(feature, request))
+        source = cache(verdict)
+
+        def against(name: str) -> list[str]:
+            self.verdict = source()
+            status = self.verdict.get(name, ON)
+            return self._missing_seams(name) + ([] if status.reason is None else [status.reason])
+
+        self.statuses = decide(self.features, settings, os.environ, against)
+        self._on = tuple(feature for feature in self.features if self.statuses[feature.name].on)
         self._moments = {}
-        for name, status in self.statuses.items():
-            if status.startswith("off: ") and status != "off: not asked for":
-                logger.warning("gh200: feature %s is %s", name, status)
+        for feature in self.features:
+            feature.configured()
+        for name, status in losses(self.statuses).items():
+            logger.warning("gh200: feature %s is %s", name, status)
 
-    def _decide(self, feature: Feature, request: Request) -> bool:
-        reasons = self._reasons_against(feature)
-        if request == "off":
-            self.statuses[feature.name] = "off: not asked for"
-        elif not reasons:
-            self.statuses[feature.name] = "on"
-        elif request == "asked":
-            raise FeatureUnavailable(
-                f"feature '{feature.name}' was asked for and cannot work with this SimpleTuner: {'; '.join(reasons)}",
-                remedy="remove its keys from the configuration, or use a release that `gh200 upstream check` passes",
-            )
-        else:
-            self.statuses[feature.name] = f"off: {reasons[0]}"
-        return self.statuses[feature.name] == "on"
-
-    def _reasons_against(self, feature: Feature) -> list[str]:
-        """Seams of its own that are not in place, and what the source check says of it."""
-        missing = [f"{name}: {self.seams[name].status}" for name in feature.seams if not self.seams[name].ok]
-        source = self.facts.get(feature.name, "on")
-        return missing if source == "on" else [*missing, source.removeprefix("off: ")]
+    def _missing_seams(self, name: str) -> list[str]:
+        """Places of its own that are not wrapped, and those of features it builds on that can't be."""
+        wanted = {name, *FEATURES[name].needs} if name in FEATURES else {name}
+        missing = []
+        for seam in self.seams.values():
+            own = name in seam.spec.features
+            if seam.ok or seam.spec.optional or not wanted & set(seam.spec.features):
+                continue
+            if own or seam.status != WAITING:
+                missing.append(f"{seam.spec.name}: {seam.status}")
+        return missing
 
     def feature_on(self, name: str) -> bool:
-        return self.statuses.get(name) == "on"
+        return self.statuses.get(name) == ON
+
+    @property
+    def features_on(self) -> tuple[Feature, ...]:
+        return self._on
 
     def switch_off(self, feature: Feature, reason: str) -> None:
         """A feature on auto found that it can't work here; it says so and is called no more."""
-        self.statuses[feature.name] = f"off: {reason}"
+        self.statuses[feature.name] = Status(reason)
         logger.warning("gh200: feature %s is off: %s", feature.name, reason)
         self._on = tuple(other for other in self._on if other is not feature)
         self._moments = {}
+
+    @property
+    def batch_path(self) -> BatchPath | None:
+        """Who assembles batches in SimpleTuner's place; None until somebody can."""
+        return next((feature.batch_path for feature in self._on if feature.batch_path is not None), None)
 
     def moment(self, name: str) -> tuple[Callable[..., Any], ...]:
         """The bound methods of those features that are on and override this moment."""
@@ -165,7 +179,7 @@ class Runtime:
             return
         self._closed = True
         failures: list[BaseException] = []
-        for method in self.moment("close"):
+        for method in (*self.moment("close"), self.patches.remove):
             try:
                 method()
             except Exception as failure:  # noqa: BLE001 - every feature must get its turn; reported right below
@@ -183,17 +197,14 @@ class Runtime:
             "max_train_steps": self.outcome.max_train_steps,
             "output_dir": self.outcome.output_dir,
             "seconds": {name: round(seconds, 3) for name, seconds in self.phases.seconds.items()},
-            "seams": {name: seam.status for name, seam in self.seams.items()},
-            "features": dict(self.statuses),
+            **self.state(),
             "details": {feature.name: feature.summary() for feature in self._on},
             "notes": list(self.settings.notes) if self.settings else [],
         }
 
-
-def _feature_classes() -> list[type[Feature]]:
-    found: list[type[Feature]] = []
-    for kind in contributions("simpletuner_gh200.seams.features", "FEATURE", type):
-        if not issubclass(kind, Feature):
-            raise TypeError(f"{kind!r} is not a Feature")
-        found.append(kind)
-    return found
+    def state(self) -> dict[str, dict[str, str]]:
+        """JSON-ready: every seam and every feature, in words."""
+        return {
+            "seams": {name: seam.status.text("ok") for name, seam in self.seams.items()},
+            "features": {name: str(status) for name, status in self.statuses.items()},
+        }

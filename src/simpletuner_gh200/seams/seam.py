@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.errors import SeamMismatch
 from simpletuner_gh200.registry import contributions
-from simpletuner_gh200.seams.patch import AnyPatch
+from simpletuner_gh200.seams.patch import Patch, Patches
+from simpletuner_gh200.upstream.features import ON, Status
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs, signature_text
 
 if TYPE_CHECKING:
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("simpletuner_gh200")
 
+WAITING = Status("its module was not imported")
+
 
 @dataclass(frozen=True)
 class Seam:
-    """Exported as ``SEAM`` by one file in ``seams/points``; ``name`` is that of its ``SeamSpec``."""
+    """One of the ``SEAMS`` of a file in ``seams/points``; ``name`` is that of its ``SeamSpec``."""
 
     name: str
-    patches: Callable[[ModuleType, Runtime], Sequence[AnyPatch]]
+    patches: Callable[[ModuleType, Runtime], Sequence[Patch]]
     """Given the imported module, what to replace there."""
     own_spec: SeamSpec | None = None
     """For a place outside SimpleTuner's contract (torch's own)."""
@@ -36,7 +39,7 @@ class Seam:
 
 
 def all_seams() -> tuple[Seam, ...]:
-    return tuple(contributions("simpletuner_gh200.seams.points", "SEAM", Seam))
+    return tuple(contributions("simpletuner_gh200.seams.points", "SEAMS", Seam))
 
 
 class InstalledSeam:
@@ -45,48 +48,35 @@ class InstalledSeam:
     def __init__(self, seam: Seam) -> None:
         self.seam = seam
         self.spec = seam.spec
-        self.status = "waiting: module not imported"
-        self._patches: list[AnyPatch] = []
+        self.status = WAITING
+        self._patches = Patches()
 
     @property
     def ok(self) -> bool:
-        return self.status == "ok"
+        return self.status.on
 
     def install(self, module: ModuleType, runtime: Runtime) -> None:
         """Verify, then patch all or nothing. A mismatch is remembered, not raised: who needs the seam decides."""
         try:
             verify(self.spec, module)
         except SeamMismatch as mismatch:
-            if self.spec.optional:
-                self.status = "off: not in this SimpleTuner"
-                return
-            self.status = f"off: {mismatch.message}"
-            logger.warning("gh200: %s", mismatch.message)
+            self.status = Status("not in this SimpleTuner" if self.spec.optional else mismatch.message)
+            if not self.spec.optional:
+                logger.warning("gh200: %s", mismatch.message)
             return
         try:
             patches = list(self.seam.patches(module, runtime))
         except (AttributeError, TypeError, KeyError) as missing:
             # Something beside the seam is gone; an exception here would break SimpleTuner's own import.
-            self.status = f"off: {type(missing).__name__}: {missing}"
+            self.status = Status(f"{type(missing).__name__}: {missing}")
             logger.warning("gh200: seam '%s' is %s", self.spec.name, self.status)
             return
-        done: list[AnyPatch] = []
-        try:
-            for patch in patches:
-                patch.install()
-                done.append(patch)
-        except BaseException:
-            for patch in reversed(done):
-                patch.uninstall()
-            raise
-        self._patches = patches
-        self.status = "ok"
+        self._patches.install(*patches)
+        self.status = ON
 
     def uninstall(self) -> None:
-        for patch in reversed(self._patches):
-            patch.uninstall()
-        self._patches = []
-        self.status = "off: uninstalled"
+        self.status = Status("uninstalled")
+        self._patches.uninstall()
 
 
 def verify(spec: SeamSpec, module: ModuleType) -> Any:

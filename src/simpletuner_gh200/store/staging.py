@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.parts.in_memory import InMemorySettings
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, StoreError
 from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
 from simpletuner_gh200.memory.host import HostMemory, host_memory

@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection
 from simpletuner_gh200.upstream import syntax
 
 Predicate = Callable[[ast.Module], str | None]
-Check = Callable[[ast.AST], str | None]
+Question = Callable[[ast.AST], str | None]
+"""Asked of one definition; answers like a predicate."""
 
 
-def inside(qualname: str, check: Check) -> Predicate:
+def inside(qualname: str, check: Question) -> Predicate:
     """``check`` applied to the definition of ``qualname``."""
 
     def holds(module: ast.Module) -> str | None:
@@ -169,7 +170,7 @@ def contains(qualname: str, expression: str) -> Predicate:
     return inside(qualname, check)
 
 
-def passes(callee: str, name: str) -> Check:
+def passes(callee: str, name: str) -> Question:
     """``callee`` is called with the plain variable ``name`` as its first argument."""
 
     def check(scope: ast.AST) -> str | None:

@@ -1,20 +1,47 @@
-"""The features whose fate hangs on the contract, and which of them needs which other.
+"""The features whose fate hangs on the contract: what the user gets, and which builds on which.
 
-A feature is off on a SimpleTuner release when one of its own seams is broken there, or when a feature it builds on is
-off. The names are those of ``SeamSpec.features``, of the run summary and of the support table.
+Which places of SimpleTuner a feature needs is written once, at those places (``SeamSpec.features``, ``Fact.features``);
+the static check, the running process, the support table and the doctor all read it from there. A feature is off on a
+release when one of its own places is broken there, or when a feature it builds on is off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Status:
+    """On, or off for a reason. JSON and tables show its text, which nobody but ``parse`` reads back."""
+
+    reason: str | None = None
+
+    @property
+    def on(self) -> bool:
+        return self.reason is None
+
+    def text(self, when_on: str = "on") -> str:
+        return when_on if self.reason is None else f"off: {self.reason}"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    @classmethod
+    def parse(cls, text: str) -> Status:
+        return ON if text == "on" else cls(text.removeprefix("off: "))
+
+
+ON = Status()
+
+
+@dataclass(frozen=True)
 class FeatureInfo:
-    """One line of the support table: what the user gets, and what it builds on."""
+    """One line of the support table."""
 
     title: str
     needs: tuple[str, ...] = ("core", "config")
+    """Features without which it is off, each of them above it in the table."""
 
 
 FEATURES: dict[str, FeatureInfo] = {
@@ -23,23 +50,23 @@ FEATURES: dict[str, FeatureInfo] = {
     "store": FeatureInfo("in-memory datasets"),
     "caches": FeatureInfo("unified-memory caches"),
     "batch_path": FeatureInfo("batches assembled straight from the caches", needs=("core", "config", "caches")),
+    "prefetch": FeatureInfo("batches collated ahead, by SimpleTuner's own prefetching"),
     "hints": FeatureInfo("placement hints on batches"),
-    "ramp": FeatureInfo("batch ramp"),
     "checkpoints": FeatureInfo("our state in checkpoints"),
+    "ramp": FeatureInfo("batch ramp", needs=("core", "config", "checkpoints")),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "oversubscription": FeatureInfo("training state beyond HBM"),
+    "pressure": FeatureInfo("memory given back before the kernel takes it"),
 }
 
 
-def consequences(broken: dict[str, str]) -> dict[str, str]:
-    """``"on"`` or ``"off: reason"`` per feature, given the reasons of those whose own seams are broken."""
-    verdicts: dict[str, str] = {}
+def consequences(broken: Mapping[str, str]) -> dict[str, Status]:
+    """Every feature's status, given the reasons of those whose own places are broken."""
+    found: dict[str, Status] = {}
     for name, info in FEATURES.items():
-        lost = [need for need in info.needs if verdicts[need] != "on"]
+        lost = [need for need in info.needs if not found[need].on]
         if name in broken:
-            verdicts[name] = f"off: {broken[name]}"
-        elif lost:
-            verdicts[name] = f"off: needs {lost[0]}, which is off"
+            found[name] = Status(broken[name])
         else:
-            verdicts[name] = "on"
-    return verdicts
+            found[name] = Status(f"needs {lost[0]}, which is off") if lost else ON
+    return found

@@ -1,12 +1,16 @@
-"""Which SimpleTuner a command means: the installed one, a release, a folder, or a commit."""
+"""Which SimpleTuner a command means: the installed one, a release, a folder, a commit, or every release there is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import wheels
+from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.git import git_source
 from simpletuner_gh200.upstream.source import (
     JoinedSource,
@@ -15,6 +19,7 @@ from simpletuner_gh200.upstream.source import (
     path_source,
     with_installed_accelerate,
 )
+from simpletuner_gh200.upstream.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -53,3 +58,12 @@ def parse_operand(text: str) -> Selected:
     if at and Path(folder).is_dir():
         return select(repository=Path(folder), ref=ref)
     return select(version=text)
+
+
+def check_release(version: Version) -> Verdict:
+    return check_remembered(with_installed_accelerate(wheels.wheel(version)), version=str(version))
+
+
+def sweep() -> Iterator[Verdict]:
+    """One verdict after the other, oldest release first."""
+    return (check_release(version) for version in wheels.releases())

@@ -1,4 +1,4 @@
-"""Places a SimpleTuner can be read from: a folder, a wheel, a git commit, a mapping of texts. Nothing is imported."""
+"""Places a SimpleTuner can be read from: a folder, a wheel, a git commit. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -79,17 +79,6 @@ def _archive(path: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as unreadable:
         raise UsageError(f"{path} is no readable wheel: {unreadable}", remedy="delete it and try again") from unreadable
-
-
-@dataclass(frozen=True)
-class MappingSource:
-    """Texts by module name."""
-
-    texts: Mapping[str, bytes]
-    label: str = "given texts"
-
-    def read(self, module: str) -> bytes | None:
-        return self.texts.get(module)
 
 
 @dataclass(frozen=True)

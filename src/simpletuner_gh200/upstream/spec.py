@@ -47,7 +47,7 @@ class SeamSpec:
 
 
 def all_specs() -> dict[str, SeamSpec]:
-    found = contributions("simpletuner_gh200.upstream.contract", "SPEC", SeamSpec)
+    found = contributions("simpletuner_gh200.upstream.contract", "SPECS", SeamSpec)
     return {spec.name: spec for spec in found}
 
 

@@ -42,7 +42,7 @@ def known_releases() -> list[Release]:
 
 
 def release_of(verdict: Verdict) -> Release:
-    return Release(verdict.version, {name: value for name, value in verdict.features.items() if value != "on"})
+    return Release(verdict.version, {name: str(status) for name, status in verdict.features.items() if not status.on})
 
 
 def data_text(releases: Iterable[Release]) -> str:

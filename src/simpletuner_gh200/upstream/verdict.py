@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from simpletuner_gh200.upstream.features import consequences
+from simpletuner_gh200.upstream.features import Status, consequences
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Verdict:
     version: str
     accelerate: str | None
     seams: tuple[SeamRow, ...]
-    features: dict[str, str]
+    features: dict[str, Status]
 
     @property
     def ok(self) -> bool:
@@ -37,8 +37,10 @@ class Verdict:
     def broken(self) -> tuple[SeamRow, ...]:
         return tuple(row for row in self.seams if row.status == "broken")
 
-    def feature_on(self, name: str) -> bool:
-        return self.features.get(name) == "on"
+    def against(self, feature: str) -> list[str]:
+        """What speaks against a feature on this release."""
+        reason = self.features[feature].reason
+        return [] if reason is None else [reason]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,13 +48,14 @@ class Verdict:
             "accelerate": self.accelerate,
             "ok": self.ok,
             "seams": [asdict(row) for row in self.seams],
-            "features": dict(self.features),
+            "features": {name: str(status) for name, status in self.features.items()},
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Verdict:
         rows = tuple(SeamRow(**row) for row in data["seams"])
-        return cls(data["version"], data["accelerate"], rows, dict(data["features"]))
+        features = {name: Status.parse(text) for name, text in data["features"].items()}
+        return cls(data["version"], data["accelerate"], rows, features)
 
 
 def make_verdict(version: str, accelerate: str | None, rows: tuple[SeamRow, ...]) -> Verdict:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from emulation import PERSONALITIES, Emulator
 
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
+from tests.emulator.emulation import PERSONALITIES, Emulator
 
 HBM = 64 << 20
 

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.diagnostics.selftest.checks.copies import DriverMemory
 from simpletuner_gh200.memory.allocate import SlabMaker
@@ -16,6 +15,7 @@ from simpletuner_gh200.memory.copier import Copier, SlabRange
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.mapping import Region, map_anonymous
 from simpletuner_gh200.memory.slab import Slab
+from tests.emulator.emulation import Emulator
 
 WAITING = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
 

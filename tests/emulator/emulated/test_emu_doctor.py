@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.diagnostics.check import Finding, all_checks
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
+from tests.emulator.emulation import Emulator
 
 OUT_OF_MEMORY = 2
 ATTRIBUTES_ASKED = 14

@@ -8,13 +8,13 @@ import os
 import threading
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import HOST, Advice, Location, device
+from tests.emulator.emulation import Emulator
 
 MODES = {"gh200": "numa", "cdmm": "cdmm", "gb10": "single pool", "pcie": "discrete", "legacy": "discrete"}
 

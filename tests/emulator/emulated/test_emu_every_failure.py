@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-from emulation import Emulator
-
 from simpletuner_gh200.diagnostics.selftest.checks.copies import DriverMemory
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
@@ -15,6 +13,7 @@ from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import device
 from simpletuner_gh200.memory.mapping import Region
 from simpletuner_gh200.memory.slab import Slab
+from tests.emulator.emulation import Emulator
 
 CALLS = (
     "cuInit",

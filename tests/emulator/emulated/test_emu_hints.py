@@ -6,13 +6,13 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.slab import Slab
+from tests.emulator.emulation import Emulator
 
 torch = pytest.importorskip("torch")
 

@@ -6,11 +6,11 @@ import os
 import threading
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import HOST, Location, device
 from simpletuner_gh200.memory.pool.pool import Allocator, Pattern
+from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, all_checks
 from simpletuner_gh200.diagnostics.selftest.run import Row, _run
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
+from tests.emulator.emulation import Emulator
 
 CHECKS = {check.name: check for check in all_checks()}
 

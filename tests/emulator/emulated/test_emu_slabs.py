@@ -9,7 +9,6 @@ import os
 import weakref
 
 import pytest
-from emulation import Emulator
 
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
 from simpletuner_gh200.memory import advice
@@ -18,6 +17,7 @@ from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import device
 from simpletuner_gh200.memory.mapping import Region
 from simpletuner_gh200.memory.slab import Slab
+from tests.emulator.emulation import Emulator
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from emulation import Emulator
 
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Driver
+from tests.emulator.emulation import Emulator
 
 
 @pytest.fixture(scope="session")

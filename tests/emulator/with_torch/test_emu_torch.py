@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from emulation import Emulator
 
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
@@ -18,7 +17,8 @@ from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.pool.pool import ManagedPool, rehome
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.seams.features._pool_optimizer import PooledOptimizer
+from simpletuner_gh200.seams.features.oversubscription.optimizer import PooledOptimizer
+from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
 DTYPES = [

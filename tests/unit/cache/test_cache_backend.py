@@ -11,7 +11,7 @@ import torch
 
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.table import MISSING, Table
-from simpletuner_gh200.seams.cache_backend import Route, ServedBackend, ServedGrounding
+from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend, ServedGrounding
 
 
 class Backend:

@@ -12,7 +12,7 @@ from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery, assemble
 from simpletuner_gh200.cache.buffers import SMALLEST, BufferPool
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.seams.batch_path import BatchPath
+from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 
 
 def channels_last(*shape):

@@ -9,7 +9,7 @@ from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.hbm import HbmTier, through
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.seams.batch_path import join_embeds
+from simpletuner_gh200.seams.features.caches.batch_path import join_embeds
 
 COUNT = 70_000
 SIZE = COUNT * 4

@@ -8,8 +8,8 @@ import torch
 from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.seams.features import caches
-from simpletuner_gh200.seams.features.caches import CachesFeature
+from simpletuner_gh200.seams.features.caches import feature as caches
+from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 
 
@@ -23,7 +23,7 @@ def delivery(**keys):
 def test_without_a_device_batches_stay_on_the_cpu_and_an_explicit_wish_is_answered(caplog):
     assert isinstance(delivery(), HostDelivery)
     assert caplog.text == ""
-    assert isinstance(delivery(prefetch_depth=2), HostDelivery)
+    assert isinstance(delivery(enable_prefetch=True), HostDelivery)
     assert "nothing to do here" in caplog.text
 
 
@@ -41,9 +41,12 @@ def test_with_a_device_batches_are_copied_there_and_false_keeps_them_away(monkey
 
 
 def test_prefetch_without_caches_is_said(caplog):
-    settings = resolve({"gh200_optimizations": {"enable_prefetch": True}}, {})
-    assert CachesFeature().request(settings) == "off"
-    assert "cache_config asks for none" in caplog.text
+    feature = CachesFeature()
+    feature.runtime = Runtime(Launch())
+    feature.runtime.features = (feature,)
+    feature.runtime.configure(resolve({"gh200_optimizations": {"enable_prefetch": True}}, {}))
+    assert not feature.runtime.feature_on("caches")
+    assert "none are asked for" in caplog.text
 
 
 @pytest.mark.parametrize("depth", [0, -1, "deep"])

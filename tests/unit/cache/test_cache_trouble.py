@@ -18,7 +18,7 @@ from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.seams.cache_backend import Route, ServedBackend
+from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
 from simpletuner_gh200.units import GIB
 
 MOST_SEGMENTS = 1024

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 
 from simpletuner_gh200.config.files import (
+    as_mapping,
     locate_training_config,
     read_datasets,
     read_env_variables,
     read_training_config,
+    take,
 )
-from simpletuner_gh200.config.flags import as_mapping, take
 from simpletuner_gh200.errors import ConfigError, UsageError
 
 

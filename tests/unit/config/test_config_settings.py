@@ -1,24 +1,13 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
-from simpletuner_gh200.config.legacy import modernise
-from simpletuner_gh200.config.part import all_parts, flag_from_text
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.ramp import RampSettings
+from simpletuner_gh200.config.blocks import CacheSettings
+from simpletuner_gh200.config.part import flag_from_text
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def everything_landed(monkeypatch):
-    """These tests are about the rules, whichever features this version has."""
-    parts = tuple(dataclasses.replace(part, landed=True) for part in all_parts())
-    monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
-    return parts
 
 
 def problems_of(blocks, environment=None):
@@ -80,11 +69,23 @@ def test_a_bad_environment_value_names_the_variable():
     assert found.startswith("SIMPLETUNER_GH200_ENABLE_UVM_HINTS") and "'perhaps'" in found
 
 
-def test_a_part_that_has_not_landed_is_refused_as_such(monkeypatch, everything_landed):
-    parts = tuple(dataclasses.replace(p, landed=p.model is not RampSettings) for p in everything_landed)
-    monkeypatch.setattr("simpletuner_gh200.config.part.all_parts", lambda: parts)
-    (found,) = problems_of({"gh200_optimizations": {"ramp_curve": "linear"}})
-    assert "not available in this version" in found
+def test_a_bad_value_among_the_accepted_ones_of_a_variable_names_the_variable_too():
+    (found,) = problems_of({}, {"GH200_UVM_ACCESS_PATTERN": "sideways"})
+    assert found.startswith("GH200_UVM_ACCESS_PATTERN: 'sideways': accepted: 'gpu_first'")
+    settled = resolve({"gh200_optimizations": {"uvm_access_pattern": "balanced"}}, {"GH200_UVM_ACCESS_PATTERN": "x"})
+    assert settled.origins["gh200_optimizations.uvm_access_pattern"] == "config"
+
+
+@pytest.mark.parametrize("depth", ["deep", 1.5, 0])
+def test_a_key_with_a_bad_value_is_one_problem_whatever_kinds_it_may_have(depth):
+    (found,) = problems_of({"gh200_optimizations": {"prefetch_depth": depth}})
+    assert found.startswith("gh200_optimizations.prefetch_depth") and repr(depth) in found
+
+
+def test_a_dataset_block_has_all_its_problems_reported_together():
+    with pytest.raises(ConfigError) as caught:
+        resolve_dataset({"compresion": "lz4", "verify": "twice", "num_workers": 0}, where="dataset 'cats'.in_memory")
+    assert len(caught.value.problems) == 3
 
 
 def test_unknown_key_in_a_dataset_block_names_the_entry():
@@ -99,43 +100,3 @@ def test_switches_in_text():
     assert flag_from_text("0") is False
     with pytest.raises(ValueError, match="maybe"):
         flag_from_text("maybe")
-
-
-def test_ramp_keys_at_top_level_enable_the_ramp():
-    modern = modernise({"--initial_effective_batch_size": 4, "batch_rampup_steps": 10, "use_gh200_trainer": True})
-    assert modern.blocks["gh200_optimizations"]["enable_batch_size_rampup"] is True
-    assert resolve(modern.blocks, {}).part(RampSettings).initial_effective_batch_size == 4
-    assert any("top level" in note for note in modern.notes)
-    assert any("use_gh200_trainer" in note for note in modern.notes)
-
-
-def test_a_block_wins_over_its_older_spelling():
-    modern = modernise({"target_effective_batch_size": 8, "gh200_optimizations": {"target_effective_batch_size": 16}})
-    assert modern.blocks["gh200_optimizations"]["target_effective_batch_size"] == 16
-
-
-def test_older_spellings_join_a_block_that_travelled_as_text():
-    """In a rank, a block arrives as the text of a flag."""
-    keys = {"initial_effective_batch_size": 4, "batch_rampup_steps": 10}
-    modern = modernise({**keys, "gh200_optimizations": json.dumps({"ramp_curve": "linear"})})
-    ramp = resolve(modern.blocks, {}).part(RampSettings)
-    assert (ramp.enable_batch_size_rampup, ramp.initial_effective_batch_size, ramp.ramp_curve) == (True, 4, "linear")
-
-
-@pytest.mark.parametrize("value", [{"type": "in_memroy"}, "in_memory", {"type": "in_memory", "config": [1]}])
-def test_a_data_backend_that_is_not_understood_is_refused(value):
-    with pytest.raises(ConfigError, match="data_backend"):
-        modernise({"data_backend": value})
-
-
-def test_data_backend_of_type_in_memory():
-    modern = modernise(
-        {
-            "data_backend": {
-                "type": "in_memory",
-                "config": {"in_memory_limit_gb": 12, "in_memory_compression_lib": "lz4", "in_memory_chunk_size": 4},
-            }
-        }
-    )
-    assert modern.in_memory_for_all == {"memory_limit_gb": 12, "compression": "lz4"}
-    assert any("in_memory_chunk_size" in note for note in modern.notes)

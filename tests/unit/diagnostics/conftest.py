@@ -1,11 +1,6 @@
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from machine import Machine
+from tests.unit.diagnostics.machine import Machine
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from machine import Machine
 
 from simpletuner_gh200.cli.main import main
+from tests.unit.diagnostics.machine import Machine
 
 SCRIPT = Path(__file__).parents[3] / "gh200_diagnostic.py"
 

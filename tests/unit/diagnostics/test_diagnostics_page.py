@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
+from scripts.dev import generate_doctor_page
 from simpletuner_gh200.diagnostics.check import all_checks
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_is_fresh() -> None:
-    spec = importlib.util.spec_from_file_location("doctor_page", ROOT / "scripts" / "dev" / "generate_doctor_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "stale: python scripts/dev/generate_doctor_page.py"
+    assert generate_doctor_page.PAGE.read_text(encoding="utf-8") == generate_doctor_page.page(), (
+        "stale: python scripts/dev/generate_doctor_page.py"
+    )
 
 
 def test_every_code_that_a_guide_names_exists() -> None:

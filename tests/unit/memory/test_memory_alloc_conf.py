@@ -62,7 +62,7 @@ def test_activation_cleans_passes_on_and_gives_notice(
 
 
 def test_what_was_passed_on_is_read_by_the_configuration() -> None:
-    from simpletuner_gh200.config.parts.oversubscription import OversubscriptionSettings
+    from simpletuner_gh200.config.blocks import OversubscriptionSettings
     from simpletuner_gh200.config.settings import resolve
 
     environment = {"GH200_USE_UVM": "True", "GH200_UVM_OVERSUBSCRIPTION_RATIO": "2.5"}

@@ -14,9 +14,9 @@ from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.seams.features.caches import CachesFeature
+from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
-from simpletuner_gh200.seams.features.oversubscription import OversubscriptionFeature
+from simpletuner_gh200.seams.features.oversubscription.feature import OversubscriptionFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 
 
@@ -51,12 +51,18 @@ def driver() -> Iterator[NullDriver]:
 def test_hints_by_key_environment_or_unified_caches(
     driver: NullDriver, blocks: dict[str, Any], environment: dict[str, str], request_: str
 ) -> None:
-    assert HintsFeature().request(resolve(blocks, environment)) == request_
+    assert HintsFeature().request(resolve(blocks, environment), environment) == request_
 
 
 def test_an_explicit_false_reaches_direct_callers(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
-    HintsFeature().request(resolve({"gh200_optimizations": {"enable_uvm_hints": False}}, {VARIABLE: "1"}))
+    settings = resolve({"gh200_optimizations": {"enable_uvm_hints": False}}, {VARIABLE: "1"})
+    feature = HintsFeature()
+    assert feature.request(settings, {VARIABLE: "1"}) == "off"
+    assert hints.gh200_uvm_enabled(), "asking, as preflight does, changes nothing"
+    feature.runtime = Runtime(Launch())
+    feature.runtime.features = (feature,)
+    feature.runtime.configure(settings)
     assert not hints.gh200_uvm_enabled()
 
 
@@ -93,12 +99,15 @@ def trainer(**more: Any) -> SimpleNamespace:
 
 def asked(**keys: Any) -> OversubscriptionFeature:
     feature = OversubscriptionFeature()
-    assert feature.request(resolve({"gh200_optimizations": {"use_uvm": True, **keys}}, {})) == "asked"
+    settings = resolve({"gh200_optimizations": {"use_uvm": True, **keys}}, {})
+    assert feature.request(settings, {}) == "asked"
+    feature.runtime = Runtime(Launch())
+    feature.runtime.settings = settings
     return feature
 
 
 def test_oversubscription_is_off_unless_asked_for() -> None:
-    assert OversubscriptionFeature().request(resolve({}, {})) == "off"
+    assert OversubscriptionFeature().request(resolve({}, {}), {}) == "off"
 
 
 def test_ema_and_resumed_state_are_accounted_for(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:

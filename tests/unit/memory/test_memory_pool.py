@@ -9,7 +9,7 @@ import torch
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.pool.pool import RecordingPool, pool_refusal
-from simpletuner_gh200.seams.features._pool_optimizer import PooledOptimizer
+from simpletuner_gh200.seams.features.oversubscription.optimizer import PooledOptimizer
 
 ABLE = replace(NullDriver().capabilities(0), managed=True, concurrent_managed=True, mode="numa")
 

@@ -119,9 +119,9 @@ def config(tmp_path: Path) -> Path:
 
 def trainer(folder: Path, exit_code: int = 0):
     """Leaves telemetry as a run would, and remembers what it was to run."""
-    seen: list[launching.Plan] = []
+    seen: list[launching.LaunchCommand] = []
 
-    def run(planned: launching.Plan) -> launching.Ended:
+    def run(planned: launching.LaunchCommand) -> launching.Ended:
         seen.append(planned)
         sink = JsonLines(folder / "run" / "gh200" / "telemetry.jsonl")
         sink.write({"kind": "start", "step": 0, "max_steps": 20, "versions": {"torch": "2.14"}})

@@ -12,8 +12,7 @@ import pytest
 
 from simpletuner_gh200.config.allocator import TorchBuild, split_options
 from simpletuner_gh200.errors import ConfigError, UsageError
-from simpletuner_gh200.operate.environment import Exports, decide
-from simpletuner_gh200.operate.shells import SHELLS, shell_in_use, spell
+from simpletuner_gh200.operate.environment import SHELLS, Exports, decide, shell_in_use, spell
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "setup_gh200_env.sh"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"

@@ -17,7 +17,7 @@ from simpletuner_gh200.operate import launching
 def make(flags=(), environment=None, **changes):
     located = Located("json", Path("config/config.json"))
     values = {"explicit": True, "env_name": None, "config": {}, **changes}
-    return launching.plan(located, list(flags), {"HOME": "/nowhere", **(environment or {})}, **values)
+    return launching.launch_command(located, list(flags), {"HOME": "/nowhere", **(environment or {})}, **values)
 
 
 def test_flags_reach_the_rank_and_accelerate_settings_do_not():
@@ -80,7 +80,7 @@ def test_device_nodes_decide_whether_there_is_a_gpu(tmp_path):
 
 def test_dry_run_hides_secrets():
     planned = make(["--hub_token", "hf_abcdefghijklmnop", '--webhook_config={"webhook_url": "https://x/y"}'])
-    shown = launching.Plan(planned.command, {"WANDB_API_KEY": "0123456789"}).shown()
+    shown = launching.LaunchCommand(planned.command, {"WANDB_API_KEY": "0123456789"}).shown()
     for secret in ("hf_abcdefghijklmnop", "https://x/y", "0123456789"):
         assert secret not in shown
     assert "--config config/config.json" in shown
@@ -128,7 +128,7 @@ def test_signals_reach_the_whole_group(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=send_when_ready).start()
-    ended = launching.run(launching.Plan((sys.executable, str(script)), {}))
+    ended = launching.run(launching.LaunchCommand((sys.executable, str(script)), {}))
     deadline = time.monotonic() + 20
     while not (tmp_path / "rank").exists() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -8,16 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Browser
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.report.build import build
 from simpletuner_gh200.operate.report.marks import MOST_POINTS, Line, plot, thin, ticks
-from simpletuner_gh200.operate.report.page import page
+from simpletuner_gh200.operate.report.page import build, page
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.sink import JsonLines
+from tests.unit.operate.browser import CHROMIUM, Browser
 
 HOSTILE = "</title></style><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 GIB = 1 << 30
@@ -137,6 +136,7 @@ def test_a_run_without_steps_or_end_still_gives_a_page(tmp_path: Path) -> None:
         max_size=6,
     )
 )
+@example([{"kind": "step", "step": number, "loss": loss} for number, loss in enumerate((0.0, 1.72e308))])
 def test_no_record_breaks_the_page(records: list[dict[str, object]]) -> None:
     from simpletuner_gh200.telemetry.reading import add
 
@@ -175,7 +175,7 @@ def test_a_plot_of_nothing_is_nothing() -> None:
 
 
 needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on this machine: scripts/dev/install_chromium.sh installs Debian's"
+    CHROMIUM is None, reason="no Chromium on this machine: scripts/dev/install_test_programs.sh installs Debian's"
 )
 
 VISIBLE_MARKS = """

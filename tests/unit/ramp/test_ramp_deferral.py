@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.seams.features._ramp_deferral import Deferral
+from simpletuner_gh200.seams.features.ramp.deferral import Deferral
 
 
 class Validation:

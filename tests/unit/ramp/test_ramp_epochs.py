@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from simpletuner_gh200.ramp.epochs import epoch_progress
-from simpletuner_gh200.seams.features._ramp_epochs import Epochs
+from simpletuner_gh200.ramp.schedule import epoch_progress
+from simpletuner_gh200.seams.features.ramp.deferral import Epochs
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,23 @@ import struct
 import xml.etree.ElementTree as ElementTree
 import zlib
 
-from simpletuner_gh200.ramp.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, as_svg, in_characters, stairs
-from simpletuner_gh200.ramp.png import GREEN, as_png
-from simpletuner_gh200.ramp.report import Report
+from simpletuner_gh200.ramp.pictures import (
+    BOTTOM,
+    GREEN,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    as_png,
+    as_svg,
+    in_characters,
+    stairs,
+)
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from simpletuner_gh200.ramp.setup import RampPreview
 
-REPORT = Report(GH200GradientRamp(1, 4, 12, curve="linear"), 10)
+REPORT = RampPreview(GH200GradientRamp(1, 4, 12, curve="linear"), 10)
 
 
 def test_facts_of_a_report() -> None:
@@ -24,7 +35,7 @@ def test_facts_of_a_report() -> None:
 
 
 def test_a_run_that_ends_in_the_ramp_says_so() -> None:
-    short = Report(REPORT.ramp, 4)
+    short = RampPreview(REPORT.ramp, 4)
     assert short.target_reached is None
     assert "before the ramp reaches its target" in short.notices[-1]
     assert [window.step for window in short.changes] == [0, 2]

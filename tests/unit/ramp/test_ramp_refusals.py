@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, GH200Error
-from simpletuner_gh200.seams.features._ramp_refusals import refuse_impossible
+from simpletuner_gh200.seams.features.ramp.feature import refuse_impossible
 
 PLAIN = SimpleNamespace(distributed_type="DistributedType.MULTI_GPU", state=SimpleNamespace(deepspeed_plugin=None))
 

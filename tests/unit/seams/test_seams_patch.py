@@ -8,9 +8,10 @@ import pytest
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable, OwnershipError, SeamMismatch
 from simpletuner_gh200.seams.feature import Feature
-from simpletuner_gh200.seams.patch import EntryPatch, Patch, add_attribute, wrap_method
+from simpletuner_gh200.seams.patch import Patch, put, wrap_method
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam, Seam, all_seams, parameter_names, verify
+from simpletuner_gh200.upstream.features import ON, Status
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
 
 
@@ -70,7 +71,7 @@ def test_someone_elses_patch_on_top_is_not_destroyed():
 
 def test_registry_entries_come_and_go():
     registry = {"kept": 1}
-    new, replaced = EntryPatch(registry, "new", 2), EntryPatch(registry, "kept", 3)
+    new, replaced = put(registry, "new", 2), put(registry, "kept", 3)
     new.install()
     replaced.install()
     assert registry == {"kept": 3, "new": 2}
@@ -133,7 +134,7 @@ def test_a_mismatch_patches_nothing_and_is_remembered():
     )
     seam.install(module_with(owner), Runtime(Launch()))
     assert dict(vars(owner)) == before
-    assert seam.status.startswith("off: seam 'test.seam' does not match")
+    assert seam.status.text().startswith("off: seam 'test.seam' does not match")
 
 
 def test_installing_is_all_or_nothing():
@@ -156,14 +157,14 @@ def test_installing_is_all_or_nothing():
 def test_something_gone_beside_the_seam_does_not_break_upstreams_import():
     seam = InstalledSeam(Seam("test.seam", lambda module, runtime: [module.gone], spec()))
     seam.install(module_with(make_owner()), Runtime(Launch()))
-    assert seam.status.startswith("off: AttributeError")
+    assert seam.status.text().startswith("off: AttributeError")
 
 
 def test_closing_happens_once_and_only_in_the_process_that_started(runtime):
     closed = []
     Wanted.close = lambda self: closed.append(os.getpid())
     try:
-        runtime.seams["trainer.train"].status = "ok"
+        runtime.seams["trainer.train"].status = ON
         runtime.configure(resolve({}, {}))
         runtime._pid += 1
         runtime.close()
@@ -178,7 +179,7 @@ def test_closing_happens_once_and_only_in_the_process_that_started(runtime):
 
 def test_added_attributes_are_removed():
     owner = make_owner()
-    patch = add_attribute(owner, "extra", 5)
+    patch = put(owner, "extra", 5)
     patch.install()
     assert owner.extra == 5
     patch.uninstall()
@@ -186,11 +187,10 @@ def test_added_attributes_are_removed():
 
 
 class Wanted(Feature):
-    name = "wanted"
-    seams = ("trainer.train",)
+    name = "ramp"
     answer = "asked"
 
-    def request(self, settings):
+    def request(self, settings, environment):
         return self.answer
 
     def before_train(self, trainer):
@@ -207,37 +207,37 @@ def runtime():
 
 
 def test_a_feature_asked_for_without_its_seam_stops_the_run(runtime):
-    runtime.seams["trainer.train"].status = "off: changed"
-    with pytest.raises(FeatureUnavailable, match=r"'wanted'.*trainer\.train: off: changed"):
+    runtime.seams["trainer.train"].status = Status("changed")
+    with pytest.raises(FeatureUnavailable, match=r"'ramp'.*trainer\.train: off: changed"):
         runtime.configure(resolve({}, {}))
 
 
 def test_a_feature_on_auto_is_switched_off_with_the_reason(runtime, monkeypatch):
     monkeypatch.setattr(Wanted, "answer", "auto")
-    runtime.seams["trainer.train"].status = "off: changed"
+    runtime.seams["trainer.train"].status = Status("changed")
     runtime.configure(resolve({}, {}))
-    assert runtime.statuses["wanted"] == "off: trainer.train: off: changed"
+    assert str(runtime.statuses["ramp"]) == "off: trainer.train: off: changed"
     assert runtime.moment("before_train") == ()
 
 
 def test_what_the_source_check_says_counts_as_well(runtime, monkeypatch):
-    runtime.seams["trainer.train"].status = "ok"
-    facts = {"wanted": "off: seam trainer.train: two accumulate blocks"}
+    runtime.seams["trainer.train"].status = ON
+    verdict = {"ramp": Status("seam trainer.train: two accumulate blocks")}
     with pytest.raises(FeatureUnavailable, match="two accumulate blocks"):
-        runtime.configure(resolve({}, {}), facts=lambda: facts)
+        runtime.configure(resolve({}, {}), verdict=lambda: verdict)
     monkeypatch.setattr(Wanted, "answer", "auto")
-    runtime.configure(resolve({}, {}), facts=lambda: facts)
-    assert runtime.statuses["wanted"] == "off: seam trainer.train: two accumulate blocks"
+    runtime.configure(resolve({}, {}), verdict=lambda: verdict)
+    assert str(runtime.statuses["ramp"]) == "off: seam trainer.train: two accumulate blocks"
 
 
 def test_the_source_is_not_looked_at_where_nothing_is_wanted(runtime, monkeypatch):
     monkeypatch.setattr(Wanted, "answer", "off")
-    runtime.configure(resolve({}, {}), facts=lambda: pytest.fail("asked"))
-    assert runtime.statuses["wanted"] == "off: not asked for"
+    runtime.configure(resolve({}, {}), verdict=lambda: pytest.fail("asked"))
+    assert str(runtime.statuses["ramp"]) == "off: not asked for"
 
 
 def test_moments_reach_only_features_that_are_on_and_override_them(runtime):
-    runtime.seams["trainer.train"].status = "ok"
+    runtime.seams["trainer.train"].status = ON
     runtime.configure(resolve({}, {}))
     calls = []
     runtime.call("before_train", calls)
@@ -246,7 +246,7 @@ def test_moments_reach_only_features_that_are_on_and_override_them(runtime):
     runtime.switch_off(runtime.features[0], "because")
     runtime.call("before_train", calls)
     assert calls == ["before"]
-    assert runtime.statuses["wanted"] == "off: because"
+    assert str(runtime.statuses["ramp"]) == "off: because"
 
 
 def test_every_seam_has_a_place_in_the_contract():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,10 @@ import pytest
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.seams.feature import Feature
-from simpletuner_gh200.seams.features.telemetry import TelemetryFeature
+from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.reading import read_run
+from simpletuner_gh200.upstream.features import ON
 
 VALUES = {"train_loss": 0.5, "learning_rate": 1e-4}
 
@@ -28,7 +30,7 @@ class Talkative(Feature):
     def __init__(self) -> None:
         self.broken = False
 
-    def request(self, settings: Any) -> Any:
+    def request(self, settings: Any, environment: Any) -> Any:
         return "auto"
 
     def telemetry(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for feature in runtime.features:
         feature.runtime = runtime
     for seam in runtime.seams.values():
-        seam.status = "ok"
+        seam.status = ON
     runtime.configure(resolve({}, {}))
     runtime.call("before_train", trainer)
 
@@ -78,7 +80,7 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         with trainer.accelerator.accumulate():
             pass
         values = {**VALUES, **more}
-        runtime.call("log_values", values, number)
+        runtime.call("step_logged", values, number)
         return values
 
     yield runtime, trainer, talkative, step
@@ -86,15 +88,15 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_step_reaches_file_trackers_and_events(loop, tmp_path: Path) -> None:
-    runtime, trainer, _talkative, step = loop
+    runtime, _trainer, _talkative, step = loop
     values = step(1)
-    event = {"progress": {"metrics": {"loss": 0.5}}}
-    runtime.call("status_event", trainer, event)
+    metrics = {"loss": 0.5}
+    runtime.call("event_sent", metrics)
     assert values["gh200/effective_batch_size"] == 6
     assert values["gh200/talkative/images/reads"] == 7
     assert values["gh200/slab_bytes"] == 2048
     assert not [name for name in values if name.endswith("note")]
-    assert {name for name in values if name.startswith("gh200/")} <= event["progress"]["metrics"].keys()
+    assert {name for name in values if name.startswith("gh200/")} <= metrics.keys()
     (record,) = read_run(tmp_path).steps
     assert (record["effective_batch"], record["micro_batches"], record["loss"]) == (6, 1, 0.5)
 
@@ -102,7 +104,7 @@ def test_a_step_reaches_file_trackers_and_events(loop, tmp_path: Path) -> None:
 def test_other_values_on_their_way_to_trackers_are_left_alone(loop) -> None:
     runtime, _trainer, _talkative, _step = loop
     values = {"validation_image": 1}
-    runtime.call("log_values", values, 3)
+    runtime.call("step_logged", values, 3)
     assert values == {"validation_image": 1}
 
 
@@ -142,20 +144,28 @@ def test_the_loop_is_left_as_it_was(loop) -> None:
     ("switch", "blocks", "wanted"),
     [(None, {}, "off"), ("1", {}, "auto"), ("0", {"gh200_optimizations": {"enable_uvm_hints": True}}, "off")],
 )
-def test_off_unless_something_of_ours_is_on(
-    monkeypatch, switch: str | None, blocks: dict[str, Any], wanted: str
-) -> None:
-    monkeypatch.delenv("SIMPLETUNER_GH200_TELEMETRY", raising=False)
-    if switch is not None:
-        monkeypatch.setenv("SIMPLETUNER_GH200_TELEMETRY", switch)
-    assert TelemetryFeature().request(resolve(blocks, {})) == wanted
+def test_off_unless_something_of_ours_is_on(switch: str | None, blocks: dict[str, Any], wanted: str) -> None:
+    environment = {} if switch is None else {"SIMPLETUNER_GH200_TELEMETRY": switch}
+    assert TelemetryFeature().request(resolve(blocks, {}), environment) == wanted
 
 
 def test_any_block_switches_it_on() -> None:
-    assert TelemetryFeature().request(resolve({"gh200_optimizations": {"enable_uvm_hints": True}}, {})) == "auto"
+    assert TelemetryFeature().request(resolve({"gh200_optimizations": {"enable_uvm_hints": True}}, {}), {}) == "auto"
 
 
-def test_a_switch_that_is_none_is_a_configuration_error(monkeypatch) -> None:
-    monkeypatch.setenv("SIMPLETUNER_GH200_TELEMETRY", "maybe")
+def test_a_switch_that_is_none_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="SIMPLETUNER_GH200_TELEMETRY: 'maybe'"):
-        TelemetryFeature().request(resolve({}, {}))
+        TelemetryFeature().request(resolve({}, {}), {"SIMPLETUNER_GH200_TELEMETRY": "maybe"})
+
+
+def test_once_broken_thread_and_file_are_still_let_go(loop, monkeypatch) -> None:
+    runtime, _trainer, talkative, step = loop
+    step(1)
+    telemetry = runtime.features[1]
+    talkative.broken = True
+    step(2)
+    assert telemetry.broken
+    before = threading.active_count()
+    runtime.close()
+    assert threading.active_count() < before
+    assert telemetry._sink._fd is None

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from store_samples import fill
 
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.store.codecs import NUMBERS, choose, codec, estimate
@@ -14,6 +13,7 @@ from simpletuner_gh200.store.discovery import walk
 from simpletuner_gh200.store.problems import FileProblem, FileProblems, printable
 from simpletuner_gh200.store.staging import too_large
 from simpletuner_gh200.units import GIB
+from tests.unit.store.store_samples import fill
 
 
 def test_the_error_says_needed_allowed_and_what_would_fit() -> None:

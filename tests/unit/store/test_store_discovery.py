@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from store_samples import as_nobody, fill
 
 from simpletuner_gh200.store.discovery import BATCH_BYTES, BATCH_FILES, Listing, extension_of, walk
+from tests.unit.store.store_samples import as_nobody, fill
 
 pytestmark = pytest.mark.usefixtures("file_calls")
 

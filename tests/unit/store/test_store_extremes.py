@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_samples import roomy, staged
 
 from simpletuner_gh200.store.codecs import CHUNK_BYTES
 from simpletuner_gh200.store.index import CHUNK_ENTRY
 from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB, MIB
+from tests.unit.store.store_samples import roomy, staged
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from store_samples import fill, image
 
 from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.errors import ConfigError, DatasetCorrupt, DatasetTooLarge
-from simpletuner_gh200.seams.features import _store_shard
-from simpletuner_gh200.seams.features.store import StoreFeature
+from simpletuner_gh200.errors import ConfigError, DatasetCorrupt, DatasetTooLarge, FeatureUnavailable
+from simpletuner_gh200.seams.features.store import shard
+from simpletuner_gh200.seams.features.store.feature import StoreFeature
 from simpletuner_gh200.store.discovery import walk
+from tests.unit.store.store_samples import fill, image
 
 
 class Backend(SimpleNamespace):
@@ -29,10 +29,12 @@ class Backend(SimpleNamespace):
 def feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreFeature:
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("simpletuner_gh200.seams.in_memory_backend.backend_class", lambda: Backend)
+    monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.backend_class", lambda: Backend)
     made = StoreFeature()
     made.runtime = SimpleNamespace(  # type: ignore[assignment]
-        settings=resolve({}, {}), trainer=SimpleNamespace(config=SimpleNamespace(output_dir=str(tmp_path / "out")))
+        settings=resolve({}, {}),
+        trainer=SimpleNamespace(config=SimpleNamespace(output_dir=str(tmp_path / "out"))),
+        seams={"metadata.split_buckets": SimpleNamespace(ok=True)},
     )
     made.start(None)
     return made
@@ -44,8 +46,8 @@ def create(feature: StoreFeature, name: str) -> Any:
 
 
 def test_off_unless_a_dataset_asks(feature: StoreFeature) -> None:
-    assert feature.request(resolve({}, {})) == "off"
-    assert feature.request(resolve({}, {}, in_memory_datasets=("a",))) == "asked"
+    assert feature.request(resolve({}, {}), {}) == "off"
+    assert feature.request(resolve({}, {}, in_memory_datasets=("a",)), {}) == "asked"
 
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio", "conditioning", "caption", "eval"])
@@ -180,7 +182,6 @@ def test_what_simpletuner_never_deals_is_held_whole_and_what_it_did_not_deal_is_
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(feature._split_watch, "once", lambda name, do: feature._split_watch._waiting.update({name: do}))
     fill(tmp_path / "data", {"a.png": image(), "a.wav": b"sound"})
     entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"per_node": "shard"}}
     feature.dataset_entries([{**entry, "id": "sound", "dataset_type": "audio"}, {**entry, "id": "pictures"}])
@@ -191,10 +192,31 @@ def test_what_simpletuner_never_deals_is_held_whole_and_what_it_did_not_deal_is_
     assert "dataset sound:" not in caplog.text
 
 
+def test_a_shard_is_staged_at_the_first_deal_and_refused_where_nobody_tells_of_deals(
+    feature: StoreFeature, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    fill(tmp_path / "data", {"a.png": image(), "a.txt": b"words", "b.png": image(), "b.txt": b"words"})
+    entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"per_node": "shard"}}
+    feature.dataset_entries([{**entry, "id": "pictures"}])
+    backend = create(feature, "pictures")
+    dealt = {"1.0": [str(tmp_path / "data" / "a.png")]}
+    feature.samples_dealt(SimpleNamespace(id="pictures", aspect_ratio_bucket_indices=dealt))
+    assert backend.staged.count == 2
+    staged = backend.staged
+    feature.samples_dealt(SimpleNamespace(id="pictures", aspect_ratio_bucket_indices={}))
+    assert backend.staged is staged
+
+    feature.runtime.seams["metadata.split_buckets"] = SimpleNamespace(ok=False, status="off: not in this SimpleTuner")
+    with pytest.raises(FeatureUnavailable, match=r"per_node.*not in this SimpleTuner"):
+        create(feature, "pictures")
+
+
 def test_nodes_are_counted_from_the_launchers_words() -> None:
-    assert _store_shard.node_count({}) == 1
-    assert _store_shard.node_count({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == 2
-    assert _store_shard.node_count({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}) == 1
+    assert shard.node_count({}) == 1
+    assert shard.node_count({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == 2
+    assert shard.node_count({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}) == 1
 
 
 def test_a_share_includes_the_files_beside_each_sample(tmp_path: Path) -> None:
@@ -202,6 +224,6 @@ def test_a_share_includes_the_files_beside_each_sample(tmp_path: Path) -> None:
     metadata = SimpleNamespace(
         aspect_ratio_bucket_indices={"1.0": [str(tmp_path / "a.png")], "2.0": [str(tmp_path / "sub/c.png")]}
     )
-    wanted = _store_shard.dealt_stems(metadata)
-    listing = walk(tmp_path, only=lambda path: _store_shard.stem(path) in wanted)
+    wanted = shard.dealt_stems(metadata)
+    listing = walk(tmp_path, only=lambda path: shard.stem(path) in wanted)
     assert sorted(name for batch in listing.batches for name in batch.names) == [b"a.png", b"a.txt", b"c.png"]

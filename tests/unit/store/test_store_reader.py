@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from store_samples import fill, image, roomy, staged
 
 from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
 from simpletuner_gh200.store.reader import DAMAGED, HASHED_AT_ONCE, StagedDataset, checksum
 from simpletuner_gh200.store.scrub import Scrub
 from simpletuner_gh200.store.shared_memory import receive_memory, share_memory
 from simpletuner_gh200.store.staging import StagingRequest, stage
+from tests.unit.store.store_samples import fill, image, roomy, staged
 
 
 def test_any_spelling_of_a_path_finds_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

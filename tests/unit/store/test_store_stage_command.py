@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_samples import fill, image, open_memfds
 
 from simpletuner_gh200.cli.main import main
+from tests.unit.store.store_samples import fill, image, open_memfds
 
 Command = Callable[..., tuple[int, str, str]]
 

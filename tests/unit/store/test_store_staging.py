@@ -12,7 +12,6 @@ from array import array
 from pathlib import Path
 
 import pytest
-from store_samples import as_nobody, fill, image, open_memfds, roomy, staged
 
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, FeatureUnavailable, StoreError
 from simpletuner_gh200.memory.host import HostMemory
@@ -25,6 +24,7 @@ from simpletuner_gh200.store.problems import FileProblems
 from simpletuner_gh200.store.slab_writer import SlabWriter
 from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB, MIB
+from tests.unit.store.store_samples import as_nobody, fill, image, open_memfds, roomy, staged
 
 pytestmark = pytest.mark.usefixtures("file_calls")
 

@@ -8,10 +8,11 @@ import pytest
 
 from simpletuner_gh200.upstream import check as checking
 from simpletuner_gh200.upstream import facts, verdict_cache
-from simpletuner_gh200.upstream.features import FEATURES, consequences
-from simpletuner_gh200.upstream.source import JoinedSource, MappingSource
+from simpletuner_gh200.upstream.features import FEATURES, ON, Status, consequences
+from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import Fact, SeamSpec, all_specs
 from simpletuner_gh200.upstream.verdict import Verdict
+from tests.unit.upstream.upstream_samples import Texts
 
 TRAINER = SeamSpec(
     name="trainer.train",
@@ -32,7 +33,7 @@ def source(trainer: str | None = GOOD, **more: str) -> JoinedSource:
     texts = {} if trainer is None else {"simpletuner.trainer": trainer.encode()}
     texts |= {f"simpletuner.{name}": text.encode() for name, text in more.items()}
     texts["simpletuner"] = b"__version__ = '9.9'\n"
-    return JoinedSource("test", {"simpletuner": MappingSource(texts)})
+    return JoinedSource("test", {"simpletuner": Texts(texts)})
 
 
 def rows(verdict: Verdict) -> dict[str, tuple[str, str]]:
@@ -48,15 +49,15 @@ def test_a_good_source_passes_and_says_what_it_could_not_read() -> None:
         "accelerate.sync": ("skipped", "ramp"),
         "extra": ("absent", "store"),
     }
-    assert set(verdict.features.values()) == {"on"}
+    assert set(verdict.features.values()) == {ON}
 
 
 def test_a_broken_fact_costs_only_its_own_feature() -> None:
     verdict = checking.check(source(GOOD.replace("self.step()", "step(self)")), SPECS)
     assert not verdict.ok
     assert [row.feature for row in verdict.broken] == ["ramp"]
-    assert verdict.features["ramp"].startswith("off: seam trainer.train: 0 calls of self.step")
-    assert verdict.features["telemetry"] == "on"
+    assert verdict.features["ramp"].text().startswith("off: seam trainer.train: 0 calls of self.step")
+    assert verdict.features["telemetry"].on
 
 
 def test_a_changed_signature_and_a_broken_fact_are_both_reported() -> None:
@@ -84,14 +85,14 @@ def test_an_optional_seam_that_is_there_must_be_right() -> None:
 
 def test_what_builds_on_a_lost_feature_is_lost_too() -> None:
     verdicts = consequences({"config": "seam x: gone"})
-    assert verdicts["config"] == "off: seam x: gone"
-    assert verdicts["ramp"] == "off: needs config, which is off"
-    assert verdicts["batch_path"] == "off: needs config, which is off"
-    assert verdicts["telemetry"] == "on"
+    assert verdicts["config"] == Status("seam x: gone")
+    assert verdicts["ramp"] == Status("needs config, which is off")
+    assert verdicts["batch_path"] == Status("needs config, which is off")
+    assert verdicts["telemetry"] == ON
 
 
 def test_core_takes_everything_with_it() -> None:
-    assert all(value.startswith("off") for value in consequences({"core": "gone"}).values())
+    assert not any(status.on for status in consequences({"core": "gone"}).values())
 
 
 def test_a_verdict_survives_json() -> None:

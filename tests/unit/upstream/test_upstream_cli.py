@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from upstream_samples import write_wheel
 
 from simpletuner_gh200.cli.commands.upstream import app
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.source import installed_package
+from tests.unit.upstream.upstream_samples import write_wheel
 
 needs_simpletuner = pytest.mark.skipif(installed_package("simpletuner") is None, reason="no SimpleTuner installed")
 EMPTY = {"simpletuner/__init__.py": "__version__ = '9.0'\n", "simpletuner/helpers/__init__.py": ""}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from simpletuner_gh200.upstream import diff
-from simpletuner_gh200.upstream.review import review_lines
-from simpletuner_gh200.upstream.source import JoinedSource, MappingSource
+from simpletuner_gh200.upstream.diff import review_lines
+from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import SeamSpec
+from tests.unit.upstream.upstream_samples import Texts
 
 OLD = """
 class T:
@@ -28,13 +29,11 @@ def one_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source(text: str) -> JoinedSource:
-    return JoinedSource("x", {"simpletuner": MappingSource({"simpletuner.t": text.encode()})})
+    return JoinedSource("x", {"simpletuner": Texts({"simpletuner.t": text.encode()})})
 
 
 def compared(new: str) -> diff.Comparison:
-    sources = (
-        JoinedSource("x", {"simpletuner": MappingSource({"simpletuner.t": text.encode()})}) for text in (OLD, new)
-    )
+    sources = (JoinedSource("x", {"simpletuner": Texts({"simpletuner.t": text.encode()})}) for text in (OLD, new))
     return diff.compare(*sources, versions=("1", "2"))
 
 

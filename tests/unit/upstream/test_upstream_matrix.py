@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "feature_matrix"))
-
-import observations
-from matrix import FAILED, PASSED, SKIPPED, Row, Skip, attempt, show
-from runs import Run, need_backend
+from scripts.feature_matrix import observations
+from scripts.feature_matrix.matrix import FAILED, PASSED, SKIPPED, Row, Skip, attempt, show
+from scripts.feature_matrix.runs import Run, need_backend
 
 ASKED = {"what": "manual validation taken", "global_step": 2, "window_closed": True, "steps": 2}
 MADE = {"what": "validation ran", "global_step": 2, "window_closed": True, "steps": 2, "images": 2}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
-from upstream_samples import run_git, write_wheel
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import source as sources
 from simpletuner_gh200.upstream import wheels
 from simpletuner_gh200.upstream.git import git_source
 from simpletuner_gh200.upstream.select import parse_operand, select
+from tests.unit.upstream.upstream_samples import run_git, write_wheel
 
 PACKAGE = {"simpletuner/__init__.py": "__version__ = '3.7'\n", "simpletuner/helpers/a.py": "x = 1\n"}
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import simpletuner_gh200
 from simpletuner_gh200.bench.hook_steps import seconds_per_step
-from simpletuner_gh200.bench.measure import interleaved
-from simpletuner_gh200.bench.suite import Suite
+from simpletuner_gh200.bench.suite import Suite, interleaved
 
 PTH_LINE = (
     'import os; os.environ.get("SIMPLETUNER_GH200") == "1" and '

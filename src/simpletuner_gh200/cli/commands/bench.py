@@ -9,10 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from simpletuner_gh200.bench.suite import Suite
+from simpletuner_gh200.bench.suite import all_suites, find_suite
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.registry import contributions
 
 
 def bench(
@@ -30,17 +28,10 @@ def bench(
 
       gh200 bench hooks --json
     """
-    suites = {found.name: found for found in contributions("simpletuner_gh200.bench.suites", "SUITE", Suite)}
-    if suite is None and as_json:
-        print(json.dumps({"suites": {name: found.help for name, found in suites.items()}}))
-        return
     if suite is None:
-        for name, found in suites.items():
-            print(f"{name:10} {found.help}")
+        _list(as_json)
         return
-    if suite not in suites:
-        raise UsageError(f"no benchmark suite {suite!r}", remedy=f"accepted: {', '.join(suites)}")
-    numbers = suites[suite].measure(quick)
+    numbers = find_suite(suite).measure(quick)
     if as_json:
         print(json.dumps(numbers))
         return
@@ -50,6 +41,15 @@ def bench(
     for key, value in flatten(numbers):
         table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
     Console().print(table)
+
+
+def _list(as_json: bool) -> None:
+    offered = {name: found.help for name, found in all_suites().items()}
+    if as_json:
+        print(json.dumps({"suites": offered}))
+        return
+    for name, text in offered.items():
+        print(f"{name:10} {text}")
 
 
 def flatten(numbers: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -34,7 +34,8 @@ def demo(
     preflight.check_installation()
     if not as_json:
         print(f"Training a tiny SDXL in {folder} (the log goes to {folder}/training.log) ...", file=sys.stderr)
-    result = run_demo(folder, steps=steps, quiet=as_json or not sys.stderr.isatty()).to_json()
+    watched = sys.stderr.isatty() and not as_json
+    result = run_demo(folder, steps=steps, show=_show if watched else None).to_json()
     if as_json:
         print(json.dumps(result))
         return
@@ -44,6 +45,10 @@ def demo(
     for label, text in summary_lines(result):
         table.add_row(label, text)
     Console().print(table)
+
+
+def _show(line: str) -> None:
+    print("  " + line, end="", file=sys.stderr)
 
 
 COMMAND = Command("demo", demo, panel="Train")

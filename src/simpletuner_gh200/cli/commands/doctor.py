@@ -13,7 +13,7 @@ from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.examine import SYMBOLS, Report, examine, write_report
+from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, write_report
 from simpletuner_gh200.errors import UsageError
 
 REPORT = Path("gh200_diagnostic_report.json")
@@ -53,19 +53,19 @@ def doctor(
     context = Context(
         root=root, config=config, allocate=not skip_allocation, oversubscription_scale=oversubscription_scale
     )
-    report = examine(context)
-    write_report(report, output)
+    examination = examine(context)
+    write_report(examination, output)
     if as_json:
-        print(json.dumps(report.to_json()))
+        print(json.dumps(examination.to_json()))
     else:
-        _print(report, Console(), verbose=verbose, output=output)
-    if not report.ok:
+        _print(examination, Console(), verbose=verbose, output=output)
+    if not examination.ok:
         raise typer.Exit(1)
 
 
-def _print(report: Report, console: Console, *, verbose: bool, output: Path) -> None:
+def _print(examination: Examination, console: Console, *, verbose: bool, output: Path) -> None:
     table = Table("", "code", "what", "found", title="gh200 doctor", title_justify="left", expand=False)
-    for check, finding in report.rows:
+    for check, finding in examination.rows:
         found = Text(finding.found)
         if finding.fix:
             found.append(f"\nfix: {finding.fix}", style="bold")
@@ -73,7 +73,7 @@ def _print(report: Report, console: Console, *, verbose: bool, output: Path) -> 
             found.append(f"\nwhy: {check.why}", style="dim")
         table.add_row(SYMBOLS[finding.status], check.code, Text(check.what), found)
     console.print(table)
-    counts = report.counts
+    counts = examination.counts
     line = f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed, {counts['skip']} skipped"
     console.print(f"{line}; report in {output}", highlight=False, markup=False)
 

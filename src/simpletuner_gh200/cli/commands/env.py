@@ -11,8 +11,7 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.config.allocator import find_torch
-from simpletuner_gh200.operate.environment import decide
-from simpletuner_gh200.operate.shells import shell_in_use, spell
+from simpletuner_gh200.operate.environment import decide, shell_in_use, spell
 
 
 def env(

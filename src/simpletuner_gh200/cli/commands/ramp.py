@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.config.files import read_training_config
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.ramp.chart import as_svg, in_characters
-from simpletuner_gh200.ramp.png import as_png
-from simpletuner_gh200.ramp.reading import report_on
-from simpletuner_gh200.ramp.report import Report
+from simpletuner_gh200.ramp.pictures import as_png, as_svg, in_characters
+from simpletuner_gh200.ramp.setup import RampPreview, preview
 
 SHOWN_AT_EACH_END = 12
 """Rows of a long table that are printed before and after the gap."""
@@ -46,7 +45,7 @@ def ramp(
     """
     if output is not None and output.suffix.lower() not in {".svg", ".png"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .svg or .png")
-    report, notes = report_on(read_training_config(config), world=world, source=str(config))
+    report, notes = preview(read_training(Located.at(config), {}), world=world)
     if output is not None:
         _draw(report, output)
     if as_json:
@@ -57,7 +56,7 @@ def ramp(
         print(f"drawn into {output}")
 
 
-def _draw(report: Report, path: Path) -> None:
+def _draw(report: RampPreview, path: Path) -> None:
     content = as_svg(report).encode() if path.suffix.lower() == ".svg" else as_png(report)
     try:
         path.write_bytes(content)
@@ -65,7 +64,7 @@ def _draw(report: Report, path: Path) -> None:
         raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
 
 
-def _print(report: Report, notes: list[str], console: Console) -> None:
+def _print(report: RampPreview, notes: list[str], console: Console) -> None:
     for note in (*notes, *report.notices):
         console.print(f"note: {note}", markup=False, highlight=False)
     console.print(_table(report))
@@ -80,7 +79,7 @@ def _print(report: Report, notes: list[str], console: Console) -> None:
     )
 
 
-def _table(report: Report) -> Table:
+def _table(report: RampPreview) -> Table:
     table = Table(title=f"batch ramp, {report.ramp.curve}, {report.ramp.world_size} rank(s)", title_justify="left")
     for heading in ("optimizer step", "micro-batch", "samples before", "accumulation", "effective batch"):
         table.add_column(heading, justify="right")

@@ -12,7 +12,7 @@ import typer
 from simpletuner_gh200.cli.command import Command
 
 if TYPE_CHECKING:
-    from simpletuner_gh200.upstream.rebase.journal import Journal, StepRecord
+    from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
 
 app = typer.Typer(
     help="Bring the extension into your own SimpleTuner tree, on a fresh upstream.",
@@ -39,7 +39,7 @@ def start(
     skip_tests: Annotated[bool, typer.Option("--skip-tests", help="No smoke and integration tests.")] = False,
 ) -> None:
     """Back up, branch from upstream, test it, then bring in the package, one commit per component."""
-    from simpletuner_gh200.upstream.rebase import workflow
+    from simpletuner_gh200.operate.rebase import workflow
 
     journal = workflow.start(repo, onto=onto, remote=remote, skip_tests=skip_tests, tell=_tell)
     _conclude(journal)
@@ -48,7 +48,7 @@ def start(
 @app.command("continue", epilog="\nExample:\n\n  gh200 rebase continue --repo ~/SimpleTuner\n")
 def go_on(repo: Repo = HERE) -> None:
     """Go on where an interrupted or failed rebase stopped."""
-    from simpletuner_gh200.upstream.rebase import workflow
+    from simpletuner_gh200.operate.rebase import workflow
 
     _conclude(workflow.go_on(repo, _tell))
 
@@ -59,7 +59,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Show what is done and what is next. Exit code 1 if a step failed."""
-    from simpletuner_gh200.upstream.rebase import workflow
+    from simpletuner_gh200.operate.rebase import workflow
 
     journal = workflow.status(repo)
     if as_json:
@@ -77,7 +77,7 @@ def status(
 @app.command("test", epilog="\nExample:\n\n  gh200 rebase test --repo ~/SimpleTuner\n")
 def run_tests(repo: Repo = HERE) -> None:
     """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed."""
-    from simpletuner_gh200.upstream.rebase import workflow
+    from simpletuner_gh200.operate.rebase import workflow
 
     found = workflow.run_tests(repo)
     for trial in found:
@@ -89,7 +89,7 @@ def run_tests(repo: Repo = HERE) -> None:
 @app.command(epilog="\nExample:\n\n  gh200 rebase rollback --repo ~/SimpleTuner --yes\n")
 def rollback(repo: Repo = HERE, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Go back to the branch it started from. The new branch and the backup are kept."""
-    from simpletuner_gh200.upstream.rebase import workflow
+    from simpletuner_gh200.operate.rebase import workflow
 
     journal = workflow.status(repo)
     where = journal.original_branch or journal.original_commit[:12]

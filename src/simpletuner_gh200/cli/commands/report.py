@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.operate.report.build import build, write
+from simpletuner_gh200.operate.report.page import build, write
 
 
 def report(

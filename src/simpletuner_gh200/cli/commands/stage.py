@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.config.parts.in_memory import InMemorySettings
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.settings import resolve_dataset
 from simpletuner_gh200.errors import DatasetTooLarge, UsageError
 from simpletuner_gh200.units import format_bytes

@@ -33,8 +33,8 @@ def train(
 
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
-    from simpletuner_gh200.launch import KILL_SWITCH
     from simpletuner_gh200.operate import launching, preflight
+    from simpletuner_gh200.seams.rank import KILL_SWITCH
 
     flags, env = _upstream_spelling(context.args, env)
     preflight.check_installation()
@@ -44,7 +44,7 @@ def train(
     else:
         checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
         notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
-    planned = launching.plan(
+    planned = launching.launch_command(
         checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
     )
     for notice in (*notices, *planned.notices):

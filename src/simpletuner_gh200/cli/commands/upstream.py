@@ -47,8 +47,7 @@ def check(
     """Compare SimpleTuner's source with the contract. Nothing of it is imported or run."""
     from simpletuner_gh200.errors import UsageError
     from simpletuner_gh200.upstream.check import check_remembered
-    from simpletuner_gh200.upstream.select import select
-    from simpletuner_gh200.upstream.sweep import sweep
+    from simpletuner_gh200.upstream.select import select, sweep
 
     if every:
         if any((version, path, git, ref)):
@@ -82,9 +81,8 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Show what changed in and around the seams. Exit code 1 if a seam holds in OLD and is broken in NEW."""
-    from simpletuner_gh200.upstream.diff import compare
-    from simpletuner_gh200.upstream.review import as_json as review_json
-    from simpletuner_gh200.upstream.review import review_lines
+    from simpletuner_gh200.upstream.diff import as_json as review_json
+    from simpletuner_gh200.upstream.diff import compare, review_lines
     from simpletuner_gh200.upstream.select import parse_operand
 
     before, after = parse_operand(old), parse_operand(new)
@@ -117,7 +115,7 @@ def parity(
 
     Everything else on the command line goes to pytest. Exit code 1 if a test's outcome differs.
     """
-    from simpletuner_gh200.upstream.parity import run_parity
+    from simpletuner_gh200.operate.parity import run_parity
 
     found = run_parity(repo.absolute(), context.args)
     if as_json:
@@ -147,8 +145,8 @@ def support(
     write: Annotated[Path | None, typer.Option(help="Renew the table in this page instead of printing it.")] = None,
 ) -> None:
     """Show which features work on which SimpleTuner release."""
+    from simpletuner_gh200.upstream.select import sweep
     from simpletuner_gh200.upstream.support import known_releases, support_table, write_data, write_page
-    from simpletuner_gh200.upstream.sweep import sweep
 
     if sweep_first:
         write_data(sweep())
@@ -184,7 +182,7 @@ def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
     table = Table("SimpleTuner", *FEATURES, title="features per release")
     table.columns[0].no_wrap = True
     for verdict in verdicts:
-        table.add_row(verdict.version, *(verdict.features[name].partition(":")[0] for name in FEATURES))
+        table.add_row(verdict.version, *("on" if verdict.features[name].on else "off" for name in FEATURES))
     Console().print(table)
     for verdict in verdicts:
         for row in verdict.broken:
@@ -209,7 +207,7 @@ def _feature_table(verdict: Verdict) -> Table:
 
     table = Table("feature", "what", "verdict", title="what that means")
     for name, info in FEATURES.items():
-        table.add_row(name, info.title, verdict.features[name])
+        table.add_row(name, info.title, str(verdict.features[name]))
     return table
 
 

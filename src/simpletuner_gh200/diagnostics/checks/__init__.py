@@ -1,1 +1,1 @@
-"""One file per check. A file exports ``CHECK``; see ``simpletuner_gh200.diagnostics.check``."""
+"""One file per family of codes. A file exports ``CHECKS``, a tuple; see ``simpletuner_gh200.diagnostics.check``."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.flags import take
+from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
 from simpletuner_gh200.operate.baseline.compare import describe
@@ -27,7 +27,7 @@ RUN = "run"
 
 _GPU_QUESTION = "timestamp,name,utilization.gpu,utilization.memory,memory.used,memory.total,power.draw,clocks.sm"
 
-Runner = Callable[[launching.Plan], launching.Ended]
+Runner = Callable[[launching.LaunchCommand], launching.Ended]
 
 
 def capture(
@@ -41,7 +41,7 @@ def capture(
 ) -> Recorded:
     """Train ``steps`` optimizer steps with the given arguments into ``folder``; returns what was recorded."""
     _prepare(folder, nsys=nsys)
-    planned = _plan(folder, flags, steps=steps, nsys=nsys)
+    planned = _command(folder, flags, steps=steps, nsys=nsys)
     (folder / DOCTOR).write_text(json.dumps(doctor, indent=2) + "\n", encoding="utf-8")
     with _gpu_log(folder / GPU_LOG):
         ended = run(planned)
@@ -79,21 +79,23 @@ def _prepare(folder: Path, *, nsys: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _plan(folder: Path, flags: Sequence[str], *, steps: int, nsys: bool) -> launching.Plan:
+def _command(folder: Path, flags: Sequence[str], *, steps: int, nsys: bool) -> launching.LaunchCommand:
     """The launch of `gh200 train` with these arguments, ending after ``steps`` and writing into the baseline."""
     config, rest = take(list(flags), "config")
     env_name, rest = take(rest, "env")
     rest = [*rest, f"--max_train_steps={steps}", "--num_train_epochs=0", f"--output_dir={(folder / RUN).absolute()}"]
     preflight.check_installation()
     checked = preflight.check_configuration(explicit=config, env_name=env_name, flags=rest)
-    planned = launching.plan(
+    planned = launching.launch_command(
         checked.located, rest, os.environ, explicit=config is not None, env_name=env_name, config=checked.config
     )
     command = planned.command
     if nsys:
         trace = ["nsys", "profile", f"--output={(folder / 'trace').absolute()}", "--trace=cuda,nvtx,osrt"]
         command = (*trace, "--force-overwrite=true", *command)
-    return launching.Plan(command, {**planned.environment, "SIMPLETUNER_GH200_TELEMETRY": "1"}, planned.notices)
+    return launching.LaunchCommand(
+        command, {**planned.environment, "SIMPLETUNER_GH200_TELEMETRY": "1"}, planned.notices
+    )
 
 
 @contextmanager

@@ -12,6 +12,8 @@ Point = tuple[float, float]
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
 MOST_POINTS = 400
+LARGEST = 1e300
+"""Of what is drawn: beyond it the ends of an axis are no numbers any more."""
 COLOURS = ("#0b6e4f", "#c8553d", "#2f4b7c", "#8a5a9e", "#a07800", "#4a7f95")
 
 
@@ -54,7 +56,7 @@ def plot(
 
 def thin(points: Sequence[Point]) -> list[Point]:
     """At most ``MOST_POINTS``: of each stretch its lowest and its highest, so that no spike is lost."""
-    clean = [(x, y) for x, y in points if math.isfinite(y)]
+    clean = [(x, y) for x, y in points if abs(y) < LARGEST]
     if len(clean) <= MOST_POINTS:
         return clean
     stretch = math.ceil(len(clean) / (MOST_POINTS // 2))

@@ -1,1 +1,1 @@
-"""One file per feature. A file exports ``FEATURE``, a subclass of ``simpletuner_gh200.seams.feature.Feature``."""
+"""The features: one module or package each, exporting ``FEATURE``, a subclass of ``seams.feature.Feature``."""

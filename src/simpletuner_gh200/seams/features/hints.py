@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from simpletuner_gh200.config.parts.caches import CacheSettings
-from simpletuner_gh200.config.parts.hints import HintSettings
+from simpletuner_gh200.config.blocks import CacheSettings, HintSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.hints import optimize_batch_for_gh200, set_uvm_hint_override
@@ -23,18 +23,15 @@ LOOK_AGAIN = 500
 
 class HintsFeature(Feature):
     name = "hints"
-    seams = ("trainer.prepare_batch",)
 
     def __init__(self) -> None:
         self.batches = self.looked_at = self.helped = self.not_helped = 0
         self.reasons: Counter[str] = Counter()
         self._fruitless = 0
 
-    def request(self, settings: Settings) -> Request:
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         """On by the key or the environment; implied by any cache in unified memory; false wins over both."""
         asked = settings.part(HintSettings).enable_uvm_hints
-        # Here, because a feature that is off hears nothing more: an explicit false must reach direct callers too.
-        set_uvm_hint_override(asked)
         if asked is None:
             asked = any(settings.part(CacheSettings).served().values())
         if not asked:
@@ -43,6 +40,10 @@ class HintsFeature(Feature):
 
     def demo_config(self) -> dict[str, Any]:
         return {"gh200_optimizations": {"enable_uvm_hints": True}}
+
+    def configured(self) -> None:
+        """An explicit false must reach direct callers too, although the feature is off then."""
+        set_uvm_hint_override(self.settings.part(HintSettings).enable_uvm_hints)
 
     def start(self, trainer: Any) -> None:
         set_uvm_hint_override(True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,6 @@ EVERY_SECONDS = 0.5
 
 class PressureFeature(Feature):
     name: ClassVar[str] = "pressure"
-    seams: ClassVar[tuple[str, ...]] = ("trainer.train",)
 
     root: ClassVar[Path] = ROOT
     """Where the machine's memory is read from."""
@@ -31,15 +31,11 @@ class PressureFeature(Feature):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def request(self, settings: Settings) -> Request:
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         return "auto" if settings.any_given else "off"
 
     def before_train(self, trainer: Any) -> None:
-        """Features that hold memory for speed have a ``memory_relief`` method."""
-        reliefs: list[Relief] = []
-        for feature in self.runtime.features:
-            if self.runtime.feature_on(feature.name) and hasattr(feature, "memory_relief"):
-                reliefs += feature.memory_relief()
+        reliefs: list[Relief] = [relief for feature in self.runtime.features_on for relief in feature.memory_relief()]
         if not reliefs:
             return
         self._valve = PressureValve(reliefs)

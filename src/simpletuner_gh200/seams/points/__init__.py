@@ -1,1 +1,4 @@
-"""One file per seam. A file exports ``SEAM``; see ``simpletuner_gh200.seams.seam``."""
+"""What we put at the places of the contract: one file per upstream module, named as in ``upstream/contract``.
+
+Each exports ``SEAMS``, a tuple of ``simpletuner_gh200.seams.seam.Seam``.
+"""

@@ -1,4 +1,4 @@
-"""Seam 1: make our blocks legal flags. SimpleTuner builds argparse and its Web UI from this registry."""
+"""Our blocks as fields: SimpleTuner builds its argument parser and its Web UI from this registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from simpletuner_gh200.config.legacy import LEGACY_FLAG
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.seams.patch import AnyPatch, EntryPatch
+from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
 
@@ -47,9 +47,9 @@ def _fields(module: ModuleType) -> list[Any]:
     return [*shown, older]
 
 
-def _patches(module: ModuleType, runtime: Runtime) -> Sequence[AnyPatch]:
+def _add_field(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     registry = module.field_registry
-    return [EntryPatch(registry._fields, field.name, field) for field in _fields(module)]
+    return [put(registry._fields, field.name, field) for field in _fields(module)]
 
 
-SEAM = Seam("field_registry.add_field", _patches)
+SEAMS = (Seam("field_registry.add_field", _add_field),)

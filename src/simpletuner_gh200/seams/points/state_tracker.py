@@ -1,4 +1,4 @@
-"""Seam: the accessors that the earlier guides name on ``StateTracker``."""
+"""The accessors that the earlier guides name on ``StateTracker``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from simpletuner_gh200.seams.patch import AnyPatch, add_attribute
+from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
 
 
-def _patches(module: ModuleType, runtime: Runtime) -> Sequence[AnyPatch]:
+def _class(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     override: dict[str, Any] = {}
 
     def get_raw_config(cls: Any) -> Any:
@@ -31,7 +31,7 @@ def _patches(module: ModuleType, runtime: Runtime) -> Sequence[AnyPatch]:
         override["runtime"] = value
 
     accessors = (get_raw_config, set_raw_config, get_gh200_runtime_config, set_gh200_runtime_config)
-    return [add_attribute(module.StateTracker, method.__name__, classmethod(method)) for method in accessors]
+    return [put(module.StateTracker, method.__name__, classmethod(method)) for method in accessors]
 
 
-SEAM = Seam("state_tracker.class", _patches)
+SEAMS = (Seam("state_tracker.class", _class),)

@@ -1,1 +1,4 @@
-"""One file per seam. A file exports ``SPEC``; see ``simpletuner_gh200.upstream.spec``."""
+"""The contract, one file per module of SimpleTuner (or of accelerate), each exporting ``SPECS``.
+
+What we put at these places is in ``seams/points``, in a file of the same name.
+"""

@@ -1,0 +1,214 @@
+"""Every key of ours: the models of both training blocks and of the dataset block, part by part.
+
+To add a key, add a field to its model; to add a part, add its model here and a row to ``PARTS``. Validation, ``gh200
+config check``, the reference page and the environment's variables follow from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from simpletuner_gh200.config.part import DATASET_BLOCK, Part, PartModel, flag_from_text
+
+HINTS_VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
+
+MOST_WORKERS = 72
+"""Cores of a Grace CPU; more loader threads than that were never useful to the earlier system either."""
+
+CacheType = Literal["unified_memory", "standard"]
+
+
+class CacheSettings(PartModel):
+    """Which of SimpleTuner's caches live in slabs, and with what budgets."""
+
+    vae_cache_type: CacheType = Field(default="standard", description="VAE latents.")
+    text_cache_type: CacheType = Field(default="standard", description="Text embeds.")
+    image_embed_cache_type: CacheType | None = Field(default=None, description="Image embeds; unset: as text.")
+    audio_cache_type: CacheType | None = Field(default=None, description="Audio latents; unset: as vae.")
+    distillation_cache_type: CacheType = Field(default="standard", description="Distillation caches.")
+    cache_dir: str | None = Field(
+        default=None, min_length=1, description="Folder of the packs; unset: <output_dir>/gh200/cache."
+    )
+    persistent_cache: bool = Field(default=True, description="Write and load packs; false: memory only.")
+    memory_limit_gb: float | None = Field(
+        default=None, gt=0, strict=False, description="Host budget in GiB; unset: from MemAvailable and the cgroup."
+    )
+    hbm_limit_gb: float | None = Field(
+        default=None, ge=0, strict=False, description="HBM budget in GiB; unset: from free HBM less headroom."
+    )
+    slab: Literal["auto", "registered", "managed", "host"] = Field(
+        default="auto", description="How slabs are allocated; an explicit choice is obeyed or refused."
+    )
+    fill: Literal["start", "lazy"] = Field(default="start", description="Fill at start-up or on first use.")
+
+    def served(self) -> dict[str, bool]:
+        """Kind of cache -> whether we serve it, with the defaults that follow another key resolved."""
+        audio = self.audio_cache_type or self.vae_cache_type
+        image = self.image_embed_cache_type or self.text_cache_type
+        kinds = {
+            "vae": self.vae_cache_type,
+            "text": self.text_cache_type,
+            "image_embed": image,
+            "audio": audio,
+            "distillation": self.distillation_cache_type,
+        }
+        return {kind: value == "unified_memory" for kind, value in kinds.items()}
+
+
+class HintSettings(PartModel):
+    """Placement hints."""
+
+    enable_uvm_hints: bool | None = Field(
+        default=None,
+        description="Placement hints on batches and slabs. Overrides the environment; implied true by any cache of "
+        "type unified_memory; false also returns the caches to standard.",
+    )
+
+
+def hints_switch_in(environment: Mapping[str, str]) -> bool | None:
+    """What the environment says about hints; None where it says nothing. Raises ValueError for anything else."""
+    text = environment.get(HINTS_VARIABLE)
+    return flag_from_text(text) if text else None
+
+
+class OversubscriptionSettings(PartModel):
+    """Memory beyond HBM for torch's own allocations."""
+
+    use_uvm: bool = Field(default=False, description="Route torch's allocations through a managed memory pool.")
+    uvm_oversubscription_ratio: float = Field(
+        default=5.0, gt=0, strict=False, description="Byte limit of the pool, as a multiple of HBM."
+    )
+    uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = Field(
+        default="gpu_first", description="Where pages of the pool prefer to live."
+    )
+    uvm_scope: Literal["optimizer", "all"] = Field(
+        default="optimizer", description="Which allocations go there: optimizer state and EMA, or all."
+    )
+
+
+OVERSUBSCRIPTION_VARIABLES = {
+    "use_uvm": "GH200_USE_UVM",
+    "uvm_oversubscription_ratio": "GH200_UVM_OVERSUBSCRIPTION_RATIO",
+    "uvm_access_pattern": "GH200_UVM_ACCESS_PATTERN",
+}
+
+
+class PrefetchSettings(PartModel):
+    """How batches of unified caches reach the device, and how many SimpleTuner prepares ahead."""
+
+    enable_prefetch: bool = Field(
+        default=True,
+        description="Copy batches of unified caches to the device on a side stream, without the CPU waiting; false: "
+        "they are handed over in CPU memory.",
+    )
+    prefetch_depth: Literal["auto"] | int = Field(
+        default="auto",
+        description="Batches that SimpleTuner prepares ahead: auto leaves it as SimpleTuner is set, a number from 1 "
+        "switches on its own dataloader_prefetch with a queue of that length.",
+    )
+
+
+def _check_prefetch(model: PrefetchSettings) -> list[tuple[str, str]]:
+    depth = model.prefetch_depth
+    return [("prefetch_depth", f"{depth} is below 1")] if isinstance(depth, int) and depth < 1 else []
+
+
+class RampSettings(PartModel):
+    """The batch ramp."""
+
+    enable_batch_size_rampup: bool = Field(
+        default=False, description="Grow the effective batch over the run by exact accumulation windows."
+    )
+    initial_effective_batch_size: int | None = Field(
+        default=None, ge=1, description="Effective batch, over all ranks, of the first window."
+    )
+    target_effective_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Effective batch at the end of the ramp; unset: train_batch_size x world x "
+        "gradient_accumulation_steps.",
+    )
+    batch_rampup_steps: int | None = Field(
+        default=None, ge=1, description="Length of the ramp in micro-batches per rank."
+    )
+    ramp_curve: Literal["quadratic", "linear", "stepwise"] = Field(
+        default="quadratic", description="Shape of the ramp."
+    )
+    ramp_increment: int | None = Field(
+        default=None, ge=1, description="Effective batch added at each step of a stepwise ramp."
+    )
+    ramp_lr_rule: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="Tie the learning rate to the effective batch. Never on by itself."
+    )
+
+
+def _check_ramp(model: RampSettings) -> list[tuple[str, str]]:
+    if not model.enable_batch_size_rampup:
+        return []
+    problems = []
+    for key in ("initial_effective_batch_size", "batch_rampup_steps"):
+        if getattr(model, key) is None:
+            problems.append((key, "needed when enable_batch_size_rampup is true, and not set"))
+    if model.ramp_curve == "stepwise" and model.ramp_increment is None:
+        problems.append(("ramp_increment", "needed when ramp_curve is 'stepwise', and not set"))
+    return problems
+
+
+class InMemorySettings(PartModel):
+    """``in_memory`` in a dataset entry of type ``in_memory``."""
+
+    compression: Literal["lz4", "zlib", "snappy", "zstd", "auto"] | None = Field(
+        default=None, description="Codec of what is held; unset: raw."
+    )
+    num_workers: int | None = Field(
+        default=None, ge=1, description=f"Staging threads; unset: the machine's cores, {MOST_WORKERS} at most."
+    )
+    memory_limit_gb: float | None = Field(
+        default=None, gt=0, strict=False, description="Hard ceiling, in GiB, on what is held."
+    )
+    max_corruption_rate: float = Field(
+        default=0.01, ge=0, le=1, strict=False, description="Share of broken images above which the run stops."
+    )
+    verify: Literal["header", "decode", "none"] = Field(
+        default="header", description="How images are checked while they are staged."
+    )
+    file_extensions: tuple[str, ...] | None = Field(
+        default=None, strict=False, description="Stage only these; unset: every file."
+    )
+    per_node: Literal["all", "shard"] = Field(
+        default="all", description="Stage all of the dataset on each node, or only what its ranks read."
+    )
+
+    def workers(self) -> int:
+        return self.num_workers or min(MOST_WORKERS, os.cpu_count() or 1)
+
+
+PARTS = (
+    Part("cache_config", "caches", CacheSettings),
+    Part(
+        "gh200_optimizations",
+        "hints",
+        HintSettings,
+        environment={"enable_uvm_hints": HINTS_VARIABLE},
+        from_environment={"enable_uvm_hints": flag_from_text},
+    ),
+    Part(
+        "gh200_optimizations",
+        "oversubscription",
+        OversubscriptionSettings,
+        environment=OVERSUBSCRIPTION_VARIABLES,
+        from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
+    ),
+    Part("gh200_optimizations", "prefetch", PrefetchSettings, check=_check_prefetch),
+    Part("gh200_optimizations", "ramp", RampSettings, check=_check_ramp),
+    Part(DATASET_BLOCK, "store", InMemorySettings),
+)
+"""Grouped by block, in the order in which they are shown."""
+
+
+def parts_of(block: str) -> tuple[Part, ...]:
+    return tuple(part for part in PARTS if part.block == block)

@@ -1,0 +1,154 @@
+"""An entry of SimpleTuner's dataset list, and every rule about it: the only place where one is written.
+
+Defaults, spellings and paths are taken as SimpleTuner takes them, so that what is checked before a run is what the
+run will use: a path is stripped of blanks, ``{model_family}`` is filled in, and ``~`` and ``$HOME`` stay as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.config.blocks import InMemorySettings
+from simpletuner_gh200.config.part import DATASET_BLOCK
+from simpletuner_gh200.config.settings import resolve_dataset
+from simpletuner_gh200.errors import ConfigError, Problem
+
+IN_MEMORY = "in_memory"
+"""The type of an entry whose files we hold."""
+
+_ON_THIS_MACHINE = {"local", IN_MEMORY}
+_HOLD_CACHES = {"text_embeds", "image_embeds", "conditioning_image_embeds", "distillation_cache"}
+_DEALT = {"image", "video", "conditioning", "eval"}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One entry, read by the rules."""
+
+    entry: Mapping[str, Any]
+    model_family: str | None = None
+    """What ``{model_family}`` in a path stands for; in a rank SimpleTuner has filled it in already."""
+
+    @property
+    def id(self) -> str:
+        return str(self.entry.get("id"))
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return f"dataset {self.entry.get('id')!r}"
+
+    @property
+    def enabled(self) -> bool:
+        return not self.entry.get("disabled") and not self.entry.get("disable")
+
+    @property
+    def type(self) -> str:
+        """Where its files are: ``local``, ``in_memory``, ``aws`` and so on."""
+        return str(self.entry.get("type", "local"))
+
+    @property
+    def kind(self) -> str:
+        """What its files are: ``image``, ``video``, ``text_embeds`` and so on."""
+        named = self.entry.get("dataset_type")
+        return "image" if named is None else str(named).strip().lower()
+
+    @property
+    def in_memory(self) -> bool:
+        return self.type == IN_MEMORY
+
+    @property
+    def dealt(self) -> bool:
+        """Does SimpleTuner deal its samples to the ranks? Of any other kind, every rank may read everything."""
+        return self.kind in _DEALT
+
+    @property
+    def folder(self) -> Path | None:
+        """``instance_data_dir`` as SimpleTuner takes it."""
+        return self.path("instance_data_dir", "instance_data_root")
+
+    @property
+    def held_folder(self) -> Path | None:
+        """What ``in_memory`` holds: the data, or for an entry that has none its cache."""
+        return self.folder or self.path("cache_dir")
+
+    @property
+    def local_folder(self) -> Path | None:
+        """The folder of this machine that it reads; None where there is none, or only the run will know its name."""
+        if self.type not in _ON_THIS_MACHINE or self.kind in _HOLD_CACHES:
+            return None
+        return self.folder if self.folder is not None and "{" not in str(self.folder) else None
+
+    def path(self, *keys: str) -> Path | None:
+        """The path under the first of ``keys`` that the entry has."""
+        value = next((self.entry[key] for key in keys if key in self.entry), None)
+        text = str(value).strip() if value is not None else ""
+        if self.model_family is not None:
+            text = text.replace("{model_family}", self.model_family)
+        return Path(text) if text else None
+
+    def as_local(self) -> dict[str, Any]:
+        """The entry as SimpleTuner is to see it: files of this machine, and nothing of ours."""
+        return {key: value for key, value in self.entry.items() if key != DATASET_BLOCK} | {"type": "local"}
+
+    def settings(self) -> InMemorySettings:
+        """Its ``in_memory`` block; ConfigError with every problem in it."""
+        return resolve_dataset(self.entry.get(DATASET_BLOCK), where=f"{self.where}.{DATASET_BLOCK}")
+
+    def problems(self) -> list[Problem]:
+        """What is written wrongly: what was meant to hold it in memory and would not, and a block that is not sound."""
+        found = _misspellings(self)
+        if self.in_memory:
+            if self.held_folder is None:
+                remedy = "name the folder to hold in memory"
+                found.append(Problem(f"{self.where}.instance_data_dir", "not set", remedy))
+            try:
+                self.settings()
+            except ConfigError as bad:
+                found.extend(bad.problems)
+        return found
+
+    def missing(self) -> list[Problem]:
+        """What it names and this machine does not have."""
+        folder = self.local_folder
+        if folder is None or folder.is_dir():
+            return []
+        literal = str(folder).startswith("~") or "$" in str(folder)
+        remedy = "SimpleTuner expands no ~ and no $: write it out" if literal else "create it or correct the path"
+        return [Problem(f"{self.where}.instance_data_dir", f"{str(folder)!r}: no such folder", remedy)]
+
+
+def with_in_memory_for_all(entries: Iterable[dict[str, Any]], block: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The entries with the older training-wide ``data_backend`` spelling applied to every local image dataset."""
+    if block is None:
+        return list(entries)
+    return [
+        {**entry, "type": IN_MEMORY, DATASET_BLOCK: block}
+        if (dataset := Dataset(entry)).type == "local" and dataset.kind == "image"
+        else entry
+        for entry in entries
+    ]
+
+
+def _misspellings(dataset: Dataset) -> list[Problem]:
+    problems = []
+    if not dataset.in_memory:
+        if _alike(dataset.type, IN_MEMORY) > 0.75:
+            problems.append(
+                Problem(f"{dataset.where}.type", f"{dataset.type!r} is unknown", "did you mean 'in_memory'?")
+            )
+        elif DATASET_BLOCK in dataset.entry:
+            message = f"has no effect on type {dataset.type!r}"
+            problems.append(Problem(f"{dataset.where}.in_memory", message, 'set "type": "in_memory"'))
+    for key in dataset.entry:
+        if key != DATASET_BLOCK and _alike(key, DATASET_BLOCK) > 0.8:
+            problems.append(Problem(f"{dataset.where}.{key}", "unknown key", "did you mean 'in_memory'?"))
+    return problems
+
+
+def _alike(word: str, wanted: str) -> float:
+    return difflib.SequenceMatcher(None, word, wanted).ratio()

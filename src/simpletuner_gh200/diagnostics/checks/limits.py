@@ -1,0 +1,133 @@
+"""GH307 to GH311: what the kernel and the container grant a process."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.units import GIB, KIB, MIB, format_bytes
+
+_MORE_LOCKED = (
+    "docker run --ulimit memlock=-1; Slurm: PropagateResourceLimitsExcept=MEMLOCK; else /etc/security/limits.conf"
+)
+
+LEAST_FILES = 1024
+GOOD_FILES = 16384
+_MORE_FILES = "ulimit -n 65536, or docker run --ulimit nofile=65536:65536"
+
+ENOUGH_SHARED = GIB
+_MORE_SHARED = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium: Memory at /dev/shm"
+_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB}
+
+_HUGE_PAGES = "sys/kernel/mm/transparent_hugepage"
+
+
+def locked_memory(context: Context) -> Finding:
+    limit = context.limit("Max locked memory")
+    if limit is None:
+        return passed("unlimited")
+    shown = f"{format_bytes(limit)} may be locked"
+    if limit >= 8 * GIB:
+        return warned(f"{shown}; slabs beyond that can't be registered", _MORE_LOCKED)
+    return failed(shown, _MORE_LOCKED) if context.nvidia_gpus or context.has_device else warned(shown, _MORE_LOCKED)
+
+
+def open_files(context: Context) -> Finding:
+    limit = context.limit("Max open files")
+    if limit is None or limit >= GOOD_FILES:
+        return passed("unlimited" if limit is None else f"{limit}")
+    if limit < LEAST_FILES:
+        return failed(f"{limit} files may be open at once", _MORE_FILES)
+    return warned(f"{limit} files may be open at once; staging with many workers wants {GOOD_FILES}", _MORE_FILES)
+
+
+def shared_memory(context: Context) -> Finding:
+    size = _mounted_size(context)
+    if size is None:
+        return warned("/dev/shm is not mounted", _MORE_SHARED)
+    if size < ENOUGH_SHARED:
+        return warned(f"/dev/shm holds {format_bytes(size)}", _MORE_SHARED)
+    return passed(f"/dev/shm holds {format_bytes(size)}")
+
+
+def _mounted_size(context: Context) -> int | None:
+    """Bytes that /dev/shm may hold: its size option, or what the kernel says where it has none."""
+    for line in (context.read("proc/mounts") or "").splitlines():
+        words = line.split()
+        if len(words) > 3 and words[1] == "/dev/shm":
+            found = re.search(r"\bsize=(\d+)([kmg]?)", words[3])
+            if found:
+                return int(found[1]) * _UNITS[found[2]]
+            usage = os.statvfs(context.root / "dev/shm")
+            return usage.f_blocks * usage.f_frsize
+    return None
+
+
+def huge_pages(context: Context) -> Finding:
+    mode = _chosen(context.read(f"{_HUGE_PAGES}/enabled"))
+    if mode is None:
+        return skipped("the kernel has no transparent huge pages")
+    shared = _chosen(context.read(f"{_HUGE_PAGES}/shmem_enabled")) or "not available"
+    shown = f"anonymous memory: {mode}; shared memory: {shared}"
+    if mode == "never":
+        fix = f"echo madvise > /{_HUGE_PAGES}/enabled as root: large slabs then cost far fewer page faults"
+        return warned(shown, fix)
+    return passed(shown)
+
+
+def _chosen(text: str | None) -> str | None:
+    """``always [madvise] never`` -> ``madvise``"""
+    found = re.search(r"\[(\w+)\]", text or "")
+    return found[1] if found else None
+
+
+def cores_for_workers(context: Context) -> Finding:
+    usable = context.cores
+    asked = (
+        {name: block.num_workers for name, _folder, block in context.training.in_memory()} if context.training else {}
+    )
+    over = {name: workers for name, workers in asked.items() if workers and workers > usable}
+    if over:
+        shown = ", ".join(f"{name}: {workers}" for name, workers in over.items())
+        return warned(
+            f"{usable} cores may be used; num_workers asks for more ({shown})",
+            f"set num_workers to {usable}, or leave it out; or give the container more CPUs",
+        )
+    return passed(f"{usable} cores may be used")
+
+
+CHECKS = (
+    Check(
+        code="GH307",
+        what="limit on locked memory",
+        why="Slabs that the GPU copies from, and NCCL's buffers, are locked; containers often allow 64 KiB to 8 MiB.",
+        run=locked_memory,
+    ),
+    Check(
+        code="GH308",
+        what="limit on open files",
+        why="Staging workers, shared slabs, sockets between ranks and SimpleTuner's own readers each hold some open.",
+        run=open_files,
+    ),
+    Check(
+        code="GH309",
+        what="/dev/shm",
+        why="NCCL and torch's workers meet there; Docker gives 64 MiB. Our own slabs are memfds: they don't need it, "
+        "but the container's memory limit counts both.",
+        run=shared_memory,
+    ),
+    Check(
+        code="GH310",
+        what="huge pages",
+        why="The first touch of fresh small pages, not reading, is what limits how fast a dataset is staged.",
+        run=huge_pages,
+    ),
+    Check(
+        code="GH311",
+        what="cores and staging workers",
+        why="More workers than cores only take turns. A container's CPU quota counts, not what nproc of the host says.",
+        run=cores_for_workers,
+    ),
+)

@@ -1,0 +1,194 @@
+"""GH4xx: the given training configuration: its blocks, its datasets, its caches, its ramp."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
+from simpletuner_gh200.config.legacy import OLDER_KEYS
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
+from simpletuner_gh200.config.training import Training
+from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.context import Context, folder_bytes
+from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.units import format_bytes, gib_to_bytes
+from simpletuner_gh200.upstream.options import REMOVED, option_names
+
+_OURS = {*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"}
+
+
+def configuration(context: Context) -> Finding:
+    training = context.training
+    if training is None:
+        return skipped("no configuration was given")
+    if training.problems:
+        found = " | ".join(map(str, training.problems))
+        return failed(found, f"correct them; then: gh200 config check {context.config}")
+    blocks = [name for name, block in (training.settings.given_blocks if training.settings else {}).items() if block]
+    return passed(f"{context.config}: {len(training.datasets)} datasets; blocks of ours: {', '.join(blocks) or 'none'}")
+
+
+def removed_options(context: Context) -> Finding:
+    if context.training is None:
+        return skipped("no configuration was given")
+    package = context.package("simpletuner")
+    if package is None:
+        return skipped("SimpleTuner is not installed here")
+    known = option_names(package)
+    gone = [key for key in context.training.values if key not in known and key not in _OURS]
+    if not gone:
+        return passed("this SimpleTuner knows every option in it")
+    shown = ", ".join(f"{key} ({REMOVED[key]})" if key in REMOVED else key for key in sorted(gone))
+    return warned(
+        f"not known to this SimpleTuner: {shown}",
+        "remove them from the configuration: an unknown option is dropped in silence, or stops SimpleTuner's parser",
+    )
+
+
+def datasets_exist(context: Context) -> Finding:
+    if context.training is None:
+        return skipped("no configuration was given")
+    folders = dict(context.training.local_datasets())
+    if not folders:
+        return skipped("no dataset in it reads a folder of this machine")
+    bad = [f"{name}: {folder}" for name, folder in folders.items() if not folder.is_dir()]
+    bad += [
+        f"{name}: {folder} (empty)" for name, folder in folders.items() if folder.is_dir() and not os.listdir(folder)
+    ]
+    if bad:
+        return failed(f"missing or empty: {'; '.join(bad)}", "mount the data, or correct instance_data_dir")
+    return passed(f"{len(folders)} folder{'s' if len(folders) > 1 else ''} with files")
+
+
+def datasets_fit(context: Context) -> Finding:
+    if context.training is None:
+        return skipped("no configuration was given")
+    wanted = [entry for entry in context.training.in_memory() if entry[1].is_dir()]
+    if not wanted:
+        return skipped("no in-memory dataset in it")
+    sizes = {name: folder_bytes(folder) for name, folder, _block in wanted}
+    over = [
+        f"{name}: {format_bytes(sizes[name])} over its memory_limit_gb of {block.memory_limit_gb:g}"
+        for name, _folder, block in wanted
+        if block.memory_limit_gb is not None and sizes[name] > gib_to_bytes(block.memory_limit_gb)
+    ]
+    if over:
+        return failed(
+            "; ".join(over),
+            "raise memory_limit_gb, or leave files out with file_extensions; compression helps captions, not JPEG",
+        )
+    available, total = host_memory(context.root).available, sum(sizes.values())
+    shown = f"{format_bytes(total)} of files, {format_bytes(available)} of memory available"
+    if total > available:
+        return failed(shown, "hold fewer datasets in memory, or use a machine or container limit with more")
+    return passed(shown)
+
+
+def cache_folder(context: Context) -> Finding:
+    training = context.training
+    if training is None or training.settings is None:
+        return skipped("no configuration was given, or its blocks are not sound")
+    caches = training.settings.part(CacheSettings)
+    if not any(caches.served().values()) or not caches.persistent_cache:
+        return skipped("no persistent cache of ours in it")
+    folder = Path(caches.cache_dir or Path(str(training.values.get("output_dir", "output")), "gh200", "cache"))
+    existing = next(level for level in (folder.absolute(), *folder.absolute().parents) if level.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return failed(f"{folder}: no writing in {existing}", "set cache_config.cache_dir to a folder you may write")
+    usage = os.statvfs(existing)
+    return _room(folder, usage.f_bavail * usage.f_frsize, _expected(training))
+
+
+def _room(folder: Path, free: int, expected: int) -> Finding:
+    shown = f"{folder}: {format_bytes(free)} free, packs of at most about {format_bytes(expected)} expected"
+    if free < expected:
+        return warned(shown, "free space there, or set cache_config.cache_dir to another disk")
+    return passed(shown)
+
+
+def _expected(training: Training) -> int:
+    """Packs hold what SimpleTuner's own cache files hold: as much as those that exist, else as much as the data."""
+    folders = [dataset.path(key) for dataset in training.enabled() for key in ("cache_dir_vae", "cache_dir")]
+    cached = sum(folder_bytes(folder) for folder in folders if folder is not None and folder.is_dir())
+    return cached or sum(folder_bytes(folder) for _name, folder in training.local_datasets() if folder.is_dir())
+
+
+def ramp_divides(context: Context) -> Finding:
+    training = context.training
+    if training is None or training.settings is None:
+        return skipped("no configuration was given, or its blocks are not sound")
+    ramp = training.settings.part(RampSettings)
+    if not ramp.enable_batch_size_rampup:
+        return skipped("no ramp in it")
+    per_micro_batch = _whole(training.values.get("train_batch_size", 1)) * _whole(
+        training.values.get("num_processes", 1)
+    )
+    sizes = {"initial": ramp.initial_effective_batch_size, "target": ramp.target_effective_batch_size}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    below = {name: size for name, size in given.items() if size < per_micro_batch}
+    uneven = {name: size for name, size in given.items() if size > per_micro_batch and size % per_micro_batch}
+    if "initial" in given and "target" in given and given["target"] < given["initial"]:
+        return warned(
+            f"the target {given['target']} is below the initial {given['initial']}",
+            "exchange them if that is not meant",
+        )
+    if uneven:
+        return failed(
+            f"{_sizes(uneven)} is no multiple of train_batch_size x ranks = {per_micro_batch}",
+            f"use multiples of {per_micro_batch}; see the windows: gh200 ramp {context.config}",
+        )
+    if below:
+        return warned(
+            f"{_sizes(below)} is below train_batch_size x ranks = {per_micro_batch}: accumulation is 1 there",
+            f"use at least {per_micro_batch}, or a smaller train_batch_size",
+        )
+    return passed(f"{_sizes(given)}, in micro-batches of {per_micro_batch} over all ranks")
+
+
+def _whole(value: object) -> int:
+    return max(1, int(str(value)))
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+CHECKS = (
+    Check(
+        code="GH401",
+        what="configuration",
+        why="A key that is misspelt, or a value out of its range, stops the run at its start.",
+        run=configuration,
+    ),
+    Check(
+        code="GH402",
+        what="options that SimpleTuner removed",
+        why="Between releases options are renamed and removed; an old configuration then does less than it says.",
+        run=removed_options,
+    ),
+    Check(
+        code="GH403",
+        what="dataset folders",
+        why="A folder that is not mounted is found out minutes into the start of a run.",
+        run=datasets_exist,
+    ),
+    Check(
+        code="GH404",
+        what="in-memory datasets against memory",
+        why="A dataset that doesn't fit is refused when the run starts; better to know before.",
+        run=datasets_fit,
+    ),
+    Check(
+        code="GH405",
+        what="folder of the unified caches",
+        why="Packs are written there while training starts; a full disk makes every later start slow again.",
+        run=cache_folder,
+    ),
+    Check(
+        code="GH406",
+        what="batch ramp",
+        why="The effective batch grows in whole micro-batches: sizes in between are rounded.",
+        run=ramp_divides,
+    ),
+)

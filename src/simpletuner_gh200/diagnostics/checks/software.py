@@ -1,0 +1,185 @@
+"""GH1xx: what is installed, and what the environment tells it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import distributions
+
+from packaging.version import InvalidVersion, Version
+
+from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, rejected_keys
+from simpletuner_gh200.config.settings import our_variables, read_variables
+from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.errors import ConfigError
+from simpletuner_gh200.store.codecs import PACKAGES
+from simpletuner_gh200.upstream.check import check_remembered
+from simpletuner_gh200.upstream.source import FolderSource, JoinedSource, Source
+
+_BINDINGS = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
+OLDEST_SIMPLETUNER = Version("3.1.0")
+
+
+def torch_build(context: Context) -> Finding:
+    torch = context.torch
+    if torch is None:
+        return failed("torch is not installed here", "pip install torch, from the index that has CUDA builds")
+    if torch.cuda:
+        return passed(f"torch {torch.version}, built for CUDA {torch.cuda}")
+    if torch.hip:
+        return warned(f"torch {torch.version} is built for AMD (HIP {torch.hip})", "what needs CUDA stays off here")
+    if not context.nvidia_gpus:
+        return passed(f"torch {torch.version}, a CPU build; no NVIDIA GPU here either")
+    return failed(
+        f"torch {torch.version} is a CPU build on a machine with an NVIDIA GPU ({', '.join(context.nvidia_gpus)})",
+        _torch_fix(context.machine),
+    )
+
+
+def _torch_fix(machine: str) -> str:
+    if machine in {"aarch64", "arm64"}:
+        return (
+            "aarch64 wheels of torch 2.8 to 2.10 on the public index are CPU-only: pip install 'torch>=2.11', "
+            "or take a CUDA wheel from PyTorch's own index (its start page gives the command)"
+        )
+    return "install torch's CUDA wheel: PyTorch's start page gives the command for your CUDA version"
+
+
+def allocator_options(context: Context) -> Finding:
+    given = {name: context.environment[name] for name in VARIABLES if context.environment.get(name)}
+    if not given:
+        return passed("not set")
+    rejected = {name: keys for name, text in given.items() if (keys := rejected_keys(text, context.torch))}
+    if not rejected:
+        return passed("; ".join(f"{name}={text}" for name, text in given.items()))
+    shown = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in rejected.items())
+    version = context.torch.version if context.torch else "?"
+    every_key = {key for keys in rejected.values() for key in keys}
+    return failed(f"torch {version} rejects {shown}", _allocator_fix(every_key))
+
+
+def _allocator_fix(keys: set[str]) -> str:
+    ours = sorted(keys & OUR_KEYS.keys())
+    if not ours:
+        return "remove these keys from the variable"
+    carried = ", ".join(f"{key} -> {OUR_KEYS[key]}" for key in ours)
+    return f'eval "$(gh200 env)" removes them; their meaning is carried by our own settings: {carried}'
+
+
+def python_bindings(context: Context) -> Finding:
+    missing = [package for module, package in _BINDINGS.items() if context.package(module) is None]
+    if not missing:
+        return passed("cuda-bindings and nvidia-ml-py are installed")
+    if not context.nvidia_gpus:
+        return passed(f"not installed, and not needed without an NVIDIA GPU: {', '.join(missing)}")
+    return failed(f"not installed: {', '.join(missing)}", "pip install 'simpletuner-gh200[cuda]'")
+
+
+def simpletuner_version(context: Context) -> Finding:
+    where = list(context.search_path) if context.search_path is not None else sys.path
+    found = [item.version for item in distributions(name="simpletuner", path=where)]
+    if not found:
+        return failed("SimpleTuner is not installed here", "pip install simpletuner, as its own guide says")
+    try:
+        version = Version(found[0])
+    except InvalidVersion:
+        return warned(f"SimpleTuner {found[0]}: not a release number", "gh200 upstream check tells what holds")
+    if version < OLDEST_SIMPLETUNER:
+        return failed(f"SimpleTuner {version} is older than {OLDEST_SIMPLETUNER}", "pip install --upgrade simpletuner")
+    return passed(f"SimpleTuner {version}")
+
+
+def seams(context: Context) -> Finding:
+    source = _installed_packages(context)
+    if source is None:
+        return skipped("SimpleTuner is not installed here")
+    verdict = check_remembered(source)
+    if verdict.ok:
+        here = sum(row.status == "ok" for row in verdict.seams)
+        return passed(f"{here} seams hold; not in this release: {len(verdict.seams) - here}")
+    lost = [name for name, status in verdict.features.items() if not status.on]
+    broken = "; ".join(f"{row.name}: {row.found}" for row in verdict.broken)
+    return failed(f"{broken}. Off because of it: {', '.join(lost)}", "use a release that `gh200 upstream check` passes")
+
+
+def _installed_packages(context: Context) -> JoinedSource | None:
+    """Each package from where an import with this search path would take it."""
+    packages: dict[str, Source] = {}
+    for package in ("simpletuner", "accelerate"):
+        folder = context.package(package)
+        if folder is not None:
+            packages[package] = FolderSource(folder.parent, f"installed {package}")
+    return JoinedSource("installed", packages) if "simpletuner" in packages else None
+
+
+def codec_libraries(context: Context) -> Finding:
+    missing = {codec for codec, package in PACKAGES.items() if not context.package(package)}
+    blocks = [block for _id, _folder, block in context.training.in_memory()] if context.training else []
+    wanted = {"lz4" if block.compression == "auto" else block.compression for block in blocks}
+    if missing & wanted:
+        names = ", ".join(sorted(missing & {name for name in wanted if name}))
+        return failed(f"asked for, and no library here has it: {names}", "pip install 'simpletuner-gh200[codecs]'")
+    if missing:
+        return warned(f"no library for: {', '.join(sorted(missing))}", "pip install 'simpletuner-gh200[codecs]'")
+    return passed("lz4, snappy, zstd, zlib")
+
+
+def environment_variables(context: Context) -> Finding:
+    ours = ("SIMPLETUNER_GH200", *(variable for variable, _part, _key in our_variables()))
+    given = {name: context.environment[name] for name in ours if name in context.environment}
+    if given.get("SIMPLETUNER_GH200") == "0":
+        return warned("SIMPLETUNER_GH200=0: the extension is switched off, also for `gh200 train`", "unset it")
+    try:
+        read_variables(given)
+    except ConfigError as invalid:
+        return failed("; ".join(str(problem) for problem in invalid.problems), 'unset them, or eval "$(gh200 env)"')
+    if not given:
+        return passed("none set; defaults hold")
+    return passed(", ".join(f"{name}={value}" for name, value in given.items()))
+
+
+CHECKS = (
+    Check(
+        code="GH101",
+        what="torch build",
+        why="A CPU build of torch on a GPU machine trains on the CPU, or not at all, and says nothing about it.",
+        run=torch_build,
+    ),
+    Check(
+        code="GH102",
+        what="CUDA allocator options",
+        why="torch parses them at the first use of CUDA: an unknown key raises there, and the next use may crash. The "
+        "use_uvm keys of earlier guides exist only in privately patched builds.",
+        run=allocator_options,
+    ),
+    Check(
+        code="GH103",
+        what="NVIDIA's Python bindings",
+        why="Unified memory and GPU telemetry call the driver through them; stock torch has no such calls.",
+        run=python_bindings,
+    ),
+    Check(
+        code="GH104",
+        what="SimpleTuner version",
+        why="The extension knows SimpleTuner from 3.1 on.",
+        run=simpletuner_version,
+    ),
+    Check(
+        code="GH105",
+        what="seams",
+        why="Each feature hooks SimpleTuner at a few places; where one has changed, what stands on it is off.",
+        run=seams,
+    ),
+    Check(
+        code="GH106",
+        what="codec libraries",
+        why="A dataset whose compression has no library here can't be staged.",
+        run=codec_libraries,
+    ),
+    Check(
+        code="GH107",
+        what="environment variables",
+        why="A misspelt access pattern or ratio would stop the run at its start.",
+        run=environment_variables,
+    ),
+)

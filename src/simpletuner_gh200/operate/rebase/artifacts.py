@@ -1,0 +1,102 @@
+"""What the workflow leaves beside the code: the log, the safety patch, the way back, the checklist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simpletuner_gh200.operate.rebase.fork_report import checklist_lines
+from simpletuner_gh200.operate.rebase.journal import Journal, write_whole
+from simpletuner_gh200.operate.rebase.repository import Repository
+from simpletuner_gh200.upstream.git import git
+
+LOG = "MERGE_LOG.txt"
+PATCH = "gh200-current.patch"
+ROLLBACK = "ROLLBACK.sh"
+CHECKLIST = "GH200_REBASE_CHECKLIST.md"
+OURS = (LOG, PATCH, ROLLBACK, CHECKLIST)
+BRANCH = "gh200-reintegration"
+
+ROLLBACK_TEXT = """#!/usr/bin/env bash
+# Goes back to where `gh200 rebase start` found this checkout. Works without gh200; asks first unless given --yes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+field() { sed -n "s/^$1: //p" MERGE_LOG.txt | head -n 1; }
+backup=$(field "Backup branch")
+original=$(field "Original branch")
+if [[ -z "$backup" ]] || ! git show-ref --verify --quiet "refs/heads/$backup"; then
+  echo "MERGE_LOG.txt names no backup branch that exists" >&2
+  exit 1
+fi
+if [[ "${1:-}" != "--yes" ]]; then
+  echo "Uncommitted changes are lost. The backup is $backup."
+  read -rp "Leave the current branch for ${original:-$backup}? (y/N) " answer
+  [[ "$answer" == [yY] ]] || exit 1
+fi
+git switch --discard-changes "${original:-$backup}"
+if [[ "$(git rev-parse HEAD)" != "$(git rev-parse "$backup")" ]]; then
+  echo "note: ${original:-$backup} has moved since; the state of then is in $backup" >&2
+fi
+"""
+
+
+def write_safety(repository: Repository, journal: Journal) -> None:
+    """The log with the names to go back to, the script that does it, and the tree's whole difference as a patch."""
+    root = repository.root
+    write_whole(root / LOG, _log_head(journal))
+    write_whole(root / ROLLBACK, ROLLBACK_TEXT, executable=True)
+    base = git(root, "merge-base", journal.original_commit, journal.onto_commit, check=False).stdout.decode().strip()
+    patch = git(root, "diff", "--binary", base or journal.onto_commit, journal.original_commit).stdout
+    temporary = root / f".{PATCH}.new"
+    temporary.write_bytes(patch)
+    temporary.replace(root / PATCH)
+
+
+def append_log(root: Path, line: str) -> None:
+    path = root / LOG
+    if path.exists():
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def write_checklist(root: Path, journal: Journal) -> None:
+    write_whole(root / CHECKLIST, "\n".join(checklist(journal)) + "\n")
+
+
+def checklist(journal: Journal) -> list[str]:
+    """Generated after every step; what a person still has to do has an empty box."""
+    lines = [
+        "# GH200 rebase checklist",
+        "",
+        f"Onto `{journal.onto_ref}` ({journal.onto_commit[:12]}), from "
+        f"`{journal.original_branch or 'a detached HEAD'}` ({journal.original_commit[:12]}). "
+        f"Backup: `{journal.backup_branch}`. Way back: `./{ROLLBACK}` or `gh200 rebase rollback`.",
+        "",
+        "## Steps",
+        "",
+        "| | step | status | result | when |",
+        "|---|---|---|---|---|",
+    ]
+    for step in journal.steps:
+        box = "[x]" if step.status == "done" else "[ ]"
+        result = step.result.replace("|", "\\|").replace("\n", "<br>")
+        lines.append(f"| {box} | {step.name} | {step.status} | {result} | {step.at} |")
+    lines += ["", "## Your tree against upstream", ""]
+    lines += list(checklist_lines(journal.fork)) if journal.fork else ["Not looked at yet."]
+    lines += ["", "## By hand", ""]
+    return [
+        *lines,
+        "- [ ] train your own configuration for a while",
+        "- [ ] compare with your baseline: gh200 baseline check",
+    ]
+
+
+def _log_head(journal: Journal) -> str:
+    fields = {
+        "Backup branch": journal.backup_branch,
+        "Original branch": journal.original_branch or "",
+        "Original commit": journal.original_commit,
+        "Onto": f"{journal.onto_ref} ({journal.onto_commit})",
+        "New branch": BRANCH,
+        "Started": journal.stamp,
+    }
+    return "".join(f"{name}: {value}\n" for name, value in fields.items())

@@ -1,0 +1,81 @@
+"""Tests of the tree, in a process of their own: upstream's before anything is touched, ours after."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from simpletuner_gh200.operate.rebase.components import HOME, VENDOR
+from simpletuner_gh200.upstream.check import check
+from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``outcome``: passed, failed, skipped."""
+
+    name: str
+    outcome: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.outcome}" + (f" ({self.detail})" if self.detail else "")
+
+
+def smoke(root: Path) -> list[Trial]:
+    """Upstream as it is: every module parses, every seam holds, the package can be imported."""
+    return [_parses(root, "simpletuner"), _contract(root), _imports(root, "import simpletuner", "import")]
+
+
+def integration(root: Path) -> list[Trial]:
+    """With our package in: seams still hold, the way in works, and off is off."""
+    on = (
+        "from simpletuner.gh200 import gh200_uvm_enabled, optimize_batch_for_gh200; import simpletuner.gh200.uvm; "
+        "from simpletuner_gh200.seams.bootstrap import active; assert active() is not None, 'not active'; "
+        "import simpletuner_gh200; where = simpletuner_gh200.__file__; "
+        f"assert where.startswith({str(root / VENDOR)!r}), where"
+    )
+    off = "assert 'simpletuner_gh200' not in sys.modules, 'imported in spite of SIMPLETUNER_GH200=0'"
+    return [
+        _parses(root, HOME),
+        _contract(root),
+        _imports(root, on, "active, with the public names"),
+        _imports(root, off, "kill switch", {"SIMPLETUNER_GH200": "0"}),
+    ]
+
+
+def _parses(root: Path, folder: str) -> Trial:
+    broken = []
+    paths = sorted((root / folder).rglob("*.py"))
+    for path in paths:
+        try:
+            ast.parse(path.read_bytes())
+        except SyntaxError as error:
+            broken.append(f"{path.relative_to(root)}: {error.msg}")
+    return Trial("syntax", "failed" if broken else "passed", "; ".join(broken[:3]) or f"{len(paths)} files")
+
+
+def _contract(root: Path) -> Trial:
+    verdict = check(with_installed_accelerate(FolderSource(root, str(root))))
+    broken = [f"{row.name}: {row.found}" for row in verdict.broken]
+    detail = "; ".join(broken) or f"SimpleTuner {verdict.version}, {len(verdict.seams)} seams"
+    return Trial("contract", "failed" if broken else "passed", detail)
+
+
+def _imports(root: Path, code: str, name: str, added: dict[str, str] | None = None) -> Trial:
+    """Import from the tree; skipped where what SimpleTuner needs is not installed in this Python."""
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **(added or {})}
+    guarded = (
+        f"import simpletuner, sys; assert simpletuner.__file__.startswith({str(root)!r}), simpletuner.__file__; {code}"
+    )
+    done = subprocess.run([sys.executable, "-c", guarded], env=environment, capture_output=True, text=True, cwd=root)
+    if done.returncode == 0:
+        return Trial(name, "passed", "")
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    missing = last.startswith("ModuleNotFoundError") and "simpletuner" not in last
+    return Trial(name, "skipped" if missing else "failed", last)

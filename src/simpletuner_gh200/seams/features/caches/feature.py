@@ -1,0 +1,217 @@
+"""Unified-memory caches: SimpleTuner's cached tensors served from slabs, attached to its backend instances."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.cache.batch import Delivery, DeviceDelivery, HostDelivery
+from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.hbm import HbmTier, through
+from simpletuner_gh200.cache.service import Caches
+from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.ceilings import embeds_allowance
+from simpletuner_gh200.memory.copier import Copier, TorchMemory
+from simpletuner_gh200.memory.driver.detect import current
+from simpletuner_gh200.memory.pressure import Relief
+from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend, ServedGrounding
+from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
+from simpletuner_gh200.seams.features.caches.found import FoundCache, find_caches
+from simpletuner_gh200.seams.patch import Patches
+from simpletuner_gh200.units import format_bytes, gib_to_bytes
+from simpletuner_gh200.upstream.features import ON
+
+logger = logging.getLogger("simpletuner_gh200")
+
+COLLATE = "simpletuner.helpers.training.collate"
+ENABLE_PREFETCH = "gh200_optimizations.enable_prefetch"
+
+
+class CachesFeature(Feature):
+    name = "caches"
+
+    def __init__(self) -> None:
+        self.batch_path: BatchPath | None = None
+        self._caches: Caches | None = None
+        self._patches = Patches()
+        self._tables: dict[int, Table] = {}
+        """By the identity of SimpleTuner's cache object."""
+        self._copier: Any = None
+        self._hbm: HbmTier | None = None
+        self._final: dict[str, Any] = {}
+        self._slabs: SlabMaker | None = None
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        if settings.part(HintSettings).enable_uvm_hints is False and not _from_environment(settings):
+            return "off"
+        return "asked" if any(settings.part(CacheSettings).served().values()) else "off"
+
+    def configured(self) -> None:
+        if self.settings.given(ENABLE_PREFETCH) and not self.runtime.feature_on(self.name):
+            logger.warning("gh200: enable_prefetch works on batches of unified caches, and none are asked for")
+
+    def demo_config(self) -> dict[str, Any]:
+        return {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+
+    def summary(self) -> dict[str, Any]:
+        return self._final or (self._caches.report() if self._caches is not None else {})
+
+    # -- moments ---------------------------------------------------------------------------------------
+
+    def data_ready(self, trainer: Any) -> None:
+        settings = self.settings.part(CacheSettings)
+        found = find_caches(settings.served())
+        if not found:
+            logger.warning("gh200: cache_config asks for unified_memory, but this run has no cache of that kind")
+            return
+        self._caches = self._open(settings, found, _pack_folder(settings, trainer))
+        self._attach(found)
+        self._caches.fill(lazy=settings.fill == "lazy")
+        self.batch_path = self._batch_path(found)
+
+    def rebuild_cache(self, cache: Any) -> None:
+        table = self._tables.get(id(cache))
+        if table is not None:
+            table.drop()
+
+    def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        if self.batch_path is not None:
+            self.batch_path.used(batch.get("latents"))
+        return batch
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        tables = self._caches.tables if self._caches is not None else {}
+        rates = {name: table.statistics.hit_rate for name, table in tables.items()}
+        values.update({f"gh200/cache/{name}/hit_rate": rate for name, rate in rates.items() if rate is not None})
+
+    def telemetry(self) -> dict[str, Any]:
+        tables = self._caches.tables if self._caches is not None else {}
+        return {
+            name: {
+                "hits": table.statistics.hits.value,
+                "misses": table.statistics.misses.value,
+                "hit_rate": table.statistics.hit_rate,
+                "batched": table.statistics.batched.value,
+                "fallbacks": table.statistics.fallbacks,
+                "fill_seconds": round(table.statistics.fill_seconds, 3),
+                "held_bytes": table.control.held,
+                "staging_lead_seconds": table.statistics.staging_lead_seconds,
+            }
+            for name, table in tables.items()
+        }
+
+    def memory_relief(self) -> list[Relief]:
+        """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
+        tables = self._caches.tables if self._caches is not None else {}
+        return [Relief(f"cache {name}", table.control.held, table.give_back) for name, table in tables.items()]
+
+    def slab_records(self) -> Iterable[SlabRecord]:
+        return tuple(self._slabs.records) if self._slabs is not None else ()
+
+    def close(self) -> None:
+        self.batch_path = None
+        self._patches.remove()
+        if self._hbm is not None:
+            self._hbm.close()
+        if self._copier is not None:
+            self._copier.close()
+        if self._caches is not None:
+            self._caches.save()
+            self._final = self._caches.report()
+            self._caches.close()
+            self._caches = None
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    def _open(self, settings: CacheSettings, found: list[FoundCache], packs: Path | None) -> Caches:
+        group = NodeGroup.from_environment("caches")
+        limit = settings.memory_limit_gb
+        self._slabs = maker = SlabMaker(current(), asked=settings.slab, ranks=group.local_world_size)
+        return Caches(
+            [cache.wanted for cache in found],
+            allowed=gib_to_bytes(limit) if limit is not None else None,
+            group=group,
+            slabs=maker,
+            tight=maker.choice.kind != "host",
+            mappable=maker.choice.kind != "managed",
+            packs=packs,
+            # Packs on the host are served from the page cache, of which there is one: a second copy would be no nearer.
+            near=maker.caps.host_node if maker.choice.kind == "registered" else None,
+        )
+
+    def _attach(self, found: list[FoundCache]) -> None:
+        assert self._caches is not None
+        backends = {id(cache.backend): cache.backend for cache in found}
+        for identity, backend in backends.items():
+            mine = [cache for cache in found if id(cache.backend) == identity]
+            routes = [Route(cache.wanted.folder, self._caches.tables[cache.wanted.name]) for cache in mine]
+            reads_itself = not hasattr(backend, "torch_load")
+            served = ServedGrounding(backend, routes[0].table) if reads_itself else ServedBackend(backend, routes)
+            self._patches.install(*served.patches)
+        self._tables = {id(cache.cache): self._caches.tables[cache.wanted.name] for cache in found}
+
+    def _batch_path(self, found: list[FoundCache]) -> BatchPath | None:
+        collate = sys.modules.get(COLLATE)
+        source = self.runtime.verdict.get("batch_path", ON)
+        if not source.on:
+            logger.warning("gh200: batches are joined by SimpleTuner itself: the batch path is %s", source)
+        if collate is None or not source.on:
+            return None
+        tables = {dataset: self._tables[id(cache.cache)] for cache in found for dataset in cache.latents_of}
+        embeds = [self._tables[id(cache.cache)] for cache in found if cache.wanted.kind == "text"]
+        return BatchPath(collate, tables, latents=self._delivery(), embeds=BufferPool(), hbm=self._hbm_tier(embeds))
+
+    def _delivery(self) -> Delivery:
+        """Copies on a side stream where there is a device and prefetch is on; else batches in CPU memory."""
+        import torch
+
+        prefetch = self.settings.part(PrefetchSettings)
+        if not prefetch.enable_prefetch:
+            return HostDelivery(BufferPool())
+        if not torch.cuda.is_available():
+            if self.settings.given(ENABLE_PREFETCH):
+                logger.warning("gh200: no CUDA device: enable_prefetch has nothing to do here")
+            return HostDelivery(BufferPool())
+        self._copier = Copier(current(), TorchMemory(f"cuda:{torch.cuda.current_device()}"))
+        return DeviceDelivery(self._copier)
+
+    def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:
+        """None without a device of its own memory: then embeds are joined on the host."""
+        limit = self.settings.part(CacheSettings).hbm_limit_gb
+        if self._copier is None or not embeds:
+            if limit is not None:
+                why = "batches are not put on a device" if self._copier is None else "no text cache is served"
+                logger.warning("gh200: hbm_limit_gb has nothing to do here: %s", why)
+            return None
+        import torch
+
+        driver, ordinal = current(), torch.cuda.current_device()
+        free, _total = driver.memory_info(ordinal)
+        asked = gib_to_bytes(limit) if limit is not None else None
+        allowed = embeds_allowance(driver.capabilities(ordinal), free, asked)
+        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed.size), allowed.why)
+        self._hbm = HbmTier(embeds, allowed.size, through(self._copier, torch.device("cuda", ordinal)))
+        return self._hbm
+
+
+def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
+    if not settings.persistent_cache:
+        return None
+    if settings.cache_dir is not None:
+        return Path(settings.cache_dir)
+    return Path(trainer.config.output_dir) / "gh200" / "cache"
+
+
+def _from_environment(settings: Settings) -> bool:
+    return settings.origins.get("gh200_optimizations.enable_uvm_hints", "").startswith("environment")
+
+
+FEATURE = CachesFeature

@@ -1,0 +1,209 @@
+"""The batch ramp: made from the settings, kept across checkpoints, in force while the loop runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import ceil
+from typing import Any, ClassVar
+
+from simpletuner_gh200.config.blocks import RampSettings
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem
+from simpletuner_gh200.ramp.resume import RampState, resume
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window, rate_factor
+from simpletuner_gh200.ramp.setup import notices, ramp_from_settings
+from simpletuner_gh200.seams.checkpoint_state import CheckpointState
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.ramp.deferral import Deferral, Epochs
+from simpletuner_gh200.seams.features.ramp.windows import RateRule, ShownBatch, Windows
+
+logger = logging.getLogger("simpletuner_gh200")
+
+EFFECTIVE_KEY = "gh200/effective_batch_size"
+ACCUMULATION_KEY = "gh200/gradient_accumulation_steps"
+
+
+class RampFeature(Feature):
+    name: ClassVar[str] = "ramp"
+
+    def __init__(self) -> None:
+        self._ramp: GH200GradientRamp
+        self._rate: RateRule | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._saved: RampState | None = None
+        self._epochs_derived = False
+        self._first: Window | None = None
+        self._last: Window | None = None
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        return "asked" if settings.part(RampSettings).enable_batch_size_rampup else "off"
+
+    @property
+    def _settings(self) -> RampSettings:
+        return self.settings.part(RampSettings)
+
+    def demo_config(self) -> dict[str, Any]:
+        block = {
+            "enable_batch_size_rampup": True,
+            "initial_effective_batch_size": 2,
+            "target_effective_batch_size": 8,
+            "batch_rampup_steps": 32,
+        }
+        return {"gh200_optimizations": block}
+
+    def start(self, trainer: Any) -> None:
+        config, accelerator = trainer.config, trainer.accelerator
+        if accelerator is None:
+            self.runtime.switch_off(self, "there is no accelerator, so nothing is trained")
+            return
+        refuse_impossible(config, accelerator)
+        self._saved = self._first = self._last = self._rate = None
+        self._ramp = ramp_from_settings(
+            self._settings,
+            train_batch_size=int(config.train_batch_size),
+            world_size=_data_parallel_size(accelerator),
+            gradient_accumulation_steps=int(config.gradient_accumulation_steps),
+        )
+        if accelerator.is_main_process:
+            self._announce()
+        self._epochs_derived = not getattr(config, "num_train_epochs", None)
+        # Buckets and epochs are measured by the target; the windows begin with the loop.
+        config.gradient_accumulation_steps = self._ramp.target_accumulation
+
+    def hooks_ready(self, trainer: Any) -> None:
+        def save() -> Mapping[str, Any]:
+            return RampState.after(self._ramp, int(trainer.state["global_step"])).to_json()
+
+        def load(section: Mapping[str, Any] | None) -> None:
+            self._saved = RampState.from_json(section) if section is not None else None
+            if self._saved is not None and self._saved.accumulation:
+                # Samplers compare the accelerator with the one that saved them.
+                trainer.accelerator.gradient_accumulation_steps = self._saved.accumulation
+
+        CheckpointState.of(trainer.accelerator).add("ramp", save, load)
+
+    def before_train(self, trainer: Any) -> None:
+        step = int(trainer.state["global_step"])
+        resumed = resume(self._ramp, self._saved, step)
+        self._ramp = resumed.ramp
+        if trainer.accelerator.is_main_process:
+            for notice in resumed.notices:
+                logger.warning("gh200: ramp: %s", notice)
+        if self._epochs_derived:
+            _allow_epochs(trainer.config, self._ramp)
+        self._hook_loop(trainer)
+
+    def _hook_loop(self, trainer: Any) -> None:
+        def next_window() -> Window:
+            return self._ramp.window(int(trainer.state["global_step"]))
+
+        windows = Windows(trainer.accelerator, trainer.config, self._ramp.target_accumulation, next_window)
+        deferral = Deferral(trainer, lambda: windows.mid_window)
+        epochs = Epochs(trainer, lambda: next_window().samples // self._ramp.unit)
+        shown = ShownBatch(trainer)
+        windows.on_open += [self._opened, deferral.window_opened, shown.window_opened]
+        for part in (windows, deferral, epochs):
+            part.install()
+            self._undo.append(part.uninstall)
+        self._undo.append(shown.uninstall)
+        if self._settings.ramp_lr_rule != "none":
+            self._rate = RateRule(self._factor)
+            self._undo.append(self._rate.uninstall)
+            self._rate.install(trainer.optimizer, getattr(trainer, "sidecar_optimizer", None))
+
+    def _opened(self, window: Window) -> None:
+        self._first, self._last = self._first or window, window
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        if self._last is not None:
+            values.update({EFFECTIVE_KEY: self._last.effective, ACCUMULATION_KEY: self._last.accumulation})
+        if self._rate is not None and isinstance(values.get("learning_rate"), int | float):
+            values["learning_rate"] *= self._factor()  # the rate that was used, not the scheduler's
+
+    def after_train(self, trainer: Any) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def summary(self) -> dict[str, Any]:
+        if self._first is None or self._last is None:
+            return {}
+        windows = [self._ramp.window(step) for step in range(self._first.step, self._last.step + 1)]
+        changes = [
+            {"step": window.step, "accumulation": window.accumulation, "effective": window.effective}
+            for before, window in pairwise((None, *windows))
+            if window is not None and (before is None or before.accumulation != window.accumulation)
+        ]
+        return {
+            "initial": self._ramp.initial,
+            "target": self._ramp.target,
+            "windows": [window.accumulation for window in windows],
+            "changes": changes,
+            "samples": sum(window.effective for window in windows),
+        }
+
+    def _factor(self) -> float:
+        return rate_factor(self._ramp, self._last.step, self._settings.ramp_lr_rule) if self._last else 1.0
+
+    def _announce(self) -> None:
+        ramp = self._ramp
+        logger.info(
+            "GH200 gradient accumulation ramp enabled (initial=%d, target=%d, ramp_steps=%d)",
+            ramp.initial,
+            ramp.target,
+            ramp.ramp_steps,
+        )
+        for notice in notices(ramp):
+            logger.warning("gh200: ramp: %s", notice)
+
+
+def _data_parallel_size(accelerator: Any) -> int:
+    """Ranks that see different samples; context-parallel ones share theirs."""
+    from simpletuner.helpers.metadata.backends import base
+
+    aware = getattr(base, "get_cp_aware_dp_info", None)
+    return int(aware(accelerator)[0]) if aware is not None else int(accelerator.num_processes)
+
+
+def _allow_epochs(config: Any, ramp: GH200GradientRamp) -> None:
+    """Upstream derived the epochs from the target; a ramp that starts above it consumes more."""
+    batches = int(getattr(config, "total_num_batches", 0) or 0)
+    if not batches:
+        return
+    needed = ceil(ramp.window(int(config.max_train_steps)).samples / ramp.unit / batches)
+    if needed > config.num_train_epochs:
+        logger.info("gh200: ramp: num_train_epochs %s -> %d, to reach max_train_steps", config.num_train_epochs, needed)
+        config.num_train_epochs = needed
+
+
+def refuse_impossible(config: Any, accelerator: Any) -> None:
+    """Raise for a set-up in which windows of changing size would not weigh exactly 1."""
+    if _deepspeed(config, accelerator):
+        raise _refusal("DeepSpeed", "its engine owns gradient accumulation", "train without DeepSpeed")
+    if getattr(config, "ramtorch", False):
+        raise _refusal("ramtorch", "it clears gradients after every micro-batch", "turn ramtorch off")
+    if getattr(config, "optimizer_release_gradients", False):
+        reason = "gradients are consumed during the backward pass, so that no window of them exists"
+        raise _refusal("optimizer_release_gradients", reason, "turn optimizer_release_gradients off")
+    steps = getattr(config, "max_train_steps", None)
+    if not steps or int(steps) < 1:
+        message = f"{steps!r}: needed with the batch ramp, since an epoch has no fixed number of optimizer steps"
+        remedy = "set it; `gh200 ramp CONFIG` shows how many samples it takes"
+        raise ConfigError([Problem("max_train_steps", message, remedy)])
+
+
+def _deepspeed(config: Any, accelerator: Any) -> bool:
+    plugin = getattr(getattr(accelerator, "state", None), "deepspeed_plugin", None)
+    named = str(getattr(accelerator, "distributed_type", "")).upper().endswith("DEEPSPEED")
+    return plugin is not None or named or bool(getattr(config, "use_deepspeed_optimizer", False))
+
+
+def _refusal(what: str, reason: str, remedy: str) -> FeatureUnavailable:
+    return FeatureUnavailable(
+        f"the batch ramp can't work with {what}: {reason}",
+        remedy=f'{remedy}, or set "enable_batch_size_rampup": false',
+    )
+
+
+FEATURE = RampFeature

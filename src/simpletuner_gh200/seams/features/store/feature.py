@@ -1,0 +1,236 @@
+"""In-memory datasets: entries of type ``in_memory`` are staged once per node and served to all of its ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.config.blocks import CacheSettings, InMemorySettings
+from simpletuner_gh200.config.datasets import Dataset
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, GH200Error
+from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.store.backend import backend_class
+from simpletuner_gh200.seams.features.store.shard import dealt_stems, gather_stems, node_count, stem
+from simpletuner_gh200.store.reader import StagedDataset
+from simpletuner_gh200.store.report import StagingReport
+from simpletuner_gh200.store.scrub import Scrub
+from simpletuner_gh200.store.shared_memory import StagedMemory, nothing_staged, receive_memory, share_memory
+from simpletuner_gh200.store.staging import request_for, stage
+
+logger = logging.getLogger("simpletuner_gh200")
+
+DEALING = "metadata.split_buckets"
+"""The seam that tells when samples are dealt."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What was asked for one dataset."""
+
+    folder: Path
+    settings: InMemorySettings
+    is_cache: bool = False
+    """SimpleTuner makes the folder itself, if it is not there yet."""
+    sharded: bool = False
+
+    def holds_the_same(self, other: _Entry) -> bool:
+        mine, theirs = self.settings, other.settings
+        return self.folder.absolute() == other.folder.absolute() and (
+            (mine.compression, mine.file_extensions, self.sharded)
+            == (theirs.compression, theirs.file_extensions, other.sharded)
+        )
+
+
+class StoreFeature(Feature):
+    name = "store"
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._staged: dict[str, StagedDataset] = {}
+        self._reports: dict[str, StagingReport] = {}
+        self._scrubs: list[Scrub] = []
+        self._group: NodeGroup | None = None
+        self._to_be_dealt: dict[str, Callable[[Any], None]] = {}
+        """By dataset: who stages its shard, once SimpleTuner has dealt it to the ranks."""
+        self._final: dict[str, Any] = {}
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        return "asked" if settings.in_memory_datasets else "off"
+
+    def demo_config(self) -> dict[str, Any]:
+        return {"dataset": {"type": "in_memory", "in_memory": {"compression": "auto"}}}
+
+    def start(self, trainer: Any) -> None:
+        """A process may train more than once (the Web UI does): nothing of the run before may serve this one."""
+        self._let_go()
+        self._entries, self._reports, self._final = {}, {}, {}
+        self._group = NodeGroup.from_environment("store")
+        self._group.join()
+
+    def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [self._rewritten(entry) for entry in entries]
+
+    def create_backend(self, builder: Any, config: Any) -> Any | None:
+        entry = self._entries.get(config.id)
+        if entry is None:
+            return None
+        name = str(config.id)
+        later = entry.sharded and node_count(os.environ) > 1
+        if name not in self._staged:
+            self._staged[name] = StagedDataset(nothing_staged()) if later else self._whole(name, entry)
+        compress = builder._get_compression_setting(config)
+        backend = backend_class()(builder.accelerator, name, self._staged[name], compress_cache=compress)
+        if later:
+            self._refuse_if_not_dealt()
+            self._to_be_dealt[name] = lambda metadata: self._stage_shard(name, entry, backend, metadata)
+        return backend
+
+    def _refuse_if_not_dealt(self) -> None:
+        seam = self.runtime.seams[DEALING]
+        if not seam.ok:
+            raise FeatureUnavailable(
+                f'"per_node": "shard" cannot work with this SimpleTuner: {DEALING}: {seam.status}',
+                remedy='set "per_node" to "all"',
+            )
+
+    def samples_dealt(self, metadata: Any) -> None:
+        """The first deal of a dataset decides what its shard is; what later deals add is read from disk."""
+        stage_shard = self._to_be_dealt.pop(str(metadata.id), None)
+        if stage_shard is not None:
+            stage_shard(metadata)
+
+    def summary(self) -> dict[str, Any]:
+        return self._final or {
+            name: {**staged.summary(), **(_without_list(self._reports[name]) if name in self._reports else {})}
+            for name, staged in self._staged.items()
+        }
+
+    def telemetry(self) -> dict[str, Any]:
+        return {name: {**vars(staged.counts), "held_bytes": staged.held_bytes} for name, staged in self._staged.items()}
+
+    def before_train(self, trainer: Any) -> None:
+        for name in sorted(self._to_be_dealt):
+            logger.warning(
+                "gh200: dataset %s: SimpleTuner has not dealt it to the ranks, so nothing of it is in memory; "
+                'set its "per_node" to "all" to hold it whole on every node',
+                name,
+            )
+
+    def close(self) -> None:
+        self._final = self.summary()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The memory goes back when the last view of it does."""
+        self._to_be_dealt.clear()
+        for scrub in self._scrubs:
+            scrub.stop()
+        self._scrubs.clear()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        self._staged = {}
+
+    def _rewritten(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """As upstream is to see it: a local dataset. Ours are remembered by id."""
+        dataset = Dataset(entry)
+        if not dataset.in_memory:
+            return entry
+        if dataset.enabled and not self._cache_wins(dataset):
+            settings, folder = dataset.settings(), dataset.held_folder
+            if folder is not None:
+                sharded = settings.per_node == "shard" and dataset.dealt
+                self._entries[dataset.id] = _Entry(folder, settings, is_cache=dataset.folder is None, sharded=sharded)
+        return dataset.as_local()
+
+    def _cache_wins(self, dataset: Dataset) -> bool:
+        settings = self.runtime.settings
+        if dataset.kind != "text_embeds" or settings is None:
+            return False
+        wins = settings.part(CacheSettings).text_cache_type == "unified_memory"
+        if wins:
+            logger.info(
+                "gh200: dataset %r: text_cache_type is unified_memory, which serves it instead of in_memory", dataset.id
+            )
+        return wins
+
+    def _whole(self, name: str, entry: _Entry) -> StagedDataset:
+        """All of an entry's folder; held once where several entries, of different resolutions say, share it."""
+        for other in self._staged:
+            if self._entries[other].holds_the_same(entry):
+                logger.info("gh200: dataset %s reads the folder of dataset %s: held once", name, other)
+                return self._staged[other]
+        return self._obtain(name, entry, None)
+
+    def _stage_shard(self, name: str, entry: _Entry, backend: Any, metadata: Any) -> None:
+        """Every rank of the node has its share now: stage the union, and serve it from here on."""
+        assert self._group is not None
+        wanted = gather_stems(self._group, f"share of {name}", dealt_stems(metadata))
+        self._staged[name] = backend.staged = self._obtain(name, entry, lambda path: stem(path) in wanted)
+
+    def _obtain(self, name: str, entry: _Entry, only: Callable[[bytes], bool] | None) -> StagedDataset:
+        assert self._group is not None
+        if self._group.is_leader:
+            memory = self._stage(name, entry, self._group, only)
+        else:
+            memory = receive_memory(self._group, f"dataset {name}")
+        dataset = StagedDataset(memory)
+        memory.close()
+        if self._group.is_leader and dataset.count:
+            scrub = Scrub(dataset)
+            scrub.start()
+            self._scrubs.append(scrub)
+        return dataset
+
+    def _stage(self, name: str, entry: _Entry, group: NodeGroup, only: Callable[[bytes], bool] | None) -> StagedMemory:
+        if entry.is_cache and not entry.folder.is_dir():
+            # For all ranks: one that looked later might find the folder made.
+            logger.info("gh200: dataset %s: %s is still to be made: nothing to hold in memory", name, entry.folder)
+            nothing = nothing_staged()
+            share_memory(group, f"dataset {name}", nothing)
+            return nothing
+        request = request_for(entry.folder, entry.settings)
+        try:
+            memory, report = stage(request, tick=group.beat, label=f"staging {name}", only=only)
+        except GH200Error as failure:
+            group.fail(f"dataset {name}", failure.message)
+            if isinstance(failure, DatasetCorrupt):
+                write_problems(failure.report, name, self._output_folder())
+            raise
+        self._reports[name] = report
+        logger.info("gh200: dataset %s in memory: %s", name, report.line())
+        if len(report.problems):
+            write_problems(report.as_json(), name, self._output_folder())
+        share_memory(group, f"dataset {name}", memory)
+        return memory
+
+    def _output_folder(self) -> Path:
+        return Path(getattr(getattr(self.runtime.trainer, "config", None), "output_dir", None) or os.getcwd())
+
+
+def _without_list(report: StagingReport) -> dict[str, Any]:
+    return {key: value for key, value in report.as_json().items() if key != "problems"}
+
+
+def write_problems(report: Mapping[str, Any], dataset: str, output: Path) -> Path:
+    """The list of a dataset's broken files, ``<output>/gh200/staging-<dataset>.json``, whole or not at all."""
+    folder = output / "gh200"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"staging-{re.sub(r'[^A-Za-z0-9._-]', '_', dataset)}.json"
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    draft.replace(path)
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(report["problem_counts"].items()))
+    logger.warning("gh200: dataset %s: %s; listed in %s", dataset, counts, path)
+    return path
+
+
+FEATURE = StoreFeature

@@ -1,0 +1,153 @@
+"""Telemetry of a training run: one record per optimizer step, and our numbers in trackers and status events."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from simpletuner_gh200.config.part import flag_from_text
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import ConfigError, Problem
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.telemetry.records import end_record, start_record, step_record, tracked
+from simpletuner_gh200.seams.features.telemetry.sources import LoopWatch, sources
+from simpletuner_gh200.telemetry.clock import StepClock
+from simpletuner_gh200.telemetry.reading import FILE
+from simpletuner_gh200.telemetry.sampler import Sampler
+from simpletuner_gh200.telemetry.sink import JsonLines
+
+logger = logging.getLogger("simpletuner_gh200")
+
+SWITCH = "SIMPLETUNER_GH200_TELEMETRY"
+"""1: record even where no block of ours is set; 0: never."""
+
+OF_THE_LOOP = "train_loss"
+"""The key by which upstream's values of a finished optimizer step are told from others that go to the trackers."""
+
+
+def harmless(method: Callable[..., None]) -> Callable[..., None]:
+    """Whatever goes wrong in telemetry ends telemetry, with one warning, and not training."""
+
+    @functools.wraps(method)
+    def guarded(self: TelemetryFeature, *arguments: Any) -> None:
+        if self.broken:
+            return
+        try:
+            method(self, *arguments)
+        except Exception as failure:  # noqa: BLE001 - the promise of this feature; said right here
+            self.broken = True
+            logger.warning("gh200: telemetry is off: %s: %s", type(failure).__name__, failure)
+
+    return guarded
+
+
+class TelemetryFeature(Feature):
+    name: ClassVar[str] = "telemetry"
+
+    def __init__(self) -> None:
+        self.broken = False
+        self._clock = StepClock()
+        self._loop = LoopWatch(self._clock)
+        self._sink: JsonLines | None = None
+        self._sampler: Sampler | None = None
+        self._trainer: Any = None
+        self._last: dict[str, float] = {}
+        self._steps = 0
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        switch = environment.get(SWITCH)
+        if switch:
+            try:
+                return "auto" if flag_from_text(switch) else "off"
+            except ValueError as bad:
+                raise ConfigError([Problem(SWITCH, str(bad))]) from None
+        return "auto" if settings.any_given or settings.in_memory_datasets else "off"
+
+    # -- moments ---------------------------------------------------------------------------------------
+
+    @harmless
+    def before_train(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._sink = JsonLines(_path(trainer))
+        self._sink.write(start_record(self.runtime, trainer))
+        self._sampler = Sampler(sources(trainer))
+        self._sampler.start()
+        self._loop.watch(trainer)
+        self._clock.step_done()  # the first step begins here, not when the process did
+
+    def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        self._count(batch)
+        return batch
+
+    @harmless
+    def _count(self, batch: dict[str, Any]) -> None:
+        latents = batch.get("latents")
+        self._clock.batch_ready(len(latents) if latents is not None else 0)
+
+    @harmless
+    def step_logged(self, values: dict[str, Any], step: int | None) -> None:
+        if OF_THE_LOOP not in values or self._sink is None or self._sampler is None:
+            return
+        record = step_record(
+            step=step,
+            times=self._clock.step_done(),
+            world=int(self._trainer.accelerator.num_processes),
+            values=values,
+            sampled=self._sampler.latest,
+            features=_told_by_features(self.runtime),
+        )
+        self._sink.write(record)
+        self._steps += 1
+        self._last = tracked(record)
+        values.update(self._last)
+
+    @harmless
+    def event_sent(self, values: dict[str, Any]) -> None:
+        values.update(self._last)
+
+    @harmless
+    def after_train(self, trainer: Any) -> None:
+        self._loop.leave()
+
+    def close(self) -> None:
+        """Thread and file go, broken or not; the end is recorded only where what came before it was."""
+        self._loop.leave()
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._record_end()
+        if self._sink is not None:
+            self._sink.close()
+
+    @harmless
+    def _record_end(self) -> None:
+        if self._sink is not None:
+            self._sink.write(end_record(self.runtime, dropped=self._sink.dropped))
+
+    def summary(self) -> dict[str, Any]:
+        if self._sink is None:
+            return {}
+        return {
+            "file": str(self._sink.path),
+            "steps": self._steps,
+            "dropped": self._sink.dropped,
+            "broken": self.broken,
+        }
+
+
+def _path(trainer: Any) -> Path:
+    """The main process writes the file of the run; the others leave theirs beside it."""
+    folder = Path(str(trainer.config.output_dir))
+    if trainer.accelerator.is_main_process:
+        return folder / FILE
+    return folder / FILE.with_name(f"telemetry.rank{trainer.accelerator.process_index}.jsonl")
+
+
+def _told_by_features(runtime: Any) -> dict[str, Mapping[str, Any]]:
+    told = {feature.name: feature.telemetry() for feature in runtime.features_on}
+    return {name: numbers for name, numbers in told.items() if numbers}
+
+
+FEATURE = TelemetryFeature

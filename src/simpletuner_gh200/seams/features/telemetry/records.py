@@ -1,0 +1,163 @@
+"""The records of a run: what is in them, and which of their numbers go to the trackers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from simpletuner_gh200 import __version__
+from simpletuner_gh200.telemetry.clock import StepTimes
+from simpletuner_gh200.telemetry.redact import redact, redact_command
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.seams.runtime import Runtime
+
+SCHEMA = 1
+PREFIX = "gh200/"
+_TRACKED = (
+    "step_seconds",
+    "data_wait_seconds",
+    "compute_seconds",
+    "samples_per_second",
+    "major_faults",
+    "slab_bytes",
+)
+_PACKAGES = ("simpletuner", "torch", "accelerate", "diffusers", "transformers", "peft")
+
+
+def start_record(runtime: Runtime, trainer: Any) -> dict[str, Any]:
+    """What the run is: versions, settings and where they came from, seams, features. Secrets are hidden."""
+    settings = runtime.settings
+    rows = settings.rows() if settings is not None else []
+    return {
+        "kind": "start",
+        "schema": SCHEMA,
+        "time": time.time(),
+        "step": int(trainer.state.get("global_step", 0)),
+        "max_steps": int(getattr(trainer.config, "max_train_steps", 0) or 0),
+        "ranks": int(trainer.accelerator.num_processes),
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "versions": {"simpletuner-gh200": __version__, "python": platform.python_version(), **_versions()},
+        "settings": {
+            key: {"value": redact(value, name=key.rpartition(".")[2]), "origin": origin} for key, value, origin in rows
+        },
+        "training": redact(_plain(runtime.raw_config or {})),
+        "command": redact_command(sys.argv),
+        **runtime.state(),
+    }
+
+
+def end_record(runtime: Runtime, *, dropped: int) -> dict[str, Any]:
+    outcome = runtime.outcome
+    return {
+        "kind": "end",
+        "time": time.time(),
+        "status": outcome.status,
+        "reason": redact(outcome.reason),
+        "step": outcome.global_step,
+        "seconds": dict(runtime.phases.seconds),
+        "dropped": dropped,
+    }
+
+
+def step_record(
+    *,
+    step: int | None,
+    times: StepTimes,
+    world: int,
+    values: Mapping[str, Any],
+    sampled: Mapping[str, Mapping[str, Any]],
+    features: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """One optimizer step. ``values`` are those on their way to the trackers."""
+    host = sampled.get("host") or {}
+    effective = values.get("gh200/effective_batch_size") or times.samples * world
+    return {
+        "kind": "step",
+        "step": step,
+        "time": time.time(),
+        "step_seconds": times.seconds,
+        "data_wait_seconds": times.data_wait,
+        "compute_seconds": times.compute,
+        "other_seconds": times.other,
+        "micro_batches": times.micro_batches,
+        "effective_batch": effective,
+        "samples_per_second": times.samples * world / times.seconds if times.seconds > 0 else 0.0,
+        "loss": number(values.get("train_loss")),
+        "learning_rate": number(values.get("learning_rate")),
+        "minor_faults": host.get("minor_faults", 0),
+        "major_faults": host.get("major_faults", 0),
+        "slab_bytes": _held(features),
+        "metrics": {
+            name: value
+            for name, given in values.items()
+            if name.startswith(PREFIX) and (value := number(given)) is not None
+        },
+        **{name: dict(answer) for name, answer in sampled.items()},
+        **({"features": {name: dict(answer) for name, answer in features.items()}} if features else {}),
+    }
+
+
+def tracked(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a step record as they go to trackers and events, under ``gh200/``."""
+    found: dict[str, float] = {PREFIX + name: record[name] for name in _TRACKED}
+    found[PREFIX + "effective_batch_size"] = record["effective_batch"]
+    if record["step_seconds"] > 0:
+        found[PREFIX + "data_wait_share"] = record["data_wait_seconds"] / record["step_seconds"]
+    for group in ("host", "device"):
+        found.update(_leaves(PREFIX + group, record.get(group) or {}))
+    for name, answer in (record.get("features") or {}).items():
+        found.update(_leaves(PREFIX + name, answer))
+    return found
+
+
+def _held(features: Mapping[str, Mapping[str, Any]]) -> float:
+    """Bytes that all features together hold in slabs."""
+    return sum(value for name, value in _leaves("", features).items() if name.endswith("/held_bytes"))
+
+
+def number(value: Any) -> float | int | None:
+    """A plain number, also out of a tensor or numpy scalar; None for what is none. Never waits for a device."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return value
+    device = getattr(value, "device", None)
+    if device is not None and str(device) != "cpu":
+        return None  # reading it would stall the stream
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _leaves(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found.update(_leaves(f"{prefix}/{name}", value))
+        elif (plain := number(value)) is not None:
+            found[f"{prefix}/{name}"] = plain
+    return found
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Configuration values that JSON can say; objects that SimpleTuner put beside them are left out."""
+    kinds = (str, int, float, bool, list, dict, type(None))
+    return {name: value for name, value in values.items() if isinstance(value, kinds)}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

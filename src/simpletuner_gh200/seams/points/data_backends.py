@@ -1,0 +1,50 @@
+"""Datasets: the list once it was read, a backend about to be made, samples dealt to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from simpletuner_gh200.config.datasets import with_in_memory_for_all
+from simpletuner_gh200.seams.patch import Patch, wrap_method
+from simpletuner_gh200.seams.runtime import Runtime
+from simpletuner_gh200.seams.seam import Seam
+
+
+def _load_configuration(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        entries = with_in_memory_for_all(wrapped(*args, **kwargs), runtime.in_memory_for_all)
+        for rewrite in runtime.moment("dataset_entries"):
+            entries = rewrite(entries)
+        return entries
+
+    return [wrap_method(module.FactoryRegistry, "load_configuration", after)]
+
+
+def _local_builder(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    def instead(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        config = args[0] if args else kwargs["config"]
+        for create in runtime.moment("create_backend"):
+            backend = create(instance, config)
+            if backend is not None:
+                return backend
+        return wrapped(*args, **kwargs)
+
+    return [wrap_method(module.LocalBackendBuilder, "_create_backend", instead)]
+
+
+def _split_buckets(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        runtime.call("samples_dealt", instance)
+        return result
+
+    return [wrap_method(module.MetadataBackend, "split_buckets_between_processes", after)]
+
+
+SEAMS = (
+    Seam("datasets.load_configuration", _load_configuration),
+    Seam("datasets.local_builder", _local_builder),
+    Seam("metadata.split_buckets", _split_buckets),
+)

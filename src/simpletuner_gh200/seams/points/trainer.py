@@ -1,0 +1,148 @@
+"""The trainer's methods, in the order of a run: each tells the features that a moment has come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.seams.configure import configure_from
+from simpletuner_gh200.seams.patch import Patch, wrap_method
+from simpletuner_gh200.seams.runtime import Runtime
+from simpletuner_gh200.seams.seam import Seam
+
+
+def _parse_arguments(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """The configuration was read and the accelerator exists; settings are resolved and features start."""
+
+    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        runtime.phases.end("import")
+        _speak_again()
+        result = wrapped(*args, **kwargs)
+        try:
+            configure_from(instance, runtime)
+        except GH200Error as failure:
+            runtime.outcome.fail(failure)
+            raise
+        extend_log(getattr(instance, "accelerator", None), runtime)
+        runtime.call("start", instance)
+        runtime.phases.end("configure")
+        return result
+
+    return [wrap_method(module.Trainer, "parse_arguments", after)]
+
+
+def _speak_again() -> None:
+    """Releases up to 3.x configure logging so that every logger made before it is silenced, ours among them."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "simpletuner_gh200":
+            logger.disabled = False
+
+
+def extend_log(accelerator: Any, runtime: Runtime) -> None:
+    """Features add to what this run's accelerator logs; without one that does, nothing is wrapped."""
+    if accelerator is None or not (runtime.moment("metrics") or runtime.moment("step_logged")):
+        return
+
+    def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        values = args[0] if args else kwargs["values"]
+        step = args[1] if len(args) > 1 else kwargs.get("step")
+        runtime.call("metrics", values)
+        runtime.call("step_logged", values, step)
+        return wrapped(*args, **kwargs)
+
+    runtime.patches.install(wrap_method(accelerator, "log", before))
+
+
+def _init_data_backend(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """Datasets and caches are made here."""
+
+    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        runtime.phases.end("models")
+        result = wrapped(*args, **kwargs)
+        runtime.call("data_ready", instance)
+        runtime.phases.end("data")
+        return result
+
+    return [wrap_method(module.Trainer, "init_data_backend", after)]
+
+
+def _init_hooks(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """Upstream registers its save and load hooks; ours follow."""
+
+    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        runtime.call("hooks_ready", instance)
+        return result
+
+    return [wrap_method(module.Trainer, "init_hooks", after)]
+
+
+def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """The loop as a whole. Its outcome is recorded, because older releases exit 0 after a failure."""
+
+    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        runtime.phases.end("model load")
+        outcome = runtime.outcome
+        outcome.status = "training"
+        outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
+        outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
+        runtime.call("before_train", instance)
+        try:
+            result = wrapped(*args, **kwargs)
+            outcome.status = "completed"
+            return result
+        except KeyboardInterrupt:
+            outcome.status, outcome.reason = "interrupted", "interrupted by the user"
+            raise
+        except SystemExit as stopped:
+            outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
+            raise
+        except Exception as failure:
+            outcome.status, outcome.reason = "failed", f"{type(failure).__name__}: {failure}"
+            raise
+        finally:
+            outcome.global_step = int(instance.state.get("global_step", 0))
+            runtime.phases.end("train")
+            runtime.call("after_train", instance)
+
+    return [wrap_method(module.Trainer, "train", around)]
+
+
+def _prepare_batch(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """A batch is ready for the model. ``False`` marks the end of an epoch and passes through."""
+
+    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        batch = wrapped(*args, **kwargs)
+        if isinstance(batch, dict):
+            for prepared in runtime.moment("batch_prepared"):
+                batch = prepared(instance, batch)
+        return batch
+
+    return [wrap_method(module.Trainer, "prepare_batch", after)]
+
+
+def _emit_event(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """A training status event with progress is about to be sent: our metrics go with it."""
+
+    def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        event = args[0] if args else kwargs.get("event")
+        metrics = (event.get("progress") or {}).get("metrics") if isinstance(event, dict) else None
+        if isinstance(metrics, dict):
+            runtime.call("metrics", metrics)
+            runtime.call("event_sent", metrics)
+        return wrapped(*args, **kwargs)
+
+    return [wrap_method(module.Trainer, "_emit_event", before)]
+
+
+SEAMS = (
+    Seam("trainer.parse_arguments", _parse_arguments),
+    Seam("trainer.init_data_backend", _init_data_backend),
+    Seam("trainer.init_hooks", _init_hooks),
+    Seam("trainer.train", _train),
+    Seam("trainer.prepare_batch", _prepare_batch),
+    Seam("trainer.emit_event", _emit_event),
+)

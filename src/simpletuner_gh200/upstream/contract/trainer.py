@@ -1,0 +1,239 @@
+"""The trainer: from its configuration to the end of its loop."""
+
+from __future__ import annotations
+
+import ast
+
+from simpletuner_gh200.upstream import facts
+from simpletuner_gh200.upstream.spec import Fact, SeamSpec
+
+MODULE = "simpletuner.helpers.training.trainer"
+
+PARSE_ARGUMENTS = SeamSpec(
+    name="trainer.parse_arguments",
+    module=MODULE,
+    qualname="Trainer.parse_arguments",
+    parameters=("self", "args", "disable_accelerator", "exit_on_error"),
+    features=("core",),
+    reason="everything starts here: the settings are parsed and the features decided right after it",
+    facts=(
+        Fact(
+            "called on self",
+            "a method replaced on the class is the one that runs",
+            facts.looked_up_on_self("Trainer.parse_arguments"),
+        ),
+        Fact("sets config", "features read self.config", facts.assigns("Trainer.parse_arguments", "self.config")),
+        Fact(
+            "sets accelerator",
+            "its methods are hooked on the instance",
+            facts.assigns("Trainer.parse_arguments", "self.accelerator"),
+        ),
+        Fact(
+            "accumulation comes from the configuration",
+            "the ramp starts from that number",
+            facts.mentions("Trainer.parse_arguments", "self.config.gradient_accumulation_steps"),
+            features=("ramp",),
+        ),
+    ),
+)
+
+
+INIT_DATA_BACKEND = SeamSpec(
+    name="trainer.init_data_backend",
+    module=MODULE,
+    qualname="Trainer.init_data_backend",
+    parameters=("self",),
+    features=("caches", "store"),
+    reason="after it the backend instances behind the caches exist, and ours are attached to them",
+    facts=(
+        Fact(
+            "called on self",
+            "a method replaced on the class is the one that runs",
+            facts.looked_up_on_self("Trainer.init_data_backend"),
+        ),
+        Fact(
+            "configures all backends in one call",
+            "datasets and caches are complete when it returns",
+            facts.calls("Trainer.init_data_backend", "configure_multi_databackend"),
+        ),
+    ),
+)
+
+
+INIT_HOOKS = SeamSpec(
+    name="trainer.init_hooks",
+    module=MODULE,
+    qualname="Trainer.init_hooks",
+    parameters=("self",),
+    features=("checkpoints",),
+    reason="our state is saved and loaded by hooks registered next to upstream's",
+    facts=(
+        Fact(
+            "called on self",
+            "a method replaced on the class is the one that runs",
+            facts.looked_up_on_self("Trainer.init_hooks"),
+        ),
+        Fact(
+            "saving goes through accelerate's hooks",
+            "our hook runs with upstream's, before the checkpoint is complete",
+            facts.calls("Trainer.init_hooks", "self.accelerator.register_save_state_pre_hook"),
+        ),
+        Fact(
+            "loading goes through accelerate's hooks",
+            "our hook runs with upstream's",
+            facts.calls("Trainer.init_hooks", "self.accelerator.register_load_state_pre_hook"),
+        ),
+    ),
+)
+
+
+STEPS = "self.config.gradient_accumulation_steps"
+
+TRAIN = SeamSpec(
+    name="trainer.train",
+    module=MODULE,
+    qualname="Trainer.train",
+    parameters=("self",),
+    features=("ramp", "batch_path", "telemetry", "oversubscription", "pressure", "prefetch"),
+    reason="before it everything is prepared and resumed, after it the run is over",
+    facts=(
+        Fact(
+            "one accumulation block",
+            "the accumulation is changed between two of its entries, never inside one",
+            facts.with_block("Trainer.train", "self.accelerator.accumulate"),
+            features=("ramp",),
+        ),
+        Fact(
+            "accumulation is only divided by and reduced modulo",
+            "so that a value changed at a closed window is right everywhere in the loop",
+            facts.operand_only("Trainer.train", STEPS, (ast.Div, ast.Mod)),
+            features=("ramp",),
+        ),
+        Fact(
+            "the loss is averaged over the window",
+            "the reported loss follows the accumulation of its window",
+            facts.mentions("Trainer.train", STEPS),
+            features=("ramp",),
+        ),
+        Fact(
+            "gradients through accelerate",
+            "accelerate weighs each micro-batch by the accumulation of the moment",
+            facts.mentions("Trainer.train", "self.accelerator.backward"),
+            features=("ramp",),
+        ),
+        Fact(
+            "steps when accelerate says so",
+            "the optimizer steps at the end of a window, which accelerate decides",
+            facts.mentions("Trainer.train", "self.accelerator.sync_gradients"),
+            features=("ramp",),
+        ),
+        Fact(
+            "manual validation is polled in the loop",
+            "so that it fires with the ramp on, at any accumulation",
+            facts.calls("Trainer.train", "self._consume_manual_validation_request"),
+            features=("ramp",),
+        ),
+        Fact(
+            "looks for a stop signal at the top of every turn",
+            "the wait for a batch begins there",
+            facts.calls("Trainer.train", "self._exit_on_signal", times=1),
+            features=("telemetry",),
+        ),
+        Fact(
+            "prefetches as the configuration says when it begins",
+            "prefetch_depth is set there, as SimpleTuner's own option",
+            facts.all_of(
+                facts.mentions("Trainer.train", "self.config.dataloader_prefetch"),
+                facts.mentions("Trainer.train", "self.config.dataloader_prefetch_qlen"),
+            ),
+            features=("prefetch",),
+        ),
+    ),
+)
+
+
+PREPARE_BATCH = SeamSpec(
+    name="trainer.prepare_batch",
+    module=MODULE,
+    qualname="Trainer.prepare_batch",
+    parameters=("self", "batch"),
+    features=("hints", "telemetry"),
+    reason="a batch is ready: placement hints go onto its tensors, and the wait for it is over",
+    facts=(
+        Fact(
+            "the loop calls it on self",
+            "every training batch passes through it",
+            facts.calls("Trainer.train", "self.prepare_batch"),
+        ),
+        Fact(
+            "an empty batch comes back as it is",
+            "False means the end of the epoch, and must reach the loop",
+            facts.contains("Trainer.prepare_batch", "return batch"),
+        ),
+    ),
+)
+
+
+EMIT_EVENT = SeamSpec(
+    name="trainer.emit_event",
+    module=MODULE,
+    qualname="Trainer._emit_event",
+    parameters=("self", "event", "message_level"),
+    features=("telemetry",),
+    reason="our metrics are added to training status events",
+    facts=(
+        Fact(
+            "called on self",
+            "a method replaced on the class is the one that runs",
+            facts.looked_up_on_self("Trainer._emit_event"),
+        ),
+        Fact(
+            "sends the very dict it got",
+            "what we add to the event is sent",
+            facts.inside("Trainer._emit_event", facts.passes("self.webhook_handler.send_raw", "event")),
+        ),
+    ),
+)
+
+
+MANUAL_VALIDATION = SeamSpec(
+    name="trainer.manual_validation",
+    module=MODULE,
+    qualname="Trainer._consume_manual_validation_request",
+    parameters=("self",),
+    features=("ramp",),
+    reason="a request is taken at the end of a window, and not lost before it",
+)
+
+
+MANUAL_CHECKPOINT = SeamSpec(
+    name="trainer.manual_checkpoint",
+    module=MODULE,
+    qualname="Trainer._consume_manual_checkpoint_request",
+    parameters=("self",),
+    features=("ramp",),
+    reason="a request is taken at the end of a window, and not lost before it",
+)
+
+
+SHOULD_CHECKPOINT_EPOCH = SeamSpec(
+    name="trainer.should_checkpoint_epoch",
+    module=MODULE,
+    qualname="Trainer._should_checkpoint_epoch",
+    parameters=("self", "epoch"),
+    features=("ramp",),
+    reason="a checkpoint at an epoch's end waits for the end of the window",
+)
+
+
+SPECS = (
+    PARSE_ARGUMENTS,
+    INIT_DATA_BACKEND,
+    INIT_HOOKS,
+    TRAIN,
+    PREPARE_BATCH,
+    EMIT_EVENT,
+    MANUAL_VALIDATION,
+    MANUAL_CHECKPOINT,
+    SHOULD_CHECKPOINT_EPOCH,
+)

@@ -1,0 +1,61 @@
+"""Which tests run in every environment: those whose outcome can depend on SimpleTuner's release or its torch.
+
+`make test` runs everything in the first environment and `-m releases` in the others. A test carries the marker if it
+stands in tests/integration, or if its file or a conftest.py of its folders imports or names one of ``DEPENDS``. One
+that depends on the release in another way, through a command it starts for instance, says so itself:
+``pytestmark = pytest.mark.releases``. One that brings SimpleTuner into the process without the marker fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+DEPENDS = frozenset({"simpletuner", "torch", "accelerate", "diffusers", "transformers", "peft", "safetensors"})
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(map(depends, files_of(item.path))):
+            item.add_marker(pytest.mark.releases)
+
+
+@pytest.fixture(autouse=True)
+def simpletuner_comes_with_the_marker(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = "simpletuner" in sys.modules
+    yield
+    if "simpletuner" in sys.modules and not before and not request.node.get_closest_marker("releases"):
+        pytest.fail("this test imports SimpleTuner, so it needs `pytestmark = pytest.mark.releases`")
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    """The test's own file and the conftest.py of each of its folders below tests/."""
+    yield path
+    for folder in path.parents:
+        if folder == TESTS:
+            return
+        if (folder / "conftest.py").is_file():
+            yield folder / "conftest.py"
+
+
+@cache
+def depends(path: Path) -> bool:
+    return not DEPENDS.isdisjoint(named(path.read_text(encoding="utf-8")))
+
+
+def named(source: str) -> Iterator[str]:
+    """The top-level packages that ``source`` imports anywhere, or names in a string such as "simpletuner.helpers"."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.split(".")[0]

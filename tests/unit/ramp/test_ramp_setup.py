@@ -1,0 +1,118 @@
+"""Settings to schedule, and what people are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.config.blocks import RampSettings
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.config.training import training_from
+from simpletuner_gh200.errors import ConfigError
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from simpletuner_gh200.ramp.setup import RampPreview, notices, preview, ramp_from_settings
+
+BLOCK = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 4, "batch_rampup_steps": 40}
+
+
+def test_the_target_defaults_to_the_configured_effective_batch() -> None:
+    ramp = ramp_from_settings(RampSettings(**BLOCK), train_batch_size=2, world_size=3, gradient_accumulation_steps=5)
+    assert ramp.target == 30
+
+
+@pytest.mark.parametrize(
+    ("initial", "target", "told"),
+    [
+        (4, 32, []),
+        (1, 32, ["below train_batch_size x ranks = 2 x 2 = 4: the accumulation is 1"]),
+        (10, 32, ["initial_effective_batch_size 10 is no multiple", "rounded to 8"]),
+        (4, 33, ["target_effective_batch_size 33 is no multiple", "rounded to 32"]),
+        (32, 4, ["shrinks over the run, from 32 to 4"]),
+        (8, 8, ["nothing to ramp"]),
+    ],
+)
+def test_rounding_clamping_and_direction_are_told(initial: int, target: int, told: list[str]) -> None:
+    found = "\n".join(notices(GH200GradientRamp(initial, target, 40, train_batch_size=2, world_size=2)))
+    assert all(words in found for words in told)
+    assert bool(found) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"initial_effective_batch_size": 0}, "initial_effective_batch_size"),
+        ({"initial_effective_batch_size": -4}, "-4"),
+        ({"batch_rampup_steps": 0}, "batch_rampup_steps"),
+        ({"target_effective_batch_size": 0}, "target_effective_batch_size"),
+        ({"target_effective_batch_size": 2.5}, "2.5"),
+        ({"ramp_curve": "cubic"}, "'quadratic', 'linear', 'stepwise'"),
+        ({"ramp_curve": "stepwise"}, "ramp_increment"),
+        ({"ramp_increment": 0, "ramp_curve": "stepwise"}, "ramp_increment"),
+        ({"initial_effective_batch_size": None}, "initial_effective_batch_size"),
+        ({"batch_rampup_stepz": 3}, "batch_rampup_steps"),
+    ],
+)
+def test_nonsense_is_a_configuration_error(change: dict[str, Any], named: str) -> None:
+    block = {key: value for key, value in {**BLOCK, **change}.items() if value is not None}
+    with pytest.raises(ConfigError) as refused:
+        resolve({"gh200_optimizations": block}, {})
+    assert named in str(refused.value)
+
+
+def test_the_schedule_itself_refuses_nonsense_all_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        GH200GradientRamp(0, -1, 0, curve="stepwise")
+    assert [problem.where for problem in refused.value.problems] == ["initial", "target", "ramp_steps", "increment"]
+
+
+def shown(config: dict[str, Any], *, world: int | None = None) -> tuple[RampPreview, list[str]]:
+    return preview(training_from(config, config, {}), world=world)
+
+
+def test_a_configuration_needs_only_the_keys_that_matter() -> None:
+    config = {"train_batch_size": 2, "max_train_steps": 20, "gh200_optimizations": BLOCK, "learning_rate": "anything"}
+    report, notes = shown(config, world=2)
+    assert notes == []
+    assert report.ramp == GH200GradientRamp(4, 4, 40, train_batch_size=2, world_size=2)
+
+
+def test_older_keys_at_top_level_enable_the_ramp() -> None:
+    older = {"initial_effective_batch_size": 4, "target_effective_batch_size": 32, "batch_rampup_steps": 400}
+    report, notes = shown({"train_batch_size": 32, "max_train_steps": 9, **older})
+    assert (report.ramp.initial, report.ramp.target, report.ramp.unit) == (4, 32, 32)
+    assert any("gh200_optimizations" in note for note in notes)
+    assert any("below train_batch_size" in notice for notice in report.notices)
+
+
+def test_missing_sizes_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as refused:
+        shown({"train_batch_size": "two", "gh200_optimizations": BLOCK})
+    assert [problem.where for problem in refused.value.problems] == ["train_batch_size", "max_train_steps"]
+
+
+def test_a_ramp_that_is_switched_off_is_shown_as_what_it_would_be() -> None:
+    block = {**BLOCK, "enable_batch_size_rampup": False}
+    config = {"train_batch_size": 1, "max_train_steps": 5, "gh200_optimizations": block}
+    report, notes = shown(config, world=1)
+    assert report.steps == 5
+    assert "would give" in notes[0]
+
+
+def test_what_is_wrong_with_the_datasets_is_no_matter_here() -> None:
+    config = {"train_batch_size": 2, "max_train_steps": 20, "gh200_optimizations": BLOCK, "datasets": ["cats"]}
+    report, _notes = shown(config)
+    assert report.steps == 20
+
+
+def test_everything_that_is_wrong_with_the_ramp_comes_at_once_and_only_once() -> None:
+    block = {"batch_rampup_steps": "many", "ramp_curv": "linear"}
+    with pytest.raises(ConfigError) as refused:
+        shown({"train_batch_size": 2, "gh200_optimizations": block, "data_backend": "in_memory"})
+    found = [problem.where for problem in refused.value.problems]
+    assert sorted(found) == [
+        "data_backend",
+        "gh200_optimizations.batch_rampup_steps",
+        "gh200_optimizations.ramp_curv = 'linear'",
+        "max_train_steps",
+    ]
