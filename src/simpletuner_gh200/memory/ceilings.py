@@ -11,6 +11,7 @@ each cache            its need, small entries first                   a hit save
 a copy per GPU        80 % of what is free on the GPU's own node      what is no cache stays near, too
 hot embeds in HBM     their limit, or 10 % of what is free            training comes first
 the managed pool      so many times HBM                               it is what ``use_uvm`` asks for
+the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
 ====================  ==============================================  ==========================================
 
 Below ``low_mark`` of available host memory, what is held for speed alone is given back.
@@ -46,6 +47,9 @@ EMBEDS_SHARE = 0.1
 DEVICE_HEADROOM = 0.05
 LEAST_DEVICE_HEADROOM = 2 * GIB
 """HBM we leave to torch and to fragmentation, beyond what is in use when we look."""
+
+TRIAL_SHARE = 0.9
+"""Of all memory that managed pages can be in, for an allocation that is made only to see whether it can be."""
 
 LOW_SHARE = 0.03
 LOW_AT_MOST = 8 * GIB
@@ -128,3 +132,13 @@ def embeds_allowance(caps: Capabilities, free: int, limit: int | None) -> Allowa
 def pool_allowance(ratio: float, device_total: int) -> int:
     """Of the managed pool: ``uvm_oversubscription_ratio`` times HBM."""
     return int(ratio * device_total)
+
+
+def managed_room(caps: Capabilities, available: int) -> int:
+    """Where managed pages can be: the host's available memory, and HBM where that is memory of its own."""
+    return available + (0 if caps.integrated else caps.device_total)
+
+
+def trial_fits(size: int, room: int) -> bool:
+    """May the doctor allocate so much of ``managed_room`` to see whether it can be had?"""
+    return size <= TRIAL_SHARE * room

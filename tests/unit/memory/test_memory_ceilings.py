@@ -10,9 +10,11 @@ from simpletuner_gh200.memory.ceilings import (
     divide,
     embeds_allowance,
     low_mark,
+    managed_room,
     node_allowance,
     pool_allowance,
     staging_must_stop,
+    trial_fits,
 )
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
@@ -67,6 +69,14 @@ def test_embeds_keep_headroom_and_obey_their_limit() -> None:
 
 def test_the_pool_is_a_multiple_of_hbm() -> None:
     assert pool_allowance(5.0, 96 * GIB) == 480 * GIB
+
+
+def test_a_trial_leaves_a_tenth_of_all_memory() -> None:
+    room = managed_room(HOPPER, 4 * GIB)
+    assert room == 100 * GIB
+    assert managed_room(replace(HOPPER, integrated=True), 4 * GIB) == 4 * GIB
+    assert trial_fits(90 * GIB, room)
+    assert not trial_fits(91 * GIB, room)
 
 
 def test_the_mark_fits_small_containers_and_large_machines() -> None:

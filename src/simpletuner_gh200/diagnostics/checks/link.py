@@ -7,6 +7,7 @@ from simpletuner_gh200.diagnostics.beyond_hbm import allocate_beyond
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import DriverError
+from simpletuner_gh200.memory.ceilings import managed_room, pool_allowance, trial_fits
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.units import MIB, format_bytes
 
@@ -90,9 +91,9 @@ def beyond_hbm(context: Context) -> Finding:
     device = context.driver.capabilities(0)
     if not device.managed:
         return skipped("the device has no managed memory")
-    size = int(device.device_total * context.oversubscription_scale)
-    room = host_memory(context.root).available + (0 if device.integrated else device.device_total)
-    if size > 0.9 * room:
+    size = pool_allowance(context.oversubscription_scale, device.device_total)
+    room = managed_room(device, host_memory(context.root).available)
+    if not trial_fits(size, room):
         return skipped(f"{format_bytes(size)} would not leave room on this machine ({format_bytes(room)} in all)")
     try:
         held = allocate_beyond(context.driver, 0, size)

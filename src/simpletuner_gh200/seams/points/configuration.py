@@ -15,6 +15,7 @@ from typing import Any
 from simpletuner_gh200.config.files import read_env_variables, read_training_config
 from simpletuner_gh200.config.legacy import LEGACY_FLAG, OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
+from simpletuner_gh200.memory.mapping import create_memfd
 from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
@@ -51,7 +52,7 @@ def _older_handler(key: str) -> Handler:
 
 def _inline_datasets(value: object, cli_args: list[str], extras: dict[str, object]) -> bool:
     """An inline dataset list becomes a file that exists only in this process, so that nothing is written."""
-    descriptor = os.memfd_create("gh200-datasets")
+    descriptor = create_memfd("datasets")
     os.write(descriptor, json.dumps(value).encode())
     cli_args.append(f"--data_backend_config=/proc/self/fd/{descriptor}")
     return True
