@@ -1,4 +1,4 @@
-"""In CI (``CI=true``) a skipped test fails the run, unless it is one that can't run there: a skip hides no install step.
+"""In CI (``CI=true``) a skipped test fails the run, unless it is one that can't run there: none hides an install step.
 
 A person without a browser, a shell or a compiler just sees fewer tests run.
 """
