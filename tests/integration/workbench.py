@@ -167,7 +167,7 @@ class Workbench:
         self.project.datasets.write_text(json.dumps(datasets or dataset_list(self.project, dataset or {})))
 
     def execute(self, code: str) -> JobResult:
-        """Run ``code`` in a process that has imported SimpleTuner and nothing of ours; ``log()`` has what it printed."""
+        """Run ``code`` in a process that has imported SimpleTuner, nothing of ours; ``log()`` has what it printed."""
         return self.train(code=code)
 
     def train(
