@@ -22,7 +22,7 @@ test-matrix: ## set up, then the further combinations of real runs, against both
 
 check: ## the quick loop: lint, types, layers, unit and property tests
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
-	@$(MAKE) --no-print-directory lint unit
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint unit
 
 lint: ## ruff, mypy --strict, layers (part of check and test)
 	@$(BIN)/ruff check src tests scripts $(wildcard *.py)

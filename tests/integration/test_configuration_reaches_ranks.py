@@ -57,6 +57,7 @@ def test_blocks_arrive(workbench, form):
 @pytest.mark.parametrize("place", ["config/config.env", "elsewhere.env"])
 def test_blocks_arrive_from_an_env_file(workbench, place):
     """From where SimpleTuner looks by itself, and from a file named with --config."""
+    workbench.configure(max_train_steps=2)
     config = json.loads(workbench.project.config.read_text())
     spelling = {
         "data_backend_config": "DATALOADER_CONFIG",

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from simpletuner_gh200.operate.baseline.compare import compare, regressed
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 
@@ -23,6 +25,7 @@ def record(workbench, folder: Path, *, pause: float | None = None) -> Recorded:
     return read_run(folder)
 
 
+@pytest.mark.one_release("4.")
 def test_a_run_slowed_by_half_is_caught_and_an_equal_one_passes(workbench, tmp_path):
     first = record(workbench, tmp_path / "first")
     second = record(workbench, tmp_path / "second")

@@ -63,7 +63,7 @@ def test_the_example_trains_on_the_tiny_model(workbench, tmp_path):
     assert run.summaries[0]["features"]["store"] == "on"
 
 
-@pytest.mark.slow
+@pytest.mark.one_release("4.")
 def test_the_fsdp2_settings_shard_a_flux_on_two_cpu_ranks():
     """accelerate shards on accelerators only, so torch's own FSDP2 is driven by the example's settings."""
     command = [

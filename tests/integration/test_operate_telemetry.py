@@ -58,6 +58,7 @@ def test_it_can_be_asked_for_without_any_block_and_changes_no_number(workbench):
 
 def test_telemetry_that_breaks_leaves_training_alone(workbench):
     """A file stands where the folder has to be, and a feature's numbers raise."""
+    workbench.configure(max_train_steps=2)
     workbench.project.output.mkdir()
     (workbench.project.output / "gh200").write_text("in the way")
     run = workbench.train(env={"SIMPLETUNER_GH200_TELEMETRY": "1"})

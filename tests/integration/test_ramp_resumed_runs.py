@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from simpletuner_gh200.ramp.resume import RampState, resume
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 
 PROBE = Path(__file__).with_name("probe_ramp.py")
-STEPS = 9
+STEPS = 7
 RAMP = GH200GradientRamp(4, 16, 14, train_batch_size=2)
 
 
@@ -29,9 +28,11 @@ def configure(workbench: Any, **keys: Any) -> None:
 
 
 def killed_after(workbench: Any, step: int) -> Path:
-    """Train until ``step`` is done, kill -9, and return the latest checkpoint."""
-    run = workbench.train(probe=PROBE, env={"RAMP_PROBE": f"kill={step}"})
+    """The project as a kill -9 after ``step`` leaves it; returns the latest checkpoint."""
+    configure(workbench)
+    run = workbench.known(probe=PROBE, env={"RAMP_PROBE": f"kill={step}"})
     assert run.exit_codes == [-9], run.explain()
+    workbench.go_on_from(run)
     checkpoints = [path for path in workbench.project.output.glob("checkpoint-*") if not path.name.endswith("tmp")]
     return max(checkpoints, key=lambda path: int(path.name.split("-")[1]))
 
@@ -41,7 +42,6 @@ def windows(ramp: GH200GradientRamp, first: int) -> list[int]:
 
 
 def test_after_a_kill_the_same_windows_follow(workbench):
-    configure(workbench)
     checkpoint = killed_after(workbench, 5)
     assert checkpoint.name == "checkpoint-4"
     state = json.loads((checkpoint / "gh200_state.json").read_text())
@@ -57,10 +57,9 @@ def test_after_a_kill_the_same_windows_follow(workbench):
 
 
 def test_other_ranks_and_missing_state_and_changed_settings_go_on_with_a_notice(workbench):
-    configure(workbench)
-    checkpoint = killed_after(workbench, 5)
     saved = RampState.after(RAMP, 4)
 
+    killed_after(workbench, 5)
     wider = workbench.train(probe=PROBE, world=2)
     assert wider.ok, wider.explain()
     expected = resume(replace(RAMP, world_size=2), saved, 4).ramp
@@ -68,7 +67,7 @@ def test_other_ranks_and_missing_state_and_changed_settings_go_on_with_a_notice(
         assert record["windows"] == windows(expected, 4)
     assert "world_size changed from 1 to 2 since the checkpoint" in wider.log()
 
-    only(workbench, checkpoint)
+    killed_after(workbench, 5)
     configure(workbench, target_effective_batch_size=8)
     changed = workbench.train(probe=PROBE)
     assert changed.ok, changed.explain()
@@ -76,17 +75,9 @@ def test_other_ranks_and_missing_state_and_changed_settings_go_on_with_a_notice(
     assert changed.records[0]["windows"] == windows(expected, 4)
     assert "target changed from 16 to 8 since the checkpoint" in changed.log()
 
-    only(workbench, checkpoint)
-    configure(workbench)
+    checkpoint = killed_after(workbench, 5)
     (checkpoint / "gh200_state.json").unlink()
     bare = workbench.train(probe=PROBE)
     assert bare.ok, bare.explain()
     assert bare.records[0]["windows"] == windows(RAMP, 4)
     assert "the checkpoint has no ramp state" in bare.log()
-
-
-def only(workbench: Any, kept: Path) -> None:
-    """Leave nothing in the output folder but one checkpoint."""
-    for path in workbench.project.output.iterdir():
-        if path != kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -39,7 +39,7 @@ def window_means(losses: list[list[str]], windows: list[int]) -> list[float]:
     return means
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_windows_losses_and_rates_are_right(workbench, world):
     scheduler = {"lr_scheduler": "polynomial", "lr_warmup_steps": 2}
     workbench.configure(max_train_steps=STEPS, **scheduler)
@@ -130,7 +130,7 @@ def test_a_ramp_down_reaches_max_train_steps(workbench):
     assert "the effective batch shrinks over the run, from 12 to 2" in run.log()
 
 
-@pytest.mark.parametrize(("rule", "power"), [("linear", 1.0), ("sqrt", 0.5)])
+@pytest.mark.parametrize(("rule", "power"), [("linear", 1.0), pytest.param("sqrt", 0.5, marks=pytest.mark.matrix)])
 def test_the_rate_rule_scales_the_applied_rate(workbench, rule, power):
     workbench.configure(blocks=block(ramp_lr_rule=rule), max_train_steps=STEPS)
     run = workbench.train(probe=PROBE)

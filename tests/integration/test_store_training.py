@@ -48,7 +48,7 @@ def test_fresh_caches_are_filled_from_memory(workbench):
 
 
 def test_with_shard_a_node_stages_what_its_ranks_were_dealt(workbench):
-    workbench.configure(dataset={"type": "in_memory", "in_memory": {"per_node": "shard"}})
+    workbench.configure(dataset={"type": "in_memory", "in_memory": {"per_node": "shard"}}, max_train_steps=2)
     run = workbench.train(world=2, probe=Path(__file__).with_name("probe_store_two_nodes.py"))
     assert run.ok, run.explain()
     held = [summary["details"]["store"]["tiny-images"]["staged"] for summary in run.summaries]

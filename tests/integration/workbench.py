@@ -117,20 +117,35 @@ class Workbench:
         shutil.rmtree(self.project.folder, ignore_errors=True)
         shutil.copytree(self._snapshot, self.project.folder, symlinks=True)
 
-    def known(self, *, stock: bool = False, world: int = 1, probe: Path | None = None) -> JobResult:
+    def known(
+        self,
+        *,
+        stock: bool = False,
+        world: int = 1,
+        probe: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> JobResult:
         """What a run of the restored project gives with what ``configure`` wrote: trained once, then remembered.
 
         Runs from the same state are the same to the bit, so every test that compares with one may look at the same.
         The project is restored and configured as before when this returns; the result's ``folder`` is kept.
         """
         written = {path: path.read_text() for path in (self.project.config, self.project.datasets)}
-        asked = (stock, world, probe, *written.values())
+        asked = (stock, world, probe, str(env), *written.values())
         if asked not in self._known:
-            run = self._known[asked] = self.train(stock=stock, world=world, probe=probe)
+            run = self._known[asked] = self.train(stock=stock, world=world, probe=probe, env=env)
             self.set_aside(run)
             for path, text in written.items():
                 path.write_text(text)
         return self._known[asked]
+
+    def go_on_from(self, run: JobResult) -> None:
+        """Make the project what ``run`` left, but for the configuration, which stays."""
+        written = {path: path.read_text() for path in (self.project.config, self.project.datasets)}
+        shutil.rmtree(self.project.folder)
+        shutil.copytree(run.folder, self.project.folder, symlinks=True)
+        for path, text in written.items():
+            path.write_text(text)
 
     def set_aside(self, run: JobResult) -> None:
         """Keep what ``run`` left, so that it can be looked at after the next one, which starts from the snapshot."""
@@ -151,9 +166,14 @@ class Workbench:
         self.project.config.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
         self.project.datasets.write_text(json.dumps(datasets or dataset_list(self.project, dataset or {})))
 
+    def execute(self, code: str) -> JobResult:
+        """Run ``code`` in a process that has imported SimpleTuner, nothing of ours; ``log()`` has what it printed."""
+        return self.train(code=code)
+
     def train(
         self,
         *,
+        code: str | None = None,
         stock: bool = False,
         argv: list[str] | None = None,
         env: dict[str, str] | None = None,
@@ -164,6 +184,7 @@ class Workbench:
         """Train with what ``configure`` wrote. ``probe`` names a file whose ``install(record)`` runs in each rank."""
         results = Path(tempfile.mkdtemp(dir=self._runs))
         job = {
+            "code": code,
             "stock": stock,
             "argv": argv if argv is not None else ["--config", str(self.project.config)],
             "config": str(self.project.config),

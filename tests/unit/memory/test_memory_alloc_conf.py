@@ -82,6 +82,7 @@ def test_a_build_that_knows_the_keys_keeps_them(tmp_path: Path, monkeypatch: pyt
     assert environment == {"PYTORCH_CUDA_ALLOC_CONF": GUIDES}
 
 
+@pytest.mark.releases
 def test_the_installed_torch_is_a_stock_one() -> None:
     assert find_torch() is not None
     assert not knows_uvm(find_torch())
