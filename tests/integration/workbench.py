@@ -166,9 +166,9 @@ class Workbench:
         self.project.config.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
         self.project.datasets.write_text(json.dumps(datasets or dataset_list(self.project, dataset or {})))
 
-    def execute(self, code: str) -> JobResult:
+    def execute(self, code: str, *, world: int = 1) -> JobResult:
         """Run ``code`` in a process that has imported SimpleTuner, nothing of ours; ``log()`` has what it printed."""
-        return self.train(code=code)
+        return self.train(code=code, world=world)
 
     def train(
         self,
