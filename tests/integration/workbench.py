@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from simpletuner_gh200.demo.project import Project, dataset_list, training_config, write_project
 
 FORGE = Path(__file__).with_name("forge.py")
+RANKS = [pytest.param(1, marks=pytest.mark.one_release("3.")), pytest.param(2, marks=pytest.mark.one_release("4."))]
+"""Of a test that asks one rank what it asks two: the other two combinations belong to `make test-matrix`."""
 
 
 @dataclass
