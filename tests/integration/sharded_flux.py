@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 
 import torch
 import torch.distributed as dist
@@ -68,9 +67,9 @@ def shard(model: torch.nn.Module, fsdp: dict[str, object]) -> int:
     return blocks
 
 
-def main() -> None:
+def main(example: str) -> None:
     dist.init_process_group("gloo")
-    fsdp = load_config_from_file(sys.argv[1]).fsdp_config
+    fsdp = load_config_from_file(example).fsdp_config
     whole = tiny_flux()
     sharded = copy.deepcopy(whole)
     blocks = shard(sharded, fsdp)
@@ -83,7 +82,3 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -13,14 +13,13 @@ import torch
 
 from simpletuner_gh200.cache.fill import load_file
 from simpletuner_gh200.demo.project import dataset_list
+from tests.integration.workbench import RANKS
 
 UNIFIED = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
 OLD = importlib.metadata.version("simpletuner").startswith("3.")
 MODE = Path(__file__).with_name("probe_cache_mode.py")
 EPOCH = 12
 """Steps: 24 images in batches of two."""
-ONE_RANK_TOO = pytest.param(1, marks=pytest.mark.matrix)
-"""Where two ranks are asked all that one would be."""
 
 
 def reports(run):
@@ -99,7 +98,7 @@ def test_losses_and_weights_are_those_of_plain_caches(workbench, world):
         assert sum(found["batched"] for found in report.values()) > 0, "latents went straight into batches"
 
 
-@pytest.mark.parametrize("world", [ONE_RANK_TOO, 2])
+@pytest.mark.parametrize("world", RANKS)
 def test_latents_made_on_demand(workbench, world):
     def no_latents(_blocks):
         shutil.rmtree(workbench.project.folder / "cache" / "vae")
@@ -149,7 +148,7 @@ def test_several_datasets_and_caption_dropout(workbench):
     assert report["vae-tiny-images"]["hits"] > 0
 
 
-@pytest.mark.parametrize("world", [ONE_RANK_TOO, 2])
+@pytest.mark.parametrize("world", RANKS)
 def test_a_run_that_is_resumed(workbench, world):
     def first_half(blocks):
         workbench.configure(blocks=blocks, max_train_steps=4, checkpoint_step_interval=2)

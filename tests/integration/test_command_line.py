@@ -74,7 +74,6 @@ def test_accelerate_launch_with_our_module(workbench):
     assert (workbench.project.output / "pytorch_lora_weights.safetensors").is_file()
 
 
-@pytest.mark.one_release("4.")
 def test_plain_simpletuner_opts_in_by_a_variable(workbench):
     workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=2)
     ended = run(workbench, "simpletuner", "train", SIMPLETUNER_GH200="1")

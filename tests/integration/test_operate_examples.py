@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
@@ -63,23 +61,14 @@ def test_the_example_trains_on_the_tiny_model(workbench, tmp_path):
     assert run.summaries[0]["features"]["store"] == "on"
 
 
-@pytest.mark.one_release("4.")
-def test_the_fsdp2_settings_shard_a_flux_on_two_cpu_ranks():
+def test_the_fsdp2_settings_shard_a_flux_on_two_cpu_ranks(workbench):
     """accelerate shards on accelerators only, so torch's own FSDP2 is driven by the example's settings."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--standalone",
-        str(SHARDED),
-    ]
     example = ROOT / "config" / "accelerate_config_gh200_fsdp2.yaml"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, str(example)], capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    losses = json.loads(done.stdout.splitlines()[-1])
+    code = f"import runpy; runpy.run_path({str(SHARDED)!r})['main']({str(example)!r})"
+    run = workbench.execute(code, world=2)
+    assert run.ok, run.explain()
+    (found,) = re.findall(r'{"whole".*}', run.log())
+    losses = json.loads(found)
     assert losses["sharded_parameters"] > 0
     assert losses["checkpointed_blocks"] == 2
     assert losses["sharded"] == pytest.approx(losses["whole"], rel=1e-5)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from tests.integration.workbench import RANKS
 
 PROBE = Path(__file__).with_name("probe_ramp.py")
 STEPS = 10
@@ -39,7 +40,7 @@ def window_means(losses: list[list[str]], windows: list[int]) -> list[float]:
     return means
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.matrix), 2])
+@pytest.mark.parametrize("world", RANKS)
 def test_windows_losses_and_rates_are_right(workbench, world):
     scheduler = {"lr_scheduler": "polynomial", "lr_warmup_steps": 2}
     workbench.configure(max_train_steps=STEPS, **scheduler)

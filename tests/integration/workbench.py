@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from simpletuner_gh200.demo.project import Project, dataset_list, training_config, write_project
 
 FORGE = Path(__file__).with_name("forge.py")
+RANKS = [pytest.param(1, marks=pytest.mark.one_release("3.")), pytest.param(2, marks=pytest.mark.one_release("4."))]
+"""Of a test that asks one rank what it asks two: the other two combinations belong to `make test-matrix`."""
 
 
 @dataclass
@@ -166,9 +170,9 @@ class Workbench:
         self.project.config.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
         self.project.datasets.write_text(json.dumps(datasets or dataset_list(self.project, dataset or {})))
 
-    def execute(self, code: str) -> JobResult:
+    def execute(self, code: str, *, world: int = 1) -> JobResult:
         """Run ``code`` in a process that has imported SimpleTuner, nothing of ours; ``log()`` has what it printed."""
-        return self.train(code=code)
+        return self.train(code=code, world=world)
 
     def train(
         self,

@@ -61,7 +61,7 @@ def test_very_many_tiny_files_need_little_memory_besides(tmp_path: Path, count: 
         memory, report = stage(StagingRequest(tmp_path, workers=2, give_back_page_cache=False), host=roomy)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
         index = os.fstat(memory.index).st_size
-        fine = report.staged == count and grown - index < 64 * MIB + 192 * count and index / count < 80
+        fine = report.staged == count and grown - index < 28 * MIB + 192 * count and index / count < 80
         print(f"{grown / MIB:.0f} MiB besides, index {index / count:.0f} B/file, {report.line()}")
         os._exit(0 if fine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
