@@ -9,7 +9,8 @@ from hypothesis import settings
 pytest_plugins = ("tests.releases", "tests.ci_skips", "tests.cpu_times")
 
 # No deadline: neighbours are noisy, and a time never decides whether a test passes here.
-settings.register_profile("default", deadline=None, max_examples=60)
+# Other examples at every run, in CI too, where hypothesis would by itself repeat the same ones.
+settings.register_profile("default", deadline=None, max_examples=60, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Made before SimpleTuner is imported, as in a run: later it would be of a class of SimpleTuner 4, with its own level.

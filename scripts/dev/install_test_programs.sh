@@ -11,4 +11,4 @@ as_root=""
 [ "$(id -u)" -eq 0 ] || as_root="sudo"
 $as_root apt-get update -q
 # tcsh's package has csh too; a page without any font has no text.
-$as_root apt-get install -y -q --no-install-recommends $missing fonts-dejavu-core
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing fonts-dejavu-core

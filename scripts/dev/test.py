@@ -33,6 +33,7 @@ def main(what: str) -> int:
     environments = [line.split() for line in built.stdout.splitlines()]
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     variables["GH200_SLOW_TESTS"] = "1"
+    variables["GH200_RELEASES"] = ",".join(version for _, version in environments)
     failed = []
     if not what and subprocess.run(["make", "--no-print-directory", "lint"], cwd=ROOT, env=variables).returncode:
         failed.append("lint")

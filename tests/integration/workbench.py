@@ -136,20 +136,26 @@ class Workbench:
         """
         written = {path: path.read_text() for path in (self.project.config, self.project.datasets)}
         asked = (stock, world, probe, str(env), *written.values())
+        self.restore()
+        self._write(written)
         if asked not in self._known:
-            run = self._known[asked] = self.train(stock=stock, world=world, probe=probe, env=env)
+            run = self.train(stock=stock, world=world, probe=probe, env=env)
             self.set_aside(run)
-            for path, text in written.items():
-                path.write_text(text)
+            self._write(written)
+            self._known[asked] = run
         return self._known[asked]
+
+    @staticmethod
+    def _write(written: dict[Path, str]) -> None:
+        for path, text in written.items():
+            path.write_text(text)
 
     def go_on_from(self, run: JobResult) -> None:
         """Make the project what ``run`` left, but for the configuration, which stays."""
         written = {path: path.read_text() for path in (self.project.config, self.project.datasets)}
         shutil.rmtree(self.project.folder)
         shutil.copytree(run.folder, self.project.folder, symlinks=True)
-        for path, text in written.items():
-            path.write_text(text)
+        self._write(written)
 
     def set_aside(self, run: JobResult) -> None:
         """Keep what ``run`` left, so that it can be looked at after the next one, which starts from the snapshot."""

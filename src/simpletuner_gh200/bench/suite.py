@@ -16,8 +16,8 @@ from simpletuner_gh200.registry import contributions
 class Suite:
     """Exported as ``SUITE`` by one file in ``bench/suites``; ``gh200 bench NAME`` runs it.
 
-    ``measure(quick)`` returns a nested dict with exactly the keys contracts.md names (more are welcome). ``quick``
-    asks for sizes small enough for a test that only looks at the shape of the result.
+    ``measure(quick)`` returns a nested dict; keys that are there stay, more are welcome. ``quick`` asks for
+    sizes small enough for a test that only looks at the shape of the result.
     """
 
     name: str

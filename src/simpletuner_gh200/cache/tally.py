@@ -40,7 +40,8 @@ class Statistics:
     fill_seconds: float = 0.0
     expected_hit_rate: float = 1.0
     staging_lead_seconds: float | None = None
-    """How long before its use the last batch was on its way to the device; None without one."""
+    """How long before its use the last batch was on its way to the device; None without one. Named so in records, which
+    people read, from when copies to the device were called staging."""
     _fallbacks: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

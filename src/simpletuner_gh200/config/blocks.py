@@ -108,7 +108,8 @@ class PrefetchSettings(PartModel):
     prefetch_depth: Literal["auto"] | int = Field(
         default="auto",
         description="Batches that SimpleTuner prepares ahead: auto leaves it as SimpleTuner is set, a number from 1 "
-        "switches on its own dataloader_prefetch with a queue of that length.",
+        "switches on its own dataloader_prefetch with a queue of that length. It is upstream's option, and draws "
+        "random numbers as upstream does when it prefetches: such a run is not that of one without.",
     )
 
 

@@ -7,7 +7,7 @@ run will use: a path is stripped of blanks, ``{model_family}`` is filled in, and
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,13 @@ class Dataset:
         return [Problem(f"{self.where}.instance_data_dir", f"{str(folder)!r}: no such folder", remedy)]
 
 
-def with_in_memory_for_all(entries: Iterable[dict[str, Any]], block: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The entries with the older training-wide ``data_backend`` spelling applied to every local image dataset."""
+def with_in_memory_for_all(entries: list[dict[str, Any]], block: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The entries with the older training-wide ``data_backend`` spelling applied to every local image dataset.
+
+    Without it they are upstream's own object, whatever that is.
+    """
     if block is None:
-        return list(entries)
+        return entries
     return [
         {**entry, "type": IN_MEMORY, DATASET_BLOCK: block}
         if (dataset := Dataset(entry)).type == "local" and dataset.kind == "image"

@@ -57,7 +57,7 @@ class Training:
         """The settings in force; one ConfigError with every problem, ``here`` with what this machine lacks too."""
         problems = [*self.problems, *(self.missing() if here else ())]
         if problems or self.settings is None:
-            raise ConfigError(problems, source=self.source)
+            raise ConfigError(problems, source=self.source if self.located is not None else None)
         return self.settings
 
     def enabled(self) -> Iterator[Dataset]:

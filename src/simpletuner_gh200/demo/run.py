@@ -83,7 +83,7 @@ def _claim(folder: Path) -> None:
 
 
 def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What each landed feature adds to the demo: blocks of the configuration, keys of the dataset entry."""
+    """What each feature adds to the demo: blocks of the configuration, keys of the dataset entry."""
     blocks: dict[str, Any] = {}
     dataset: dict[str, Any] = {}
     for feature in all_features():

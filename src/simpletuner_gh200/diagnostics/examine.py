@@ -34,7 +34,7 @@ class Examination:
         return self.counts["fail"] == 0
 
     def to_json(self) -> dict[str, Any]:
-        """As contracts.md says: checks[]/{code,what,why,found,fix,status}, summary."""
+        """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary."""
         checks = [
             {
                 "code": check.code,

@@ -10,6 +10,7 @@ all unified caches    their limit, or 80 % of what the host can give  SimpleTune
 each cache            its need, small entries first                   a hit saves most where entries are small
 a copy per GPU        80 % of what is free on the GPU's own node      what is no cache stays near, too
 hot embeds in HBM     their limit, or 10 % of what is free            training comes first
+idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 the managed pool      so many times HBM                               it is what ``use_uvm`` asks for
 the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
 ====================  ==============================================  ==========================================

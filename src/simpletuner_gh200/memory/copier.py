@@ -6,8 +6,8 @@
 
 What is queued on the caller's current stream after ``copy`` finds the bytes there. None means that they could not be
 brought: the caller has its other way, and ``failed`` counts. Sources are kept alive until their copies are done, which
-the next call finds out without waiting; until then they must not be rewritten. Without CUDA (``TorchMemory("cpu")``,
-null driver) it all works the same, with host memory standing in.
+the next ``copy`` or ``let_go`` finds out without waiting; until then they must not be rewritten. Without CUDA
+(``TorchMemory("cpu")``, null driver) it all works the same, with host memory standing in.
 """
 
 from __future__ import annotations
@@ -126,13 +126,23 @@ class Copier(Generic[Buffer]):
         self._refuse_fork()
         with self._lock:
             try:
-                self._let_go()
+                self._sweep()
                 buffer = self._queue(ranges)
             except (GH200Error, RuntimeError) as refused:  # torch's out-of-memory error is a RuntimeError
                 self._fell_through(refused)
                 return None
             self.copied += 1
             return buffer
+
+    def let_go(self) -> None:
+        """Release what copies that are done have read, without waiting: memory that is given back must be free."""
+        if os.getpid() != self._pid or not self._under_way:
+            return
+        with self._lock:
+            try:
+                self._sweep()
+            except MemoryRoomError as unknown:
+                logger.warning("gh200: the end of copies to the device could not be observed: %s", str(unknown))
 
     def close(self) -> None:
         """Wait for the copies that are under way and let go of what they read. Buffers stay good; closing twice, too.
@@ -150,6 +160,9 @@ class Copier(Generic[Buffer]):
                     self._drop_oldest()
             except MemoryRoomError as unknown:
                 logger.warning("gh200: the end of copies to the device could not be observed: %s", str(unknown))
+        if self.failed:
+            total = self.copied + self.failed
+            logger.warning("gh200: %d of %d batches could not be copied on a side stream", self.failed, total)
 
     # -- under the lock ----------------------------------------------------------------------------------
 
@@ -174,7 +187,7 @@ class Copier(Generic[Buffer]):
         self._driver.record_event(batch.event, self._memory.side_stream, self._memory.ordinal)
         batch.recorded = True
 
-    def _let_go(self) -> None:
+    def _sweep(self) -> None:
         """Release the sources of copies that are done, as far as that is known by now: nobody waits here."""
         while self._under_way:
             oldest = self._under_way[0]
@@ -187,7 +200,10 @@ class Copier(Generic[Buffer]):
 
     def _drop_oldest(self) -> None:
         done = self._under_way.popleft()
-        self._driver.destroy_event(done.event, self._memory.ordinal)
+        try:
+            self._driver.destroy_event(done.event, self._memory.ordinal)
+        except MemoryRoomError as kept:  # an event too many does no harm; its copies are done
+            logger.warning("gh200: %s", str(kept))
 
     def _fell_through(self, refused: Exception) -> None:
         self.failed += 1

@@ -92,7 +92,7 @@ def check_seams(settings: Settings) -> list[str]:
             f"SimpleTuner {verdict.version} would not pass our blocks on: {verdict.features['config']}",
             remedy="use a release that `gh200 upstream check` passes",
         )
-    statuses = decide(all_features(), settings, os.environ, verdict.against)
+    statuses = decide(all_features(), settings, os.environ, verdict.against, release=f"SimpleTuner {verdict.version}")
     return [f"feature '{name}' is {status}" for name, status in losses(statuses).items()]
 
 

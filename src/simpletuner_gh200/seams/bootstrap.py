@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import os
 from types import ModuleType
 
@@ -18,8 +17,6 @@ from simpletuner_gh200.memory import alloc_conf
 from simpletuner_gh200.seams.patch import raise_together
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
-
-logger = logging.getLogger("simpletuner_gh200")
 
 _active: Runtime | None = None
 

@@ -23,6 +23,8 @@ def decide(
     settings: Settings,
     environment: Mapping[str, str],
     against: Callable[[str], Sequence[str]],
+    *,
+    release: str = "this SimpleTuner",
 ) -> dict[str, Status]:
     """The status of every feature. Raises FeatureUnavailable for one that was asked for and can't be had.
 
@@ -34,7 +36,7 @@ def decide(
         reasons = [] if request == "off" else list(against(feature.name))
         if request == "asked" and reasons:
             raise FeatureUnavailable(
-                f"feature '{feature.name}' was asked for and cannot work with this SimpleTuner: {'; '.join(reasons)}",
+                f"feature '{feature.name}' was asked for and cannot work with {release}: {'; '.join(reasons)}",
                 remedy=REMEDY,
             )
         found[feature.name] = NOT_ASKED if request == "off" else Status(reasons[0]) if reasons else ON

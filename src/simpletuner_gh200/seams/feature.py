@@ -30,7 +30,7 @@ class Feature:
     """As in ``upstream.features.FEATURES``, in ``SeamSpec.features`` and in the summary."""
 
     runtime: Runtime
-    """Set before anything below is called."""
+    """Set in a process that trains; what is asked before a run (``request``, ``demo_config``) does without."""
 
     @property
     def settings(self) -> Settings:

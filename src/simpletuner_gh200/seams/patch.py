@@ -63,6 +63,10 @@ class Patch:
         self._put(self._original)
         self._ours = self._original = _ABSENT
 
+    def give_up(self) -> None:
+        """Somebody has wrapped ours: it stays underneath, and what ``wrap_method`` made passes on from now on."""
+        self._ours = self._original = _ABSENT
+
     def _entries(self) -> Any:
         return self.owner if isinstance(self.owner, MutableMapping) else vars(self.owner)
 
@@ -92,17 +96,18 @@ def wrap_method(owner: Any, attribute: str, wrapper: Wrapper) -> Patch:
     """A patch that calls ``wrapper`` around the original; introspection still sees the original's signature."""
     if inspect.isclass(owner) or inspect.ismodule(owner):
         return Patch(owner, attribute, lambda original: wrapt.FunctionWrapper(original, wrapper))
-    return Patch(owner, attribute, lambda original: _wrapped_on_instance(original, owner, wrapper))
 
+    def on_the_object(original: Callable[..., Any]) -> Callable[..., Any]:
+        # A plain function: objects of a run may be copied by others, which wrapt's proxies refuse. A copy then still
+        # calls the method of the object that it was copied from.
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, owner, args, kwargs) if patch.installed else original(*args, **kwargs)
 
-def _wrapped_on_instance(original: Callable[..., Any], owner: Any, wrapper: Wrapper) -> Callable[..., Any]:
-    """A plain function: objects of a run are copied and pickled by others, which wrapt's proxies refuse."""
+        return call
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, owner, args, kwargs)
-
-    return call
+    patch = Patch(owner, attribute, on_the_object)
+    return patch
 
 
 def put(owner: Any, attribute: Any, value: Any) -> Patch:
@@ -120,10 +125,6 @@ class Patches:
 
     def __init__(self) -> None:
         self._installed: list[Patch] = []
-
-    def __bool__(self) -> bool:
-        """Are any in place? A wrapper that outlives its removal asks this, and passes on."""
-        return bool(self._installed)
 
     def install(self, *patches: Patch) -> None:
         done: list[Patch] = []
@@ -153,6 +154,8 @@ class Patches:
             patch = self._installed.pop()
             if patch.in_place:
                 patch.uninstall()
+            else:
+                patch.give_up()
 
 
 def raise_together(failures: Iterable[OwnershipError]) -> None:

@@ -16,7 +16,7 @@ from simpletuner_gh200.seams.decide import all_features, decide, losses
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.patch import Patches
 from simpletuner_gh200.seams.seam import WAITING, InstalledSeam, all_seams
-from simpletuner_gh200.upstream.features import FEATURES, ON, Status
+from simpletuner_gh200.upstream.features import ON, Status, builds_on
 
 if TYPE_CHECKING:
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
@@ -116,7 +116,7 @@ class Runtime:
 
     def _missing_seams(self, name: str) -> list[str]:
         """Places of its own that are not wrapped, and those of features it builds on that can't be."""
-        wanted = {name, *FEATURES[name].needs} if name in FEATURES else {name}
+        wanted = {name, *builds_on(name)}
         missing = []
         for seam in self.seams.values():
             own = name in seam.spec.features
@@ -171,6 +171,11 @@ class Runtime:
         for method in self.moment(name):
             method(*args)
 
+    def unwind(self, name: str, *args: Any) -> None:
+        """As ``call``, last feature first: what was wrapped on the same object comes off in the reverse order."""
+        for method in reversed(self.moment(name)):
+            method(*args)
+
     # -- the end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -179,7 +184,7 @@ class Runtime:
             return
         self._closed = True
         failures: list[BaseException] = []
-        for method in (*self.moment("close"), self.patches.remove):
+        for method in (*reversed(self.moment("close")), self.patches.remove):
             try:
                 method()
             except Exception as failure:  # noqa: BLE001 - every feature must get its turn; reported right below

@@ -40,8 +40,8 @@ class FeatureInfo:
     """One line of the support table."""
 
     title: str
-    needs: tuple[str, ...] = ("core", "config")
-    """Features without which it is off, each of them above it in the table."""
+    needs: tuple[str, ...] = ("config",)
+    """Features it builds on, each of them above it in the table; theirs need not be named again."""
 
 
 FEATURES: dict[str, FeatureInfo] = {
@@ -49,22 +49,29 @@ FEATURES: dict[str, FeatureInfo] = {
     "config": FeatureInfo("configuration blocks in JSON, TOML, ENV and the Web UI", needs=("core",)),
     "store": FeatureInfo("in-memory datasets"),
     "caches": FeatureInfo("unified-memory caches"),
-    "batch_path": FeatureInfo("batches assembled straight from the caches", needs=("core", "config", "caches")),
+    "batch_path": FeatureInfo("batches assembled straight from the caches", needs=("caches",)),
     "prefetch": FeatureInfo("batches collated ahead, by SimpleTuner's own prefetching"),
     "hints": FeatureInfo("placement hints on batches"),
     "checkpoints": FeatureInfo("our state in checkpoints"),
-    "ramp": FeatureInfo("batch ramp", needs=("core", "config", "checkpoints")),
+    "ramp": FeatureInfo("batch ramp", needs=("checkpoints",)),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "oversubscription": FeatureInfo("training state beyond HBM"),
     "pressure": FeatureInfo("memory given back before the kernel takes it"),
 }
 
 
+def builds_on(name: str) -> set[str]:
+    """Every feature without which this one is off."""
+    direct = FEATURES[name].needs
+    return {*direct, *(further for need in direct for further in builds_on(need))}
+
+
 def consequences(broken: Mapping[str, str]) -> dict[str, Status]:
     """Every feature's status, given the reasons of those whose own places are broken."""
     found: dict[str, Status] = {}
-    for name, info in FEATURES.items():
-        lost = [need for need in info.needs if not found[need].on]
+    for name in FEATURES:
+        needed = builds_on(name)
+        lost = [need for need, status in found.items() if need in needed and not status.on]
         if name in broken:
             found[name] = Status(broken[name])
         else:

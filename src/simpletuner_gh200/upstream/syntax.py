@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Scope = ast.Module | ast.ClassDef | Function
 
 
 def find(module: ast.Module, qualname: str) -> ast.AST | None:

@@ -12,7 +12,7 @@ from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery, assemble
 from simpletuner_gh200.cache.buffers import SMALLEST, BufferPool
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
+from simpletuner_gh200.seams.features.caches.batch_path import BatchPath, ByAddress
 
 
 def channels_last(*shape):
@@ -130,3 +130,18 @@ def test_the_lead_of_a_batch_is_from_its_copy_to_its_use(table, held, copier):
     assert table.statistics.staging_lead_seconds is None, "another batch"
     way.used(rows[0])
     assert table.statistics.staging_lead_seconds > 0
+
+
+def test_what_is_known_by_address_is_forgotten_with_its_tensor():
+    known = ByAddress(2)
+    first, second, third = (torch.zeros(4) for _ in range(3))
+    known.put(first, "first")
+    assert known.take(first[:2]) == "first", "a row begins where its batch does"
+    assert known.take(first) is None, "once"
+    known.put(second, "second")
+    address = second.data_ptr()
+    del second
+    assert known.take(SimpleNamespace(data_ptr=lambda: address)) is None, "another tensor at that address is not it"
+    for tensor, name in ((first, "first"), (third, "third"), (fourth := torch.zeros(4), "fourth")):
+        known.put(tensor, name)
+    assert [known.take(tensor) for tensor in (first, third, fourth)] == [None, "third", "fourth"], "the oldest gave way"

@@ -54,6 +54,10 @@ class Device(NullDriver):
         self._step("synchronize_stream")
         self.done = True
 
+    def destroy_event(self, event: int, ordinal: int) -> None:
+        super().destroy_event(event, ordinal)
+        self._step("destroy_event")
+
     @property
     def open_events(self) -> int:
         return self.counts["create_event"] - self.counts["destroy_event"]
@@ -124,6 +128,33 @@ def test_sources_are_held_until_the_event_is_done_and_nobody_waits(
     assert "synchronize_stream" not in device.order
 
 
+def test_what_was_read_can_be_let_go_without_another_copy(
+    copier: Copier[torch.Tensor], slab: Slab, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.done = False
+    copier.copy(rows(slab, 1))
+    copier.let_go()
+    assert copier.under_way == 1, "its copy may still be under way"
+    device.failing = {"event_done"}
+    copier.let_go()
+    assert "could not be observed" in caplog.text
+    device.failing, device.done = set(), True
+    copier.let_go()
+    assert copier.under_way == 0
+    assert "synchronize_stream" not in device.order
+
+
+def test_an_event_that_is_not_taken_back_holds_nothing_up(
+    copier: Copier[torch.Tensor], slab: Slab, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    copier.copy(rows(slab, 1))
+    device.failing = {"destroy_event"}
+    expect(copier.copy(rows(slab, 2)), 2)
+    copier.close()
+    assert copier.under_way == 0
+    assert caplog.text.count("destroy_event failed") == 2
+
+
 def test_close_waits_once_and_lets_everything_go(copier: Copier[torch.Tensor], slab: Slab, device: Device) -> None:
     device.done = False
     buffers = [copier.copy(rows(slab, index)) for index in range(3)]
@@ -160,6 +191,8 @@ def test_a_failing_call_is_one_batchs_trouble(
     assert caplog.text.count(call) == 1, "said once, counted always"
     device.failing.clear()
     expect(copier.copy(rows(slab, 3)), 3)
+    copier.close()
+    assert "2 of 4 batches could not be copied" in caplog.text
 
 
 @pytest.mark.parametrize("call", ["copy", "record_event", "wait_event"])

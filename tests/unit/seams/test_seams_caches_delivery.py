@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
+from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -53,3 +59,46 @@ def test_prefetch_without_caches_is_said(caplog):
 def test_nonsense_depths_are_refused(depth):
     with pytest.raises(ConfigError, match="prefetch_depth"):
         resolve({"gh200_optimizations": {"prefetch_depth": depth}}, {})
+
+
+class Ending:
+    """A part of the caches that is closed at the end, and what was done to it."""
+
+    def __init__(self, done, name, *, failing=False):
+        self._done, self._name, self._failing = done, name, failing
+
+    def close(self):
+        self._done.append(self._name)
+        if self._failing:
+            raise RuntimeError("the device is gone")
+
+    def save(self):
+        self._done.append("saved")
+
+    def report(self):
+        return {"held": 1}
+
+
+def test_packs_are_written_whatever_else_fails_at_the_end():
+    feature, done = CachesFeature(), []
+    feature._hbm = Ending(done, "hbm", failing=True)
+    feature._copier = Ending(done, "copier", failing=True)
+    feature._caches = Ending(done, "caches")
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        feature.close()
+    assert done == ["hbm", "copier", "saved", "caches"]
+    assert feature.summary() == {"held": 1}
+
+
+def test_memory_that_was_given_back_is_not_kept_by_copies_that_are_done():
+    feature = CachesFeature()
+    feature._copier = Copier(NullDriver("a test"), TorchMemory("cpu"))
+    slab = Slab.anonymous(4096)
+    gone = weakref.ref(slab.region)
+    feature._copier.copy([SlabRange(slab, 0, 64)])
+    slab.close()
+    gc.collect()
+    assert gone() is not None
+    feature.batch_prepared(None, {})
+    gc.collect()
+    assert gone() is None

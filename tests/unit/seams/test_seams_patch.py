@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import os
 import types
 
@@ -8,7 +9,7 @@ import pytest
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable, OwnershipError, SeamMismatch
 from simpletuner_gh200.seams.feature import Feature
-from simpletuner_gh200.seams.patch import Patch, put, wrap_method
+from simpletuner_gh200.seams.patch import Patch, Patches, put, wrap_method
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam, Seam, all_seams, parameter_names, verify
 from simpletuner_gh200.upstream.features import ON, Status
@@ -84,6 +85,57 @@ def test_registry_entries_come_and_go():
         new.uninstall()
 
 
+def test_an_object_is_wrapped_alone_and_left_as_it_was():
+    owner = make_owner()
+    mine, other = owner(), owner()
+    patches = Patches()
+    patches.install(wrap_method(mine, "own", louder))
+    assert mine.own(5)[0] == "louder"
+    assert other.own(5)[0] == "own"
+    assert parameter_names(mine.own) == ("a", "b")
+    assert copy.deepcopy(mine).own(5)[0] == "louder", "others may copy what we wrapped"
+    patches.remove()
+    assert vars(mine) == {}
+
+
+def test_who_wrapped_ours_since_keeps_his_and_ours_passes_on():
+    mine = make_owner()()
+    patches = Patches()
+    patches.install(wrap_method(mine, "own", louder))
+    ours = mine.own
+    mine.own = lambda *args: ("theirs", *ours(*args))
+    assert mine.own(5)[:3] == ("theirs", "louder", "own")
+    patches.remove()
+    assert mine.own(5)[:2] == ("theirs", "own")
+
+
+def test_patches_are_installed_all_or_none_and_taken_out_newest_first():
+    owner = make_owner()
+    before = dict(vars(owner))
+    patches = Patches()
+    with pytest.raises(RuntimeError, match="no"):
+        patches.install(wrap_method(owner, "own", louder), Patch(owner, "static", broken))
+    assert dict(vars(owner)) == before
+    patches.install(wrap_method(owner, "own", louder), wrap_method(owner, "own", louder))
+    assert owner().own(5)[:3] == ("louder", "louder", "own")
+    patches.uninstall()
+    assert dict(vars(owner)) == before
+
+
+def test_what_is_not_ours_any_more_is_said_once_for_all():
+    owner, registry = make_owner(), {}
+    patches = Patches()
+    patches.install(wrap_method(owner, "own", louder), put(registry, "key", 1), put(owner, "extra", 2))
+    owner.own, registry["key"] = None, 3
+    with pytest.raises(OwnershipError, match=r"registry entry 'key'.*Owner\.own"):
+        patches.uninstall()
+    assert not hasattr(owner, "extra"), "the others were taken out all the same"
+
+
+def broken(original):
+    raise RuntimeError("no")
+
+
 def test_upstream_exceptions_pass_through_unmodified():
     class Peculiar(Exception):
         pass
@@ -140,9 +192,6 @@ def test_a_mismatch_patches_nothing_and_is_remembered():
 def test_installing_is_all_or_nothing():
     owner = make_owner()
     before = dict(vars(owner))
-
-    def broken(original):
-        raise RuntimeError("no")
 
     def patches(module, runtime):
         return [wrap_method(module.Owner, "own", louder), Patch(module.Owner, "static", broken)]
@@ -247,6 +296,43 @@ def test_moments_reach_only_features_that_are_on_and_override_them(runtime):
     runtime.call("before_train", calls)
     assert calls == ["before"]
     assert str(runtime.statuses["ramp"]) == "off: because"
+
+
+def test_what_a_feature_builds_on_counts_where_it_is_off_and_not_where_it_is_still_to_come(runtime):
+    runtime.seams["trainer.train"].status = ON
+    runtime.configure(resolve({}, {}))
+    assert runtime.feature_on("ramp"), "modules that nobody has imported yet speak against nothing"
+    runtime.seams["trainer.init_hooks"].status = Status("changed")
+    with pytest.raises(FeatureUnavailable, match=r"'ramp'.*trainer\.init_hooks: off: changed"):
+        runtime.configure(resolve({}, {}))
+
+
+def test_what_lies_outside_the_contract_speaks_against_no_feature(runtime):
+    runtime.seams["trainer.train"].status = ON
+    for name in ("torch.pin_memory", "simpletuner.gh200"):
+        runtime.seams[name].status = Status("odd")
+    runtime.configure(resolve({}, {}))
+    assert runtime.feature_on("ramp")
+
+
+def test_the_end_comes_in_reverse(runtime, monkeypatch):
+    ended = []
+
+    class Second(Wanted):
+        name = "hints"
+
+        def after_train(self, trainer):
+            ended.append("second")
+
+    monkeypatch.setattr(Wanted, "after_train", lambda self, trainer: ended.append("first"), raising=False)
+    second = Second()
+    second.runtime = runtime
+    runtime.features = (*runtime.features, second)
+    for seam in runtime.seams.values():
+        seam.status = ON
+    runtime.configure(resolve({}, {}))
+    runtime.unwind("after_train", None)
+    assert ended == ["second", "first"]
 
 
 def test_every_seam_has_a_place_in_the_contract():

@@ -25,7 +25,7 @@ VALUES = {"train_loss": 0.5, "learning_rate": 1e-4}
 class Talkative(Feature):
     """Another feature that has numbers to tell, until it breaks."""
 
-    name = "talkative"
+    name = "hints"
 
     def __init__(self) -> None:
         self.broken = False
@@ -93,7 +93,7 @@ def test_a_step_reaches_file_trackers_and_events(loop, tmp_path: Path) -> None:
     metrics = {"loss": 0.5}
     runtime.call("event_sent", metrics)
     assert values["gh200/effective_batch_size"] == 6
-    assert values["gh200/talkative/images/reads"] == 7
+    assert values["gh200/hints/images/reads"] == 7
     assert values["gh200/slab_bytes"] == 2048
     assert not [name for name in values if name.endswith("note")]
     assert {name for name in values if name.startswith("gh200/")} <= metrics.keys()

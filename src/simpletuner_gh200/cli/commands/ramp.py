@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.ramp.pictures import as_png, as_svg, in_characters
@@ -45,7 +45,8 @@ def ramp(
     """
     if output is not None and output.suffix.lower() not in {".svg", ".png"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .svg or .png")
-    report, notes = preview(read_training(Located.at(config), {}), world=world)
+    located = locate_training_config({}, explicit=str(config), env_name=None)
+    report, notes = preview(read_training(located, {}), world=world)
     if output is not None:
         _draw(report, output)
     if as_json:

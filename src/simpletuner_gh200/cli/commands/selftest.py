@@ -20,7 +20,7 @@ def selftest(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = REPORT,
     device: Annotated[int, typer.Option("--device", "-d", min=0, help="Which device to test.")] = 0,
 ) -> None:
-    """Check capabilities, advice, slabs, views, copies and failures on the GPU, and write a report to send back.
+    """Check capabilities, advice, slabs, copies and failures on the GPU, and write a report to send back.
 
     Takes a few seconds and some hundred megabytes, and leaves nothing behind. The report holds no secrets and no
     paths. Without a GPU what needs one is skipped. Exit code 0: nothing failed; 1: something did.

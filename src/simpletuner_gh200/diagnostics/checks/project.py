@@ -52,7 +52,7 @@ def datasets_exist(context: Context) -> Finding:
     folders = dict(context.training.local_datasets())
     if not folders:
         return skipped("no dataset in it reads a folder of this machine")
-    bad = [f"{name}: {folder}" for name, folder in folders.items() if not folder.is_dir()]
+    bad = [str(problem) for dataset in context.training.enabled() for problem in dataset.missing()]
     bad += [
         f"{name}: {folder} (empty)" for name, folder in folders.items() if folder.is_dir() and not os.listdir(folder)
     ]

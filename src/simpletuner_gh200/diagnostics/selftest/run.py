@@ -16,7 +16,7 @@ from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.telemetry.redact import redact
 
-Status = Literal["pass", "fail", "skip"]
+RowStatus = Literal["pass", "fail", "skip"]
 
 _PATH = re.compile(r"(?<![\w.])(/[\w.+@-]+){2,}/?")
 
@@ -25,7 +25,7 @@ _PATH = re.compile(r"(?<![\w.])(/[\w.+@-]+){2,}/?")
 class Row:
     name: str
     what: str
-    status: Status
+    status: RowStatus
     found: str
 
 
@@ -36,7 +36,7 @@ class SelfTest:
     measured: dict[str, float]
     emulated: bool
 
-    def count(self, status: Status) -> int:
+    def count(self, status: RowStatus) -> int:
         return sum(row.status == status for row in self.rows)
 
     @property

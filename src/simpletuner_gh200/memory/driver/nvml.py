@@ -17,7 +17,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class DeviceMemory:
+class NvmlMemory:
     """Bytes."""
 
     total: int
@@ -64,13 +64,13 @@ class NvmlDevice:
         self._samples: list[Any] = []
         self._link = self._has_link_counters()
 
-    def memory(self) -> DeviceMemory | None:
+    def memory(self) -> NvmlMemory | None:
         """None where the device has no memory of its own to tell of."""
         try:
             info = self._api.nvmlDeviceGetMemoryInfo(self._handle)
         except self._api.NVMLError_NotSupported:
             return None
-        return DeviceMemory(int(info.total), int(info.used), int(info.free))
+        return NvmlMemory(int(info.total), int(info.used), int(info.free))
 
     def link_traffic(self) -> tuple[float, float] | None:
         """Bytes per second (to the device, from the device) over the chip-to-chip link since the last call."""

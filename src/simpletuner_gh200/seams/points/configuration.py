@@ -91,7 +91,7 @@ def _loader_helpers(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
 
         return load
 
-    return [Patch(module.helpers, name, loader) for name in ("json", "toml", "env")]
+    return [put(module.helpers, name, loader(module.helpers[name])) for name in ("json", "toml", "env")]
 
 
 SEAMS = (

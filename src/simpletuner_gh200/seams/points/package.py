@@ -45,7 +45,7 @@ PACKAGE = SeamSpec(
     module="simpletuner",
     qualname="__name__",
     parameters=None,
-    features=("core",),
+    features=(),
     reason="the earlier guides import from simpletuner.gh200",
 )
 

@@ -51,7 +51,7 @@ PIN_MEMORY = SeamSpec(
     module="torch",
     qualname="Tensor.pin_memory",
     parameters=None,
-    features=("core",),
+    features=(),
     reason="SimpleTuner pins batches even where torch has no accelerator",
 )
 

@@ -53,6 +53,7 @@ def extend_log(accelerator: Any, runtime: Runtime) -> None:
         runtime.call("step_logged", values, step)
         return wrapped(*args, **kwargs)
 
+    runtime.patches.remove()  # those of a run before in this process, so that its objects can go
     runtime.patches.install(wrap_method(accelerator, "log", before))
 
 
@@ -106,7 +107,7 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         finally:
             outcome.global_step = int(instance.state.get("global_step", 0))
             runtime.phases.end("train")
-            runtime.call("after_train", instance)
+            runtime.unwind("after_train", instance)
 
     return [wrap_method(module.Trainer, "train", around)]
 

@@ -169,6 +169,7 @@ PREPARE_BATCH = SeamSpec(
             "an empty batch comes back as it is",
             "False means the end of the epoch, and must reach the loop",
             facts.contains("Trainer.prepare_batch", "return batch"),
+            features=("hints",),
         ),
     ),
 )

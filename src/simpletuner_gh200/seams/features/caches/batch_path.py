@@ -44,8 +44,9 @@ class ByAddress(Generic[T]):
 
     def put(self, tensor: torch.Tensor, known: T) -> None:
         """The oldest entry gives way where there are too many."""
+        # Collate may run in upstream's prefetching thread: another may have taken the oldest meanwhile.
         while len(self._entries) >= self._most:
-            self._entries.pop(next(iter(self._entries)))
+            self._entries.pop(next(iter(self._entries), 0), None)
         self._entries[tensor.data_ptr()] = (weakref.ref(tensor), known)
 
     def take(self, tensor: Any) -> T | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,9 @@ class CachesFeature(Feature):
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         if self.batch_path is not None:
             self.batch_path.used(batch.get("latents"))
+        if self._copier is not None:
+            # A cache that was given back or rebuilt copies no more: what its last copies read would stay held.
+            self._copier.let_go()
         return batch
 
     def metrics(self, values: dict[str, Any]) -> None:
@@ -117,12 +121,16 @@ class CachesFeature(Feature):
         return tuple(self._slabs.records) if self._slabs is not None else ()
 
     def close(self) -> None:
+        """Packs are written whatever the rest of the closing comes to: they are what the next start lives on."""
         self.batch_path = None
-        self._patches.remove()
-        if self._hbm is not None:
-            self._hbm.close()
-        if self._copier is not None:
-            self._copier.close()
+        with ExitStack() as ending:
+            ending.callback(self._save_and_close)
+            for part in (self._copier, self._hbm):
+                if part is not None:
+                    ending.callback(part.close)
+            ending.callback(self._patches.remove)
+
+    def _save_and_close(self) -> None:
         if self._caches is not None:
             self._caches.save()
             self._final = self._caches.report()

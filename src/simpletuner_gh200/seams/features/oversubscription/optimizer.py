@@ -28,7 +28,7 @@ class PooledOptimizer:
         self._patches.remove()
 
     def _step(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if not self._patches or not self._creates_state():
+        if not self._creates_state():
             return wrapped(*args, **kwargs)
         before = {id(tensor) for tensor in self.state_tensors()}
         with self._pool.use():

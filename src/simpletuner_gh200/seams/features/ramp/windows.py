@@ -79,10 +79,7 @@ class Windows:
         self._config.gradient_accumulation_steps = self._target
 
     def _accumulate(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> AbstractContextManager[None]:
-        if self._patches:
-            return self._in_window(lambda: wrapped(*args, **kwargs))
-        passed_on: AbstractContextManager[None] = wrapped(*args, **kwargs)
-        return passed_on  # the run is over, and someone who wrapped us still calls
+        return self._in_window(lambda: wrapped(*args, **kwargs))
 
     @contextmanager
     def _in_window(self, accumulate: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
@@ -133,8 +130,6 @@ class RateRule:
         self._patches.remove()
 
     def _step(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        if not self._patches:
-            return wrapped(*args, **kwargs)
         groups = optimizer.param_groups
         rates = [group["lr"] for group in groups]
         factor = self._factor()

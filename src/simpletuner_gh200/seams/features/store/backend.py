@@ -129,13 +129,13 @@ def decode_image(content: bytes) -> Any:
     return load_image(content)
 
 
-Loaded = tuple[str, Any, Exception | None]
+ReadImage = tuple[str, Any, Exception | None]
 
 
-def read_in_parallel(read: Callable[[str, bool], Any], paths: list[str], delete: bool) -> Iterator[Loaded]:
+def read_in_parallel(read: Callable[[str, bool], Any], paths: list[str], delete: bool) -> Iterator[ReadImage]:
     """(path, image or None, error or None) for each path, in the order given."""
 
-    def one(path: str) -> Loaded:
+    def one(path: str) -> ReadImage:
         try:
             return path, read(path, delete), None
         except Exception as error:  # noqa: BLE001 - handed to the caller, who decides as upstream does
