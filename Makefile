@@ -22,7 +22,7 @@ test-matrix: ## set up, then the further combinations of real runs, against both
 
 check: ## the quick loop: lint, types, layers, unit and property tests
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
-	@$(MAKE) --no-print-directory -j2 --output-sync=target lint unit
+	@$(MAKE) --no-print-directory lint unit
 
 lint: ## ruff, mypy --strict, layers (part of check and test)
 	@$(BIN)/ruff check src tests scripts $(wildcard *.py)
@@ -31,7 +31,7 @@ lint: ## ruff, mypy --strict, layers (part of check and test)
 	@$(BIN)/lint-imports >.cache/layers.txt 2>&1 || (cat .cache/layers.txt; exit 1)
 
 unit: ## unit and property tests (part of check and test)
-	@$(BIN)/python -m pytest tests/unit tests/property
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/property
 
 selftest: ## the memory checks on every emulated machine
 	@$(PYTHON) scripts/dev/environments.py selftest >/dev/null

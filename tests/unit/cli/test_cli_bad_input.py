@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from simpletuner_gh200 import launch
 from simpletuner_gh200.cli.main import main
-
-NOBODY = 65534
+from tests.unit.nobody import as_nobody
 
 
 @pytest.fixture
@@ -116,27 +113,9 @@ def test_output_folder_that_is_not_writable(project, tmp_path_factory, capfd, mo
     """As another user: root may write anywhere, so as root this test would pass without meaning anything."""
     locked = tmp_path_factory.mktemp("locked")
     folder = project(output_dir=str(locked / "output"))
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.getuid() and Path(tempfile.gettempdir()) in path.parents:
-            path.chmod(0o755)
     locked.chmod(0o555)
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            if os.getuid() == 0:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-            monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", "config.json"])
-            main()
-        except SystemExit as stopped:
-            code = stopped.code
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 2
+    monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", "config.json"])
+    assert as_nobody(main, folder) == 2
     assert "no permission to write in" in capfd.readouterr().err
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
 from tests.unit.diagnostics.machine import Machine
+from tests.unit.nobody import as_nobody
 
 ON_EMULATED_LIBRARIES = {
     "GH211",
@@ -26,7 +26,6 @@ ON_EMULATED_LIBRARIES = {
 }
 """Made to fail in tests/emulator/emulated/test_emu_doctor.py, and GH217 in tests/emulator/test_nvml_emulated.py."""
 
-NOBODY = 65534
 BLOCKS = {"cache_config": {"vae_cache_type": "unified_memory"}}
 
 
@@ -310,16 +309,8 @@ def test_cache_folder_without_permission(machine: Machine) -> None:
     (check,) = [check for check in all_checks() if check.code == "GH405"]
     context = machine.context()
     assert context.training is not None  # read now: the other user may not
-    child = os.fork()
-    if child == 0:
-        status = 99
-        try:
-            if os.getuid() == 0:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-            status = 0 if examine(context, [check]).rows[0][1].status == "fail" else 1
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(ended) == 0
+
+    def work() -> None:
+        assert examine(context, [check]).rows[0][1].status == "fail"
+
+    assert as_nobody(work) == 0

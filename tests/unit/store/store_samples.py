@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
-import traceback
-from collections.abc import Callable
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 from simpletuner_gh200.memory.host import HostMemory
+from simpletuner_gh200.store import batch_stager, discovery
+from simpletuner_gh200.store.image_check import image_formats
 from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def image(kind: str = "PNG", size: int = 16, shade: int = 7) -> bytes:
@@ -45,6 +51,30 @@ def staged(folder: Path, **settings: object) -> tuple[StagedDataset, StagingRepo
     return dataset, report
 
 
+def staged_alone(folder: Path, *, native: bool = True, **settings: object) -> dict[str, int]:
+    """Staging in a process of its own, of which nothing is used up or in pieces yet: by how many bytes it grew, and
+    what it found. Without ``native`` the C code is left out.
+    """
+    job = {"folder": str(folder), "native": native, "settings": settings}
+    code = "from tests.unit.store import store_samples; store_samples.measure()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(job), cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
+    return json.loads(ran.stdout)
+
+
+def measure() -> None:
+    """The other side of ``staged_alone``."""
+    job = json.load(sys.stdin)
+    if not job["native"]:
+        batch_stager.usable = discovery.usable = lambda: None
+    image_formats()  # Pillow's plug-ins are not what is measured
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _dataset, report = staged(Path(job["folder"]), **job["settings"])
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    print(json.dumps({"grown": grown, "broken": report.problems.broken, "checked": report.images_checked}))
+
+
 def open_memfds() -> int:
     """How many memfds of ours this process holds, those of earlier tests collected first."""
     gc.collect()
@@ -55,22 +85,3 @@ def open_memfds() -> int:
         except FileNotFoundError:
             continue
     return found
-
-
-def as_nobody(work: Callable[[], None], folder: Path) -> int:
-    """Exit code of ``work`` in a child without root's right to read everything; 0 where it raised nothing."""
-    for opened in (folder, *folder.parents[:2]):
-        opened.chmod(0o755)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            if os.getuid() == 0:
-                os.setuid(65534)
-            work()
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.store.discovery import BATCH_BYTES, BATCH_FILES, Listing, extension_of, walk
-from tests.unit.store.store_samples import as_nobody, fill
+from tests.unit.nobody import as_nobody
+from tests.unit.store.store_samples import fill
 
 pytestmark = pytest.mark.usefixtures("file_calls")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import resource
 import threading
 import time
 from array import array
@@ -24,7 +23,8 @@ from simpletuner_gh200.store.problems import FileProblems
 from simpletuner_gh200.store.slab_writer import SlabWriter
 from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB, MIB
-from tests.unit.store.store_samples import as_nobody, fill, image, open_memfds, roomy, staged
+from tests.unit.nobody import as_nobody
+from tests.unit.store.store_samples import fill, image, open_memfds, roomy, staged, staged_alone
 
 pytestmark = pytest.mark.usefixtures("file_calls")
 
@@ -283,32 +283,20 @@ def large_jpeg() -> bytes:
 
 
 @pytest.mark.parametrize(("verify", "make"), [("header", lambda: large_webp(20 * MIB)), ("decode", large_jpeg)])
-def test_checking_large_images_needs_little_memory_besides(tmp_path: Path, verify: str, make) -> None:
+def test_checking_large_images_needs_little_memory_besides(tmp_path: Path, verify: str, make, file_calls: str) -> None:
     content = make()
     fill(tmp_path, {f"{number}.{'webp' if verify == 'header' else 'jpg'}": content for number in range(16)})
-    del content
-    child = os.fork()
-    if child == 0:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        _dataset, report = staged(tmp_path, workers=72, verify=verify)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        os._exit(0 if grown < 256 * MIB and not report.problems.broken and report.images_checked == 16 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    found = staged_alone(tmp_path, native=file_calls == "native", workers=72, verify=verify)
+    assert (found["broken"], found["checked"]) == (0, 16)
+    assert found["grown"] < 256 * MIB
 
 
 def test_many_workers_and_large_files_need_little_memory_besides(tmp_path: Path) -> None:
-    """In a process of its own, since the peak of this one is already past."""
     for number in range(4):
         with (tmp_path / f"{number}.bin").open("wb") as file:
             for _ in range(40):
                 file.write(os.urandom(1 << 16) * 16)
-    child = os.fork()
-    if child == 0:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        staged(tmp_path, workers=1000, compression="zstd", verify="none")
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        os._exit(0 if grown < 256 * MIB else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert staged_alone(tmp_path, workers=1000, compression="zstd", verify="none")["grown"] < 256 * MIB
 
 
 def cold_file(path: Path, size: int) -> int:
