@@ -58,7 +58,7 @@ def staged_alone(folder: Path, *, native: bool = True, **settings: object) -> di
     job = {"folder": str(folder), "native": native, "settings": settings}
     code = "from tests.unit.store import store_samples; store_samples.measure()"
     ran = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(job), cwd=ROOT, text=True, stdout=subprocess.PIPE
+        [sys.executable, "-c", code], input=json.dumps(job), cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True
     )
     return json.loads(ran.stdout)
 
