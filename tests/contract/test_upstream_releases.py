@@ -22,6 +22,7 @@ def test_the_table_says_what_the_check_finds_in_the_installed_release() -> None:
     assert found == KNOWN[found.version]
 
 
+@pytest.mark.matrix
 def test_the_table_says_what_the_check_finds_in_every_wheel_that_is_here() -> None:
     found = [support.release_of(check_release(Version(version))) for version in KEPT]
     assert found == [KNOWN[version] for version in KEPT]

@@ -209,15 +209,16 @@ def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> Iterator[None]:
 
 @contextmanager
 def _pinning_stand_in() -> Iterator[None]:
-    """Without CUDA nothing can be pinned: both sides skip it."""
+    """Without CUDA nothing can be pinned: both sides skip it, by the seam that does so in a run."""
     import torch
 
-    if torch.cuda.is_available():
-        yield
-        return
-    original = torch.Tensor.pin_memory
-    torch.Tensor.pin_memory = lambda self, *_: self
+    from simpletuner_gh200.seams.patch import Patches
+    from simpletuner_gh200.seams.points.torch import SEAMS
+
+    runtime: Any = None
+    patches = Patches()
+    patches.install(*(patch for seam in SEAMS for patch in seam.patches(torch, runtime)))
     try:
         yield
     finally:
-        torch.Tensor.pin_memory = original
+        patches.uninstall()

@@ -47,7 +47,7 @@ class SeamChange:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReleaseComparison:
     before: Verdict
     after: Verdict
     changes: tuple[SeamChange, ...]
@@ -60,7 +60,7 @@ class Comparison:
 
 def compare(
     old: JoinedSource, new: JoinedSource, *, versions: tuple[str | None, str | None] = (None, None)
-) -> Comparison:
+) -> ReleaseComparison:
     specs = all_specs()
     before, after = (
         check(source, specs, version=version) for source, version in zip((old, new), versions, strict=True)
@@ -72,7 +72,7 @@ def compare(
         if change.lines or change.around or was.status != now.status:
             changes.append(change)
     named = {change.name for change in changes}
-    return Comparison(before, after, tuple(changes), tuple(name for name in specs if name not in named))
+    return ReleaseComparison(before, after, tuple(changes), tuple(name for name in specs if name not in named))
 
 
 def _compare_seam(spec: SeamSpec, was: SeamRow, now: SeamRow, old: ast.Module, new: ast.Module) -> SeamChange:
@@ -127,7 +127,7 @@ LONG = 120
 """A longer diff of one seam is cut here unless everything was asked for."""
 
 
-def review_lines(comparison: Comparison, *, full: bool = False) -> Iterator[str]:
+def review_lines(comparison: ReleaseComparison, *, full: bool = False) -> Iterator[str]:
     old, new = comparison.before.version, comparison.after.version
     yield f"SimpleTuner {old} -> {new}: {len(comparison.changes)} seams touched, {len(comparison.untouched)} untouched"
     yield from _feature_lines(comparison)
@@ -139,7 +139,7 @@ def review_lines(comparison: Comparison, *, full: bool = False) -> Iterator[str]
         yield f"untouched: {', '.join(comparison.untouched)}"
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: ReleaseComparison) -> dict[str, Any]:
     return {
         "from": comparison.before.version,
         "to": comparison.after.version,
@@ -161,7 +161,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _feature_lines(comparison: Comparison) -> Iterator[str]:
+def _feature_lines(comparison: ReleaseComparison) -> Iterator[str]:
     for name, verdict in comparison.after.features.items():
         if verdict != comparison.before.features[name]:
             yield f"  feature {name}: {comparison.before.features[name]} -> {verdict}"

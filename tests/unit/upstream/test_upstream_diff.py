@@ -32,7 +32,7 @@ def source(text: str) -> JoinedSource:
     return JoinedSource("x", {"simpletuner": Texts({"simpletuner.t": text.encode()})})
 
 
-def compared(new: str) -> diff.Comparison:
+def compared(new: str) -> diff.ReleaseComparison:
     sources = (JoinedSource("x", {"simpletuner": Texts({"simpletuner.t": text.encode()})}) for text in (OLD, new))
     return diff.compare(*sources, versions=("1", "2"))
 

@@ -14,7 +14,7 @@ from simpletuner_gh200.operate.rebase.repository import Repository
 MANIFEST = "docs/GH200_PATCH_MANIFEST.md"
 
 
-class Skipped(Exception):
+class StepSkipped(Exception):
     """The step was not wanted; the text says why."""
 
 
@@ -67,7 +67,7 @@ def fresh_branch(repository: Repository, journal: Journal) -> str:
 
 def smoke_tests(repository: Repository, journal: Journal) -> str:
     if journal.skip_tests:
-        raise Skipped("--skip-tests")
+        raise StepSkipped("--skip-tests")
     return _judge(trials.smoke(repository.root))
 
 
@@ -103,7 +103,7 @@ def write_manifest(repository: Repository, journal: Journal) -> str:
 
 def integration_tests(repository: Repository, journal: Journal) -> str:
     if journal.skip_tests:
-        raise Skipped("--skip-tests")
+        raise StepSkipped("--skip-tests")
     return _judge(trials.integration(repository.root))
 
 

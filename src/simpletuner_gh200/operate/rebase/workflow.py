@@ -12,7 +12,7 @@ from simpletuner_gh200.operate.rebase import journal as journals
 from simpletuner_gh200.operate.rebase.components import HOME
 from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
 from simpletuner_gh200.operate.rebase.repository import Repository
-from simpletuner_gh200.operate.rebase.steps import MANIFEST, Skipped, all_steps
+from simpletuner_gh200.operate.rebase.steps import MANIFEST, StepSkipped, all_steps
 from simpletuner_gh200.upstream.git import resolve
 
 Tell = Callable[[StepRecord], None]
@@ -108,7 +108,7 @@ def _advance(repository: Repository, journal: Journal, tell: Tell) -> Journal:
         _record(repository, journal, record, "started", "")
         try:
             result, outcome = runs[record.name](repository, journal), "done"
-        except Skipped as reason:
+        except StepSkipped as reason:
             result, outcome = str(reason), "skipped"
         except GH200Error as failure:
             _record(repository, journal, record, "failed", failure.message)
