@@ -9,8 +9,10 @@ from hypothesis import settings
 pytest_plugins = ("tests.releases", "tests.ci_skips", "tests.cpu_times")
 
 # No deadline: neighbours are noisy, and a time never decides whether a test passes here.
-# Other examples at every run, in CI too, where hypothesis would by itself repeat the same ones.
-settings.register_profile("default", deadline=None, max_examples=60, derandomize=False)
+# CI tries the same examples every time (hypothesis sees CI and does so by itself): a rare new one should fail whoever
+# can look into it, not somebody else's change. `make check` tries others at every run, `HYPOTHESIS_PROFILE=long` many.
+settings.register_profile("default", deadline=None, max_examples=60)
+settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Made before SimpleTuner is imported, as in a run: later it would be of a class of SimpleTuner 4, with its own level.

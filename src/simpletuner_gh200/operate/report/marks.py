@@ -34,7 +34,8 @@ def plot(
     binary: bool = False,
 ) -> str:
     """An SVG with one path per line; ``unit`` writes a value of the vertical axis, round in bytes if ``binary``."""
-    drawn = [Line(line.name, thin(line.points)) for line in lines if line.points]
+    thinned = [Line(line.name, thin(line.points)) for line in lines]
+    drawn = [line for line in thinned if line.points]
     if not drawn:
         return ""
     xs = [x for line in drawn for x, _y in line.points]
@@ -70,9 +71,9 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round values that cover the range."""
-    if high <= low:
-        return [low]
     raw = (high - low) / count
+    if raw <= 0:  # also where the two ends are so near that a part of the way between them is no number
+        return [low]
     size = 10 ** math.floor(math.log10(raw))
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= raw * 0.999)
     first = math.ceil(low / step - 1e-9) * step
