@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import ci_skips, releases
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,15 @@ def test_a_skip_is_allowed_for_its_reason_only() -> None:
     assert ci_skips.allowed(place, "Skipped: no CUDA device")
     assert not ci_skips.allowed(place, "Skipped: no gcc to build with")
     assert not ci_skips.allowed("tests/unit/operate/test_operate_report.py::test_x", "Skipped: no Chromium")
+
+
+@pytest.mark.parametrize(("ci", "code"), [("true", 1), ("", 0)])
+def test_a_skip_that_is_not_allowed_fails_the_run_in_ci_and_only_there(tmp_path: Path, ci: str, code: int) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\ndef test_passes():\n    pass\n\ndef test_skips():\n    pytest.skip('no browser here')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "tests.ci_skips", "--rootdir", str(tmp_path), "-c", os.devnull]
+    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == code, ran.stdout
+    assert ("no browser here" in ran.stdout) == bool(code), "the reason is shown"

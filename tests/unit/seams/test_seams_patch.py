@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
+import pkgutil
 import types
 
 import pytest
 
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable, OwnershipError, SeamMismatch
+from simpletuner_gh200.seams import points
+from simpletuner_gh200.seams.decide import all_features
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.patch import Patch, Patches, put, wrap_method
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam, Seam, all_seams, parameter_names, verify
+from simpletuner_gh200.upstream import contract
 from simpletuner_gh200.upstream.features import ON, Status
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
 
@@ -339,3 +344,20 @@ def test_every_seam_has_a_place_in_the_contract():
     specs = all_specs()
     for seam in all_seams():
         assert seam.own_spec is not None or seam.name in specs
+
+
+def test_a_place_and_what_we_put_there_stand_in_files_of_the_same_name():
+    """One file per upstream module on either side: who reads one of them knows where the other is."""
+    where = {}
+    for info in pkgutil.iter_modules(contract.__path__):
+        for found in importlib.import_module(f"{contract.__name__}.{info.name}").SPECS:
+            where[found.name] = info.name
+    for info in pkgutil.iter_modules(points.__path__):
+        for seam in importlib.import_module(f"{points.__name__}.{info.name}").SEAMS:
+            assert where.get(seam.name, info.name) == info.name, seam.name
+
+
+def test_a_feature_that_the_support_table_does_not_know_is_refused(monkeypatch):
+    monkeypatch.setattr("simpletuner_gh200.seams.decide.FEATURES", {})
+    with pytest.raises(TypeError, match="FEATURES"):
+        all_features()

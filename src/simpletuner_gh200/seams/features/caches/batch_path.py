@@ -31,9 +31,10 @@ T = TypeVar("T")
 
 
 class ByAddress(Generic[T]):
-    """What is known of a batch of ours, found again by where its memory begins: the one place that goes by addresses.
+    """What is known of a batch of ours, found again by where its memory begins.
 
-    It has to: SimpleTuner hands rows and batches on as plain tensors, and takes nothing else along with them. An
+    The one place that knows a tensor of SimpleTuner's by its address (the HBM tier goes by those of our own slabs). It
+    has to: SimpleTuner hands rows and batches on as plain tensors, and takes nothing else along with them. An
     address may be given to another tensor once the first one is gone, so an entry keeps a weak reference to the tensor
     it was made for and counts for nothing when that one is dead. While it lives, no other tensor has its address.
     """
