@@ -5,19 +5,24 @@ from __future__ import annotations
 from simpletuner_gh200.upstream import facts
 from simpletuner_gh200.upstream.spec import Fact, SeamSpec
 
+SERVED = "hits are served by replacing methods on the backend instance behind the cache"
+
+
+def _loads_through(reader: str, backend: str) -> Fact:
+    reason = "a method replaced on the instance is the one that is called"
+    calls = facts.calls(reader, f"{backend}.torch_load", arguments=1)
+    return Fact("torch_load is looked up on the instance", reason, calls)
+
+
 VAE_READ = SeamSpec(
     name="caching.vae_read",
     module="simpletuner.helpers.caching.vae",
     qualname="VAECache._read_from_storage",
     parameters=None,
     features=("caches",),
-    reason="hits are served by replacing methods on the backend instance behind the cache",
+    reason=SERVED,
     facts=(
-        Fact(
-            "torch_load is looked up on the instance",
-            "a method replaced on the instance is the one that is called",
-            facts.calls("VAECache._read_from_storage", "self.cache_data_backend.torch_load", arguments=1),
-        ),
+        _loads_through("VAECache._read_from_storage", "self.cache_data_backend"),
         Fact(
             "existence is asked of the instance",
             "so is this one",
@@ -54,13 +59,9 @@ TEXT_RETRIEVE = SeamSpec(
     qualname="TextEmbeddingCache.load_from_cache",
     parameters=None,
     features=("caches",),
-    reason="hits are served by replacing methods on the backend instance behind the cache",
+    reason=SERVED,
     facts=(
-        Fact(
-            "torch_load is looked up on the instance",
-            "a method replaced on the instance is the one that is called",
-            facts.calls("TextEmbeddingCache.load_from_cache", "self.data_backend.torch_load", arguments=1),
-        ),
+        _loads_through("TextEmbeddingCache.load_from_cache", "self.data_backend"),
         Fact(
             "torch_save is looked up on the instance",
             "what is written is known to our cache at once",
@@ -76,13 +77,9 @@ IMAGE_EMBED_READ = SeamSpec(
     qualname="ImageEmbedCache.retrieve_from_cache",
     parameters=None,
     features=("caches",),
-    reason="hits are served by replacing methods on the backend instance behind the cache",
+    reason=SERVED,
     facts=(
-        Fact(
-            "torch_load is looked up on the instance",
-            "a method replaced on the instance is the one that is called",
-            facts.calls("ImageEmbedCache.retrieve_from_cache", "self.cache_data_backend.torch_load", arguments=1),
-        ),
+        _loads_through("ImageEmbedCache.retrieve_from_cache", "self.cache_data_backend"),
         Fact(
             "existence is asked of the instance",
             "so is this one",

@@ -9,6 +9,12 @@ from simpletuner_gh200.upstream.spec import Fact, SeamSpec
 
 MODULE = "simpletuner.helpers.training.trainer"
 
+
+def _called_on_self(method: str) -> Fact:
+    reason = "a method replaced on the class is the one that runs"
+    return Fact("called on self", reason, facts.looked_up_on_self(method))
+
+
 PARSE_ARGUMENTS = SeamSpec(
     name="trainer.parse_arguments",
     module=MODULE,
@@ -17,11 +23,7 @@ PARSE_ARGUMENTS = SeamSpec(
     features=("core",),
     reason="everything starts here: the settings are parsed and the features decided right after it",
     facts=(
-        Fact(
-            "called on self",
-            "a method replaced on the class is the one that runs",
-            facts.looked_up_on_self("Trainer.parse_arguments"),
-        ),
+        _called_on_self("Trainer.parse_arguments"),
         Fact("sets config", "features read self.config", facts.assigns("Trainer.parse_arguments", "self.config")),
         Fact(
             "sets accelerator",
@@ -46,11 +48,7 @@ INIT_DATA_BACKEND = SeamSpec(
     features=("caches", "store"),
     reason="after it the backend instances behind the caches exist, and ours are attached to them",
     facts=(
-        Fact(
-            "called on self",
-            "a method replaced on the class is the one that runs",
-            facts.looked_up_on_self("Trainer.init_data_backend"),
-        ),
+        _called_on_self("Trainer.init_data_backend"),
         Fact(
             "configures all backends in one call",
             "datasets and caches are complete when it returns",
@@ -68,11 +66,7 @@ INIT_HOOKS = SeamSpec(
     features=("checkpoints",),
     reason="our state is saved and loaded by hooks registered next to upstream's",
     facts=(
-        Fact(
-            "called on self",
-            "a method replaced on the class is the one that runs",
-            facts.looked_up_on_self("Trainer.init_hooks"),
-        ),
+        _called_on_self("Trainer.init_hooks"),
         Fact(
             "saving goes through accelerate's hooks",
             "our hook runs with upstream's, before the checkpoint is complete",
@@ -183,11 +177,7 @@ EMIT_EVENT = SeamSpec(
     features=("telemetry",),
     reason="our metrics are added to training status events",
     facts=(
-        Fact(
-            "called on self",
-            "a method replaced on the class is the one that runs",
-            facts.looked_up_on_self("Trainer._emit_event"),
-        ),
+        _called_on_self("Trainer._emit_event"),
         Fact(
             "sends the very dict it got",
             "what we add to the event is sent",
