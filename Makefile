@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-matrix check lint unit selftest check-aarch64 docs wheel clean
+.PHONY: help demo test test-matrix check lint unit selftest check-aarch64 docs wheel sweep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,8 +46,11 @@ docs: ## regenerate the generated pages
 	@$(BIN)/python scripts/dev/generate_doctor_page.py
 
 wheel: ## build the wheel into dist/
+	@$(PYTHON) scripts/dev/environments.py wheel
+
+sweep: ## renew docs/support.md from every SimpleTuner release on the package index
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
-	@.uv/bin/uv build --wheel --quiet --out-dir dist
+	@$(BIN)/gh200 upstream support --sweep --write docs/support.md
 
 clean: ## remove what make made
 	rm -rf .venv .venv-* .uv .cache dist build gh200-demo .mypy_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@
     python3 scripts/dev/environments.py demo       only .venv
     python3 scripts/dev/environments.py selftest   .venv, and NVIDIA's bindings of CUDA 12 beside its own
     python3 scripts/dev/environments.py test       the same for every pair of interpreter and SimpleTuner that runs here
+    python3 scripts/dev/environments.py wheel      no environment: the wheel, into dist/
 
 Prints one line per environment on standard output: `<folder> <simpletuner version>`; the rest goes to standard error.
 An environment whose inputs have not changed is left alone, so that a second call takes no time. Needs only the standard
@@ -51,6 +52,8 @@ PAIRS = (
 
 
 def main(purpose: str) -> int:
+    if purpose == "wheel":
+        return build_wheel()
     if purpose not in {"demo", "selftest", "test"}:
         print(__doc__, file=sys.stderr)
         return 2
@@ -70,6 +73,17 @@ def main(purpose: str) -> int:
             add_cuda12_bindings(folder, pair)
         print(f"{folder.name} {pair.simpletuner}", flush=True)
     return 0
+
+
+def build_wheel() -> int:
+    """With uv or pip alone: a wheel needs none of SimpleTuner's gigabytes."""
+    target, uv = str(ROOT / "dist"), uv_command()
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", target, str(ROOT)]
+    command = [uv, "build", "--wheel", "--quiet", "--out-dir", target, str(ROOT)] if uv else pip
+    built = subprocess.run(command, env=without_find_links()).returncode
+    if not built:
+        print(max(Path(target).glob("*.whl"), key=lambda path: path.stat().st_mtime).relative_to(ROOT))
+    return built
 
 
 def find_python(versions: tuple[str, ...]) -> str | None:
@@ -135,16 +149,19 @@ def fingerprint(python: str, *files: Path) -> str:
 
 def install(folder: Path, requirements: list[str]) -> None:
     python = str(folder / "bin" / "python")
-    # uv reads a pip user's find-links as an index and then believes that nothing else exists.
-    environment = {key: value for key, value in os.environ.items() if key not in {"PIP_FIND_LINKS", "UV_FIND_LINKS"}}
     uv = uv_command()
     if uv is not None:
         command = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python, *requirements]
-        if subprocess.run(command, env=environment).returncode == 0:
+        if subprocess.run(command, env=without_find_links()).returncode == 0:
             return
         say("uv could not install it; trying pip, which reads your own pip configuration")
     run([python, "-m", "ensurepip", "--upgrade"])
     run([python, "-m", "pip", "install", "--quiet", *requirements])
+
+
+def without_find_links() -> dict[str, str]:
+    """uv reads a pip user's find-links as an index and then believes that nothing else exists."""
+    return {key: value for key, value in os.environ.items() if key not in {"PIP_FIND_LINKS", "UV_FIND_LINKS"}}
 
 
 def uv_command() -> str | None:
