@@ -24,9 +24,12 @@ RELEASE_1 = {
 }
 RELEASE_2 = {**RELEASE_1, "simpletuner/__init__.py": "__version__ = '2.0'\n", "simpletuner/new.py": "x = 1\n"}
 FORK = {
-    "simpletuner/helpers/training/trainer.py": TRAINER.replace("self.step()", "self.ramp()").split("    def register")[
-        0
-    ],
+    # The ramp in a function that a seam wraps, someone's own counter in the same function, and a deletion.
+    "simpletuner/helpers/training/trainer.py": TRAINER.replace(
+        "        with self.acc", "        batch_rampup = self.gh200_rampup()\n        with self.acc"
+    )
+    .replace("self.step()", "self.my_own_counter += 1")
+    .split("    def register")[0],
     "simpletuner/helpers/plain.py": "def plain():\n    return 2\n",
     "simpletuner/gh200/uvm.py": "hint = None\n",
     "tools/mine.sh": "echo mine\n",

@@ -128,12 +128,19 @@ def test_the_manifest_lists_every_component_with_its_size(finished: Finished) ->
 def test_the_checklist_says_what_the_fork_had_done(finished: Finished) -> None:
     text = (finished.root / artifacts.CHECKLIST).read_text(encoding="utf-8")
     trainer = next(line for line in text.splitlines() if "training/trainer.py" in line)
-    assert "trainer.train" in trainer
+    assert "1 of 3 hunks: trainer.train" in trainer
     assert "Trainer.register_manual_validation_trigger (whole)" in trainer
     assert "lines in Trainer.train" in trainer
     plain = next(line for line in text.splitlines() if "helpers/plain.py" in line)
-    assert "look at it by hand" in plain
+    assert "0 of 1 hunks" in plain
     assert "lines in plain" in plain
+    by_hand = [line for line in text.splitlines() if line.startswith("- [ ] simpletuner/")]
+    assert [line.partition(":")[0] for line in by_hand] == [
+        "- [ ] simpletuner/helpers/plain.py",
+        "- [ ] simpletuner/helpers/training/trainer.py",
+        "- [ ] simpletuner/helpers/training/trainer.py",
+    ]
+    assert any("self.my_own_counter += 1" in line for line in by_hand), "someone's own work in a file full of seams"
     assert "- [ ] tools/mine.sh" in text
     assert "1 under simpletuner/gh200, replaced" in text
     assert "| [x] | vendor cache | done |" in text
@@ -142,14 +149,14 @@ def test_the_checklist_says_what_the_fork_had_done(finished: Finished) -> None:
 # -- refusals -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["simpletuner/helpers/plain.py", "untracked.txt"])
-def test_a_dirty_tree_is_refused_and_nothing_happens(repository: Path, name: str) -> None:
-    write(repository, {name: "changed\n"})
+def test_a_file_in_the_way_is_refused_and_nothing_happens(repository: Path) -> None:
+    write(repository, {"simpletuner/new.py": "mine\n"})
     before = run_git(repository, "for-each-ref")
-    with pytest.raises(UsageError, match="uncommitted changes: .*" + Path(name).name):
+    with pytest.raises(UsageError, match="git does not know .*: simpletuner/new.py"):
         begin(repository)
     assert run_git(repository, "for-each-ref") == before
     assert journals.load(Repository(repository).state_folder) is None
+    assert (repository / "simpletuner/new.py").read_text() == "mine\n"
 
 
 @pytest.mark.parametrize("onto", ["nothing", "--help", "-f"])
@@ -311,6 +318,28 @@ def test_edits_made_in_between_are_kept_as_a_patch(repository: Path, monkeypatch
     assert "+    return 'edited'" in patch.read_text(encoding="utf-8")
 
 
+EDITED = "def plain():\n    return 'not committed'\n"
+
+
+def test_uncommitted_changes_are_kept_and_come_back(repository: Path) -> None:
+    write(repository, {"simpletuner/helpers/plain.py": EDITED, "notes.txt": "mine\n"})
+    begin(repository)
+    assert (repository / "notes.txt").read_text() == "mine\n", "a file that is in nobody's way stays"
+    assert "simpletuner/helpers/plain.py. The changes are in" in (repository / artifacts.CHECKLIST).read_text()
+    assert "+    return 'not committed'" in (repository / artifacts.UNCOMMITTED).read_text()
+    assert (repository / "simpletuner/helpers/plain.py").read_text() != EDITED
+    assert "as it was" in workflow.rollback(repository)
+    assert (repository / "simpletuner/helpers/plain.py").read_text() == EDITED
+
+
+def test_uncommitted_changes_survive_a_kill_and_the_script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(repository, {"simpletuner/helpers/plain.py": EDITED})
+    interrupted(repository, "vendor config", monkeypatch)
+    workflow.go_on(repository, silent)
+    subprocess.run([repository / artifacts.ROLLBACK, "--yes"], check=True, capture_output=True)
+    assert (repository / "simpletuner/helpers/plain.py").read_text() == EDITED
+
+
 # -- back -----------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +359,7 @@ def test_rollback_leaves_no_half_copied_files(repository: Path, monkeypatch: pyt
     workflow.rollback(repository)
     assert [p.name for p in (repository / "simpletuner/gh200").iterdir()] == ["uvm.py"]
     left = run_git(repository, "status", "--porcelain", "--ignored").splitlines()
-    assert {line[3:] for line in left} == set(artifacts.OURS)
+    assert {line[3:] for line in left} == set(artifacts.OURS) - {artifacts.UNCOMMITTED}
 
 
 def test_after_a_rollback_one_can_start_again(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

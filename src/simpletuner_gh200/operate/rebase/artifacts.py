@@ -13,7 +13,8 @@ LOG = "MERGE_LOG.txt"
 PATCH = "gh200-current.patch"
 ROLLBACK = "ROLLBACK.sh"
 CHECKLIST = "GH200_REBASE_CHECKLIST.md"
-OURS = (LOG, PATCH, ROLLBACK, CHECKLIST)
+UNCOMMITTED = "gh200-uncommitted.patch"
+OURS = (LOG, PATCH, ROLLBACK, CHECKLIST, UNCOMMITTED)
 BRANCH = "gh200-reintegration"
 
 ROLLBACK_TEXT = """#!/usr/bin/env bash
@@ -36,19 +37,29 @@ git switch --discard-changes "${original:-$backup}"
 if [[ "$(git rev-parse HEAD)" != "$(git rev-parse "$backup")" ]]; then
   echo "note: ${original:-$backup} has moved since; the state of then is in $backup" >&2
 fi
+if [[ -s gh200-uncommitted.patch ]] && ! git apply gh200-uncommitted.patch; then
+  echo "note: what was not committed then is in gh200-uncommitted.patch" >&2
+fi
 """
 
 
 def write_safety(repository: Repository, journal: Journal) -> None:
-    """The log with the names to go back to, the script that does it, and the tree's whole difference as a patch."""
+    """The log with the names to go back to, the script that does it, and as patches the tree's difference from upstream
+    and what was not committed."""
     root = repository.root
     write_whole(root / LOG, _log_head(journal))
     write_whole(root / ROLLBACK, ROLLBACK_TEXT, executable=True)
     base = git(root, "merge-base", journal.original_commit, journal.onto_commit, check=False).stdout.decode().strip()
     patch = git(root, "diff", "--binary", base or journal.onto_commit, journal.original_commit).stdout
-    temporary = root / f".{PATCH}.new"
+    _write_patch(root / PATCH, patch)
+    if journal.uncommitted and repository.head() == journal.original_commit:
+        _write_patch(root / UNCOMMITTED, repository.uncommitted_patch())
+
+
+def _write_patch(path: Path, patch: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(patch)
-    temporary.replace(root / PATCH)
+    temporary.replace(path)
 
 
 def append_log(root: Path, line: str) -> None:
@@ -82,11 +93,17 @@ def checklist(journal: Journal) -> list[str]:
         lines.append(f"| {box} | {step.name} | {step.status} | {result} | {step.at} |")
     lines += ["", "## Your tree against upstream", ""]
     lines += list(checklist_lines(journal.fork)) if journal.fork else ["Not looked at yet."]
+    if journal.uncommitted:
+        lines += [
+            "",
+            f"Not committed when it started: {', '.join(journal.uncommitted)}. The changes are in `{UNCOMMITTED}`:",
+        ]
+        lines += ["", f"- [ ] carry over what you still want: `git apply --3way {UNCOMMITTED}`"]
     lines += ["", "## By hand", ""]
     return [
         *lines,
         "- [ ] train your own configuration for a while",
-        "- [ ] compare with your baseline: gh200 baseline check",
+        "- [ ] compare with your baseline: `gh200 baseline compare`",
     ]
 
 

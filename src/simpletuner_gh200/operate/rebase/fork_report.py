@@ -1,4 +1,4 @@
-"""What a fork did to upstream's files: which of its edits our seams replace, and what it had deleted."""
+"""What a fork did to upstream's files: which of its hunks our seams replace, and what it had deleted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.operate.rebase import hunks
 from simpletuner_gh200.operate.rebase.components import HOME
 from simpletuner_gh200.operate.rebase.repository import Repository
 from simpletuner_gh200.upstream.git import git
@@ -22,8 +23,8 @@ class FileEdit:
     path: str
     added: int
     removed: int
-    seams: tuple[str, ...]
-    """Seams in that file; empty: no seam of ours is there, so the edit has to be looked at by hand."""
+    hunks: tuple[hunks.Hunk, ...]
+    """Empty for a deleted or binary file: then the whole of it has to be looked at by hand."""
     lost: tuple[str, ...]
     """Functions and classes of upstream's that the fork deleted."""
     cut: tuple[str, ...]
@@ -37,6 +38,11 @@ class ForkReport:
     base: str | None
     edits: tuple[FileEdit, ...]
     own: tuple[str, ...]
+
+    @property
+    def by_hand(self) -> int:
+        """Places that somebody has to look at."""
+        return sum(not edit.hunks or any(not hunk.replaced_by for hunk in edit.hunks) for edit in self.edits)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,9 +67,21 @@ def checklist_lines(report: dict[str, Any]) -> Iterator[str]:
     yield "| upstream file | edit | replaced by seams | upstream code deleted |"
     yield "|---|---|---|---|"
     for edit in report["edits"]:
-        seams = ", ".join(edit["seams"]) or "**none: look at it by hand**"
+        seams = sorted({seam for hunk in edit["hunks"] for seam in hunk["replaced_by"]})
+        done = sum(bool(hunk["replaced_by"]) for hunk in edit["hunks"])
+        replaced = f"{done} of {len(edit['hunks'])} hunks" + (f": {', '.join(seams)}" if seams else "")
         gone = [f"{name} (whole)" for name in edit["lost"]] + [f"lines in {name}" for name in edit["cut"]]
-        yield f"| {edit['path']} | +{edit['added']} -{edit['removed']} | {seams} | {', '.join(gone) or 'nothing'} |"
+        yield f"| {edit['path']} | +{edit['added']} -{edit['removed']} | {replaced} | {', '.join(gone) or 'nothing'} |"
+    yield ""
+    yield "Nothing of ours stands for these; carry over what you still want:"
+    yield ""
+    for edit in report["edits"]:
+        if not edit["hunks"]:
+            yield f"- [ ] {edit['path']}: the whole file"
+        for hunk in edit["hunks"]:
+            if not hunk["replaced_by"]:
+                text = " / ".join(hunk["shown"]).replace("`", "'")
+                yield f"- [ ] {edit['path']}:{hunk['line']}, {hunk['where']} (+{hunk['added']} -{hunk['removed']}): `{text}`"
     ours = [path for path in report["own"] if path.startswith(f"{HOME}/")]
     others = [path for path in report["own"] if not path.startswith(f"{HOME}/")]
     yield ""
@@ -81,14 +99,15 @@ def _changed(repository: Repository, base: str, fork: str) -> Iterator[tuple[str
 def _edit(repository: Repository, base: str, fork: str, path: str) -> FileEdit:
     counts = repository.git("diff", "--numstat", "--no-renames", base, fork, "--", path).split("\t")
     added, removed = (int(count) if count.isdigit() else 0 for count in counts[:2])
-    lost, cut = (
-        _deletions(_text(repository, base, path), _text(repository, fork, path)) if _is_python(path) else ((), ())
-    )
-    return FileEdit(path, added, removed, _seams_in(path), lost, cut)
+    before, after = _text(repository, base, path), _text(repository, fork, path)
+    lost, cut = _deletions(before, after) if _is_python(path) else ((), ())
+    diff = git(repository.root, "diff", "--unified=0", "--no-renames", base, fork, "--", path).stdout
+    changes = hunks.parse(diff.decode(errors="replace")) if after else iter(())
+    return FileEdit(path, added, removed, hunks.judge(changes, before, after, _seams_in(path)), lost, cut)
 
 
-def _seams_in(path: str) -> tuple[str, ...]:
-    return tuple(name for name, spec in all_specs().items() if path in candidate_paths(spec.module))
+def _seams_in(path: str) -> dict[str, str]:
+    return {spec.qualname: name for name, spec in all_specs().items() if path in candidate_paths(spec.module)}
 
 
 def _deletions(before: bytes, after: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from simpletuner_gh200.errors import UsageError
 
-SCHEMA = 2
+SCHEMA = 3
 FILE = "journal.json"
 
 
@@ -39,6 +39,8 @@ class Journal:
     skip_tests: bool
     steps: list[StepRecord]
     fork: dict[str, Any] = field(default_factory=dict)
+    uncommitted: list[str] = field(default_factory=list)
+    """Files with changes that were not committed when it started; the changes are in a patch."""
     schema: int = SCHEMA
 
     @property

@@ -48,25 +48,34 @@ class Repository:
     def has_remote(self, name: str) -> bool:
         return name in self.git("remote").splitlines()
 
-    def changes(self) -> list[str]:
-        """Uncommitted changes and files git does not know, as ``git status`` names them."""
-        return git(self.root, "status", "--porcelain").stdout.decode(errors="replace").splitlines()
+    def uncommitted(self) -> list[str]:
+        """Files git knows whose changes are not committed."""
+        return _names(git(self.root, "diff", "--name-only", "-z", "HEAD").stdout)
+
+    def untracked(self) -> list[str]:
+        return _names(git(self.root, "ls-files", "--others", "--exclude-standard", "-z").stdout)
 
     def require_ready(self) -> None:
-        """Nothing uncommitted, nothing half-done, and somebody to commit as."""
+        """Nothing half-done, and somebody to commit as."""
         for name in UNDER_WAY:
             if self.path(name).exists():
                 raise UsageError(
                     f"{self.root}: git is in the middle of something ({name})", remedy="finish or abort it"
                 )
-        changes = self.changes()
-        if changes:
-            shown = ", ".join(line[3:] for line in changes[:5]) + (" ..." if len(changes) > 5 else "")
-            raise UsageError(
-                f"{self.root} has {len(changes)} uncommitted changes: {shown}", remedy="commit or stash them first"
-            )
         if git(self.root, "var", "GIT_COMMITTER_IDENT", check=False).returncode != 0:
             raise UsageError("git does not know who you are", remedy="set user.name and user.email with git config")
+
+    def require_room(self, commit: str, ours: tuple[str, ...]) -> None:
+        """Files git does not know stay where they are, unless the commit or what we write has one of that name."""
+        there = set(_names(git(self.root, "ls-tree", "-r", "--name-only", "-z", commit).stdout))
+        inside = tuple(f"{name}/" for name in ours)
+        taken = [name for name in self.untracked() if name in there or name in ours or name.startswith(inside)]
+        if taken:
+            shown = ", ".join(taken[:5]) + (" ..." if len(taken) > 5 else "")
+            raise UsageError(
+                f"{self.root} has files that git does not know where the new branch has its own: {shown}",
+                remedy="commit them or move them away",
+            )
 
     def ignore_ours(self, names: tuple[str, ...]) -> None:
         """Our working files are no changes of the user's; said in this clone only, not in .gitignore."""
@@ -105,8 +114,15 @@ class Repository:
     def has_file(self, commit: str, path: str) -> bool:
         return git(self.root, "cat-file", "-e", f"{commit}:{path}", check=False).returncode == 0
 
+    def uncommitted_patch(self) -> bytes:
+        return git(self.root, "diff", "--binary", "HEAD").stdout
+
+    def apply(self, patch: Path) -> bool:
+        """Put a patch's changes into the work tree: all of them, or none and False."""
+        return git(self.root, "apply", str(patch), check=False).returncode == 0
+
     def keep_uncommitted(self) -> Path | None:
-        patch = git(self.root, "diff", "--binary", "HEAD").stdout
+        patch = self.uncommitted_patch()
         if not patch:
             return None
         self.state_folder.mkdir(parents=True, exist_ok=True)
@@ -129,3 +145,7 @@ class Repository:
             if time.monotonic() > until:
                 raise UsageError(f"{lock} is in the way", remedy="if no other git command is running, delete it")
             time.sleep(0.1)
+
+
+def _names(listing: bytes) -> list[str]:
+    return [name for name in listing.decode(errors="surrogateescape").split("\0") if name]

@@ -55,8 +55,7 @@ def safety_files(repository: Repository, journal: Journal) -> str:
 def report_fork(repository: Repository, journal: Journal) -> str:
     report = fork_report.examine(repository, journal.original_commit, journal.onto_commit)
     journal.fork = report.to_json()
-    by_hand = sum(not edit.seams for edit in report.edits)
-    return f"{len(report.edits)} upstream files edited, {by_hand} of them without a seam of ours"
+    return f"{len(report.edits)} upstream files edited, {report.by_hand} of them with something to look at by hand"
 
 
 def fresh_branch(repository: Repository, journal: Journal) -> str:

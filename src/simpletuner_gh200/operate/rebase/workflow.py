@@ -38,6 +38,7 @@ def start(folder: Path, *, onto: str, remote: str | None, skip_tests: bool, tell
     onto_commit = resolve(repository.root, onto)
     if not repository.has_file(onto_commit, vendor.HOOKED):
         raise UsageError(f"{onto} is no SimpleTuner: it has no {vendor.HOOKED}", remedy="name a ref of SimpleTuner's")
+    repository.require_room(onto_commit, (HOME, MANIFEST))
     if under_way is not None:
         journals.archive(repository.state_folder, under_way)
     journal = Journal(
@@ -49,6 +50,7 @@ def start(folder: Path, *, onto: str, remote: str | None, skip_tests: bool, tell
         remote=remote,
         skip_tests=skip_tests,
         steps=[StepRecord(step.name) for step in all_steps()],
+        uncommitted=repository.uncommitted(),
     )
     journals.save(repository.state_folder, journal)
     return _advance(repository, journal, tell)
@@ -90,6 +92,9 @@ def rollback(folder: Path) -> str:
     where = journal.original_branch or journal.original_commit[:12]
     if repository.head() != journal.original_commit:
         return f"on {where}, which has moved since; the state of then is in {journal.backup_branch}"
+    patch = repository.root / artifacts.UNCOMMITTED
+    if journal.uncommitted and not (patch.exists() and repository.apply(patch)):
+        return f"on {where}; what was not committed then is in {patch.name}, which does not apply by itself"
     return f"on {where}, as it was; the backup branch {journal.backup_branch} is kept"
 
 
