@@ -152,7 +152,7 @@ def test_the_checklist_says_what_the_fork_had_done(finished: Finished) -> None:
 def test_a_file_in_the_way_is_refused_and_nothing_happens(repository: Path) -> None:
     write(repository, {"simpletuner/new.py": "mine\n"})
     before = run_git(repository, "for-each-ref")
-    with pytest.raises(UsageError, match="git does not know .*: simpletuner/new.py"):
+    with pytest.raises(UsageError, match=r"git does not know .*: simpletuner/new\.py"):
         begin(repository)
     assert run_git(repository, "for-each-ref") == before
     assert journals.load(Repository(repository).state_folder) is None

@@ -81,7 +81,8 @@ def checklist_lines(report: dict[str, Any]) -> Iterator[str]:
         for hunk in edit["hunks"]:
             if not hunk["replaced_by"]:
                 text = " / ".join(hunk["shown"]).replace("`", "'")
-                yield f"- [ ] {edit['path']}:{hunk['line']}, {hunk['where']} (+{hunk['added']} -{hunk['removed']}): `{text}`"
+                place, size = f"{edit['path']}:{hunk['line']}", f"+{hunk['added']} -{hunk['removed']}"
+                yield f"- [ ] {place}, {hunk['where']} ({size}): `{text}`"
     ours = [path for path in report["own"] if path.startswith(f"{HOME}/")]
     others = [path for path in report["own"] if not path.startswith(f"{HOME}/")]
     yield ""

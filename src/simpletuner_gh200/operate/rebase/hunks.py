@@ -1,8 +1,8 @@
 """A fork's edit of one upstream file, hunk by hunk: what our seams stand for, and what is someone's own work.
 
 A hunk is called replaced only where three things agree: it speaks of what the earlier system was about, it lies in a
-place that a seam of ours wraps (or imports that system), and it takes nothing of upstream's away. Everything else is for
-a person: calling someone's work replaced would drop it, looking at a hunk too many costs a minute.
+place that a seam of ours wraps (or imports that system), and it takes nothing of upstream's away. Everything else is
+for a person: calling someone's work replaced would drop it, looking at a hunk too many costs a minute.
 """
 
 from __future__ import annotations
