@@ -1,4 +1,4 @@
-"""A hunk of a fork is replaced by a seam only if it is about our subject, in a wrapped place, and takes nothing away."""
+"""A hunk is replaced by a seam only if it is about our subject, in a wrapped place, and takes nothing away."""
 
 from __future__ import annotations
 
