@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.seams.bootstrap import activate
+from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.redact import redact_text
+
+logger = logging.getLogger("simpletuner_gh200")
 
 KILL_SWITCH = "SIMPLETUNER_GH200"
 """0: stock SimpleTuner, also under ``gh200 train``."""
 
 SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
-"""Where each rank leaves its summary for ``gh200 train`` to read."""
+"""A folder in which each rank is to leave its summary; ``gh200 train`` gets it over the lifeline."""
 
 
 Say = Callable[[str], None]
@@ -32,6 +38,9 @@ Say = Callable[[str], None]
 
 def run_rank(arguments: Sequence[str], say: Say) -> int:
     """Train; the exit code is truthful whatever SimpleTuner makes of its own exceptions."""
+    lifeline = Lifeline.from_environment(os.environ)
+    if lifeline is not None:
+        lifeline.hold()
     try:
         config, flags = take(list(arguments), "config")
         script = train_script()
@@ -42,12 +51,51 @@ def run_rank(arguments: Sequence[str], say: Say) -> int:
     if os.environ.get(KILL_SWITCH) == "0":
         _run_script(script, flags)
         return 0
-    return _train(script, activate(Launch(config_path=config, flags=tuple(flags))), flags, say)
+    runtime = activate(Launch(config_path=config, flags=tuple(flags)))
+    runtime.lifeline = lifeline
+    runtime.enters("starting")
+    with _Interrupts() as interrupts:
+        _train(script, runtime, flags, say)
+        interrupts.note(runtime)
+        return _conclude(runtime, say)
 
 
-def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> int:
+class _Interrupts:
+    """Remembers that Ctrl-C came, and where: SimpleTuner's own handling of it leaves no trace."""
+
+    def __init__(self) -> None:
+        self._where: str | None = None
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._where is not None:
+            return  # the launcher's patience is short; a second one must not disturb the closing
+        self._where = "".join(traceback.format_stack(frame))
+        signal.default_int_handler(number, frame)
+
+    def note(self, runtime: Runtime) -> None:
+        """A run that was interrupted did not fail, whatever SimpleTuner made of it; the traceback is for the log."""
+        if self._where is None:
+            return
+        logger.debug("gh200: interrupted here:\n%s", self._where)
+        if runtime.outcome.status != "completed":
+            runtime.outcome.interrupt("interrupted by the user")
+
+
+def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:
+    """SimpleTuner from its first line to the end of our closing; how it ended is in the runtime's outcome."""
     try:
         _run_script(script, flags)
+    except KeyboardInterrupt:
+        runtime.outcome.interrupt("interrupted by the user")
     except SystemExit as stopped:
         _note_stop(runtime, stopped)
     except GH200Error as failure:
@@ -55,10 +103,12 @@ def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> int:
         runtime.outcome.fail(failure)
     except Exception as failure:  # noqa: BLE001 - said in full, as an unhandled one would be
         say(traceback.format_exc().rstrip())
-        runtime.outcome.status, runtime.outcome.reason = "failed", f"{type(failure).__name__}: {failure}"
+        runtime.outcome.fail(failure)
     finally:
-        runtime.close()
-    return _conclude(runtime, say)
+        try:
+            runtime.close()
+        except KeyboardInterrupt:
+            logger.debug("gh200: interrupted while closing", exc_info=True)
 
 
 def train_script() -> Path:
@@ -105,12 +155,16 @@ def _conclude(runtime: Runtime, say: Say) -> int:
     _leave_summary(runtime)
     if outcome.status == "completed":
         return 0
-    if outcome.exit_code == 1 or outcome.reason is None:
+    # Under `gh200 train` the last word is the launcher's, below whatever accelerate still prints.
+    alone = runtime.lifeline is None
+    if alone and (outcome.exit_code != 2 or outcome.reason is None):
         say(_spoken(RunFailed(f"training {outcome.status}: {outcome.reason}")))
     return outcome.exit_code
 
 
 def _leave_summary(runtime: Runtime) -> None:
+    if runtime.lifeline is not None:
+        runtime.lifeline.tell(summary=runtime.summary())
     folder = os.environ.get(SUMMARY_FOLDER)
     if folder:
         rank = os.environ.get("RANK", "0")

@@ -26,9 +26,11 @@ def _parse_arguments(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         except GH200Error as failure:
             runtime.outcome.fail(failure)
             raise
+        runtime.outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
         extend_log(getattr(instance, "accelerator", None), runtime)
         runtime.call("start", instance)
         runtime.phases.end("configure")
+        runtime.enters("loading the encoders")
         return result
 
     return [wrap_method(module.Trainer, "parse_arguments", after)]
@@ -62,9 +64,12 @@ def _init_data_backend(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
 
     def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         runtime.phases.end("models")
+        runtime.enters("caching")
         result = wrapped(*args, **kwargs)
+        runtime.enters("filling the caches")
         runtime.call("data_ready", instance)
         runtime.phases.end("data")
+        runtime.enters("loading the model")
         return result
 
     return [wrap_method(module.Trainer, "init_data_backend", after)]
@@ -89,20 +94,20 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         outcome = runtime.outcome
         outcome.status = "training"
         outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
-        outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
+        runtime.enters("training")
         runtime.call("before_train", instance)
         try:
             result = wrapped(*args, **kwargs)
             outcome.status = "completed"
             return result
         except KeyboardInterrupt:
-            outcome.status, outcome.reason = "interrupted", "interrupted by the user"
+            outcome.interrupt("interrupted by the user")
             raise
         except SystemExit as stopped:
             outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
             raise
         except Exception as failure:
-            outcome.status, outcome.reason = "failed", f"{type(failure).__name__}: {failure}"
+            outcome.fail(failure)
             raise
         finally:
             outcome.global_step = int(instance.state.get("global_step", 0))

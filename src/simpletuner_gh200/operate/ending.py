@@ -1,0 +1,45 @@
+"""The last line of a run that did not complete: what happened, what is kept, how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.operate.checkpoints import newest_whole
+from simpletuner_gh200.operate.launching import Ended
+
+TRAINING = "training"
+"""The phase in which steps are lost that no checkpoint has."""
+
+
+def closing_line(ended: Ended, *, output: Path | None, again: str, resumes: bool) -> str | None:
+    """None for a run that completed. ``again``: the command that was given; ``resumes``: it asks for the checkpoint."""
+    if ended.signal is not None:
+        return _interrupted(ended, output, again, resumes=resumes)
+    failed = next((summary for summary in ended.summaries if summary["status"] != "completed"), None)
+    if failed is not None:
+        return f"training {failed['status']}: {failed['reason']}"
+    if ended.exit_code:
+        return f"training failed: a rank ended without a word while {ended.phase or 'starting'}{_killed(ended)}"
+    return None
+
+
+def _interrupted(ended: Ended, output: Path | None, again: str, *, resumes: bool) -> str:
+    summary: Mapping[str, Any] = ended.summaries[0] if ended.summaries else {}
+    if summary.get("status") == "completed":
+        return f"interrupted while {ended.phase}; training had completed and nothing of it is lost"
+    checkpoint = newest_whole(output) if output is not None else None
+    step, steps = summary.get("global_step"), summary.get("max_train_steps")
+    at = f" at step {step} of {steps}" if ended.phase == TRAINING and step and steps else ""
+    if checkpoint is not None:
+        kept = f"the last checkpoint is {checkpoint}"
+        again += "" if resumes else " --resume_from_checkpoint=latest"
+    else:
+        kept = "there is no checkpoint yet" if ended.phase == TRAINING else "nothing lost"
+    return f"interrupted while {ended.phase or 'starting'}{at}; {kept}; resume with: {again}"
+
+
+def _killed(ended: Ended) -> str:
+    """137 is what a shell and the kernel's OOM killer leave."""
+    return " (killed; the kernel does so when memory runs out: see dmesg)" if ended.exit_code == 137 else ""

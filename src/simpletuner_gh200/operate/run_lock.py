@@ -1,0 +1,95 @@
+"""One job at a time per output folder: two would write the same checkpoints.
+
+The folder itself is locked, so that nothing is written into it. The lock is handed on to the ranks (see
+``seams.lifeline``) and is free when the last process of the job is gone, however it ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from simpletuner_gh200.errors import UsageError
+
+_MACHINES = re.compile(r"^--(?:num_machines|nnodes)[= ](\d+)")
+_MACHINE_RANK = re.compile(r"^--(?:machine_rank|node_rank)[= ](\d+)")
+
+
+def locks_for_its_job(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Of the launchers of one job, one per machine, the first takes the lock for all of them."""
+    words = " ".join(command)
+    machines = _number(_MACHINES, words) or int(environment.get("SLURM_JOB_NUM_NODES", "1") or 1)
+    if machines <= 1:
+        return True
+    named = _number(_MACHINE_RANK, words)
+    return (str(named) if named is not None else environment.get("SLURM_NODEID", "")) == "0"
+
+
+def _number(pattern: re.Pattern[str], words: str) -> int | None:
+    found = re.search(pattern.pattern.replace("^", r"(?:^|\s)"), words)
+    return int(found.group(1)) if found else None
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[int | None]:
+    """The descriptor that holds the lock; None where the file system knows no locks. Raises if another job has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd if _locked(fd, folder) else None
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int, folder: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"output_dir {str(folder)!r} is in use: {_holders(fd) or 'another job, not visible from here, holds it'}",
+            remedy="let that job end or stop it, or give this one an output_dir of its own",
+        ) from None
+    except OSError:  # network file systems that lock no folders
+        return False
+    return True
+
+
+def _holders(fd: int) -> str:
+    """Who has the folder open as a job has, in words."""
+    wanted = os.fstat(fd)
+    found = []
+    for process in psutil.process_iter():
+        if process.pid != os.getpid() and _has_open(process.pid, wanted):
+            found.append(process)
+    return ", ".join(_in_words(process) for process in found)
+
+
+def _has_open(pid: int, wanted: os.stat_result) -> bool:
+    try:
+        for name in os.listdir(f"/proc/{pid}/fdinfo"):
+            with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as info:
+                locked = any(line.startswith("lock:") and f":{wanted.st_ino} " in line for line in info)
+            if locked and os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                return True
+    except OSError:
+        return False  # gone meanwhile, or another user's
+    return False
+
+
+def _in_words(process: psutil.Process) -> str:
+    try:
+        with process.oneshot():
+            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(process.create_time()))
+            user = pwd.getpwuid(process.uids().real).pw_name
+            what = " ".join(Path(word).name if word.startswith("/") else word for word in process.cmdline()[:4])
+    except (psutil.Error, KeyError):
+        return f"process {process.pid}"
+    return f"process {process.pid} of {user} since {since} ({what})"
