@@ -15,6 +15,7 @@ from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import source_of
 from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.telemetry.progress import Progress
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -96,7 +97,10 @@ def read_through(table: Table, path: str, load: Callable[[], Any]) -> Any:
     before = source_of(path)
     value = load()
     if before is not None and source_of(path) == before:
-        hold(table, path, value, before)
+        try:
+            hold(table, path, value, before)
+        except GH200Error as failed:  # it was read, so whoever asked gets it
+            table.statistics.fall_back(f"not held: {type(failed).__name__}")
     return value
 
 

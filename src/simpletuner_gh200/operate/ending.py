@@ -29,15 +29,23 @@ def _interrupted(ended: Ended, output: Path | None, again: str, *, resumes: bool
     summary: Mapping[str, Any] = ended.summaries[0] if ended.summaries else {}
     if summary.get("status") == "completed":
         return f"interrupted while {ended.phase}; training had completed and nothing of it is lost"
+    training = ended.phase == TRAINING
     checkpoint = newest_whole(output) if output is not None else None
     step, steps = summary.get("global_step"), summary.get("max_train_steps")
-    at = f" at step {step} of {steps}" if ended.phase == TRAINING and step and steps else ""
-    if checkpoint is not None:
-        kept = f"the last checkpoint is {checkpoint}"
-        again += "" if resumes else " --resume_from_checkpoint=latest"
-    else:
-        kept = "there is no checkpoint yet" if ended.phase == TRAINING else "nothing lost"
-    return f"interrupted while {ended.phase or 'starting'}{at}; {kept}; resume with: {again}"
+    parts = [
+        f"interrupted while {ended.phase or 'starting'}"
+        + (f" at step {step} of {steps}" if training and steps else ""),
+        *([] if training else ["nothing lost"]),
+        *(
+            [f"the last checkpoint is {checkpoint}"]
+            if checkpoint
+            else ["there is no checkpoint yet"]
+            if training
+            else []
+        ),
+        f"resume with: {again}" + (" --resume_from_checkpoint=latest" if checkpoint and not resumes else ""),
+    ]
+    return "; ".join(parts)
 
 
 def _killed(ended: Ended) -> str:

@@ -32,6 +32,8 @@ KILL_SWITCH = "SIMPLETUNER_GH200"
 SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
 """A folder in which each rank is to leave its summary; ``gh200 train`` gets it over the lifeline."""
 
+SIMPLETUNER_LOG = "debug.log"
+"""In the working directory, where SimpleTuner keeps it."""
 
 Say = Callable[[str], None]
 
@@ -54,7 +56,7 @@ def run_rank(arguments: Sequence[str], say: Say) -> int:
     runtime = activate(Launch(config_path=config, flags=tuple(flags)))
     runtime.lifeline = lifeline
     runtime.enters("starting")
-    with _Interrupts() as interrupts:
+    with _Interrupts(hush=lifeline is not None) as interrupts:
         _train(script, runtime, flags, say)
         interrupts.note(runtime)
         return _conclude(runtime, say)
@@ -63,7 +65,9 @@ def run_rank(arguments: Sequence[str], say: Say) -> int:
 class _Interrupts:
     """Remembers that Ctrl-C came, and where: SimpleTuner's own handling of it leaves no trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hush: bool) -> None:
+        """``hush``: the launcher will say what there is to say, so the rest of the output is for the log."""
+        self._hush = hush
         self._where: str | None = None
 
     def __enter__(self) -> _Interrupts:
@@ -79,6 +83,8 @@ class _Interrupts:
         if self._where is not None:
             return  # the launcher's patience is short; a second one must not disturb the closing
         self._where = "".join(traceback.format_stack(frame))
+        if self._hush:
+            _output_to_log()
         signal.default_int_handler(number, frame)
 
     def note(self, runtime: Runtime) -> None:
@@ -88,6 +94,15 @@ class _Interrupts:
         logger.debug("gh200: interrupted here:\n%s", self._where)
         if runtime.outcome.status != "completed":
             runtime.outcome.interrupt("interrupted by the user")
+
+
+def _output_to_log() -> None:
+    """What is printed from now on, tracebacks above all, goes to the end of SimpleTuner's own log, if it has one."""
+    log = SIMPLETUNER_LOG if os.path.exists(SIMPLETUNER_LOG) else os.devnull
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    for output in (1, 2):
+        os.dup2(fd, output)
+    os.close(fd)
 
 
 def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:

@@ -202,7 +202,8 @@ class Runtime:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self.enters("writing what the next start lives on")
+        if self.outcome.status == "completed":
+            self.enters("writing packs for the next start")
         failures: list[BaseException] = []
         for method in (*reversed(self.moment("close")), self.patches.remove):
             try:

@@ -94,6 +94,7 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         outcome = runtime.outcome
         outcome.status = "training"
         outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
+        outcome.global_step = int(instance.state.get("global_step", 0))
         runtime.enters("training")
         runtime.call("before_train", instance)
         try:
