@@ -64,7 +64,8 @@ def train(
     again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
     last = closing_line(ended, output=output, again=again, resumes=bool(checked.config.get("resume_from_checkpoint")))
     if last is not None:
-        print(f"gh200: {redact_text(last)}", file=sys.stderr)
+        # SimpleTuner's progress bar may have been left in the middle of its line.
+        print(f"{'' if ended.signal is None else chr(10)}gh200: {redact_text(last)}", file=sys.stderr)
     raise typer.Exit(ended.exit_code)
 
 
