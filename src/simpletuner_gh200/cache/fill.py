@@ -6,6 +6,7 @@ import gzip
 import io
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,11 +50,12 @@ def cache_files(folder: str) -> Iterator[tuple[str, int]]:
 
 
 def _size(entry: os.DirEntry[str]) -> int | None:
-    """None for one that went since it was listed, and for a link to nothing: the others are still there."""
+    """None for what is no file, a FIFO say, for one that went since it was listed, and for a link to nothing."""
     try:
-        return entry.stat().st_size
+        found = entry.stat()
     except OSError:
         return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _size_of(path: str) -> int:

@@ -65,7 +65,11 @@ def _init_data_backend(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         runtime.phases.end("models")
         runtime.enters("caching")
-        result = wrapped(*args, **kwargs)
+        try:
+            result = wrapped(*args, **kwargs)
+        except Exception as failure:  # older releases print it and exit 0, and only we can say what it was
+            runtime.outcome.fail(failure)
+            raise
         runtime.enters("filling the caches")
         runtime.call("data_ready", instance)
         runtime.phases.end("data")
