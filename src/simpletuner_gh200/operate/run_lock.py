@@ -19,6 +19,9 @@ import psutil
 
 from simpletuner_gh200.errors import UsageError
 
+_DRAFT = re.compile(r"staging-.+\.\d+\.tmp")
+"""As ``seams.features.store.feature.write_problems`` names its drafts."""
+
 _MACHINES = re.compile(r"^--(?:num_machines|nnodes)[= ](\d+)")
 _MACHINE_RANK = re.compile(r"^--(?:machine_rank|node_rank)[= ](\d+)")
 
@@ -44,7 +47,10 @@ def held(folder: Path) -> Iterator[int | None]:
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield fd if _locked(fd, folder) else None
+        locked = _locked(fd, folder)
+        if locked:
+            _sweep(folder)
+        yield fd if locked else None
     finally:
         os.close(fd)
 
@@ -60,6 +66,13 @@ def _locked(fd: int, folder: Path) -> bool:
     except OSError:  # network file systems that lock no folders
         return False
     return True
+
+
+def _sweep(folder: Path) -> None:
+    """Drafts that a job killed while writing left; nobody is at them while we hold the lock."""
+    for path in (folder / "gh200").glob("*.tmp"):
+        if _DRAFT.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _holders(fd: int) -> str:

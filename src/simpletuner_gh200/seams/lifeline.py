@@ -23,6 +23,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from simpletuner_gh200.errors import RunFailed
+
 LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
 """The random part of the socket's name, in the environment of every process of a job."""
 
@@ -62,7 +64,7 @@ class Lifeline:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Lifeline | None:
-        """The line to this rank's launcher; None where it was started in another way, or the launcher is gone."""
+        """The line to this rank's launcher; None where it was started in another way. Raises where that is gone."""
         token = environment.get(LIFELINE)
         if not token:
             return None
@@ -75,10 +77,11 @@ class Lifeline:
             connection.sendall(b"%s\n" % json.dumps({"rank": environment.get("RANK", "0")}).encode())
             _, descriptors, _, _ = socket.recv_fds(connection, 1, MOST_DESCRIPTORS)
         except OSError as refused:
-            # Not under its launcher: in another network namespace, say. The rank is then on its own.
             connection.close()
-            logger.warning("gh200: no line to the launcher (%s): this rank would outlive it", refused)
-            return None
+            raise RunFailed(
+                f"`gh200 train`, which started this rank, is gone: {refused}",
+                remedy=f"start it again; where ranks run in a network namespace of their own, unset {LIFELINE} in it",
+            ) from refused
         connection.settimeout(None)
         return cls(connection, tuple(descriptors))
 

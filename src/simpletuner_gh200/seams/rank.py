@@ -40,10 +40,10 @@ Say = Callable[[str], None]
 
 def run_rank(arguments: Sequence[str], say: Say) -> int:
     """Train; the exit code is truthful whatever SimpleTuner makes of its own exceptions."""
-    lifeline = Lifeline.from_environment(os.environ)
-    if lifeline is not None:
-        lifeline.hold()
     try:
+        lifeline = Lifeline.from_environment(os.environ)
+        if lifeline is not None:
+            lifeline.hold()
         config, flags = take(list(arguments), "config")
         script = train_script()
         _point_at(config)
@@ -85,21 +85,21 @@ class _Interrupts:
         self._where = "".join(traceback.format_stack(frame))
         if self._hush:
             _output_to_log()
+            os.write(2, f"gh200: interrupted here:\n{self._where}".encode(errors="replace"))
         signal.default_int_handler(number, frame)
 
     def note(self, runtime: Runtime) -> None:
-        """A run that was interrupted did not fail, whatever SimpleTuner made of it; the traceback is for the log."""
-        if self._where is None:
-            return
-        logger.debug("gh200: interrupted here:\n%s", self._where)
-        if runtime.outcome.status != "completed":
+        """A run that was interrupted did not fail, whatever SimpleTuner made of it."""
+        if self._where is not None and runtime.outcome.status != "completed":
             runtime.outcome.interrupt("interrupted by the user")
 
 
 def _output_to_log() -> None:
     """What is printed from now on, tracebacks above all, goes to the end of SimpleTuner's own log, if it has one."""
-    log = SIMPLETUNER_LOG if os.path.exists(SIMPLETUNER_LOG) else os.devnull
-    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        fd = os.open(SIMPLETUNER_LOG, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     for output in (1, 2):
         os.dup2(fd, output)
     os.close(fd)

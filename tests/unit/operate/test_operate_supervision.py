@@ -16,6 +16,8 @@ import pytest
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate import launching, run_lock, supervision
+from simpletuner_gh200.seams.lifeline import LIFELINE
+from simpletuner_gh200.seams.rank import run_rank
 
 MIDDLE = """
     import subprocess, sys
@@ -107,6 +109,14 @@ def test_the_kernel_ends_a_rank_whose_main_thread_holds_the_interpreter(tmp_path
     launcher.kill()
     launcher.wait()
     wait_for(lambda: gone(rank))
+
+
+def test_a_rank_that_finds_its_launcher_gone_does_not_start(monkeypatch):
+    """Killed between starting the rank and the rank's first words."""
+    monkeypatch.setenv(LIFELINE, "0" * 32)
+    said: list[str] = []
+    assert run_rank([], said.append) == 1
+    assert "`gh200 train`, which started this rank, is gone" in said[0]
 
 
 def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
@@ -249,6 +259,16 @@ def test_the_lock_is_held_until_the_last_rank_is_gone_and_its_holder_named(tmp_p
     wait_for(lambda: gone(pid))
     with run_lock.held(output) as lock:
         assert lock is not None
+
+
+def test_drafts_of_a_killed_job_are_swept_and_nothing_else(tmp_path):
+    folder = tmp_path / "gh200"
+    folder.mkdir()
+    kept = [folder / "staging-images.json", folder / "staging-notes.tmp", folder / "mine.12.tmp"]
+    for path in (*kept, folder / "staging-images.4711.tmp"):
+        path.touch()
+    with run_lock.held(tmp_path):
+        assert sorted(folder.iterdir()) == sorted(kept)
 
 
 @pytest.mark.parametrize(
