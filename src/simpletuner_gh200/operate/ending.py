@@ -8,6 +8,7 @@ from typing import Any
 
 from simpletuner_gh200.operate.checkpoints import newest_whole
 from simpletuner_gh200.operate.launching import Ended
+from simpletuner_gh200.seams.preemption import TRY_AGAIN
 
 TRAINING = "training"
 """The phase in which steps are lost that no checkpoint has."""
@@ -32,9 +33,9 @@ def _interrupted(ended: Ended, output: Path | None, again: str, *, resumes: bool
     training = ended.phase == TRAINING
     checkpoint = newest_whole(output) if output is not None else None
     step, steps = summary.get("global_step"), summary.get("max_train_steps")
+    stopped = "stopped after a checkpoint" if summary.get("exit_code") == TRY_AGAIN else "interrupted"
     parts = [
-        f"interrupted while {ended.phase or 'starting'}"
-        + (f" at step {step} of {steps}" if training and steps else ""),
+        f"{stopped} while {ended.phase or 'starting'}" + (f" at step {step} of {steps}" if training and steps else ""),
         *([] if training else ["nothing lost"]),
         *(
             [f"the last checkpoint is {checkpoint}"]

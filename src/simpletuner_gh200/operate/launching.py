@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate import run_lock
 from simpletuner_gh200.operate.run_lock import locks_for_its_job
 from simpletuner_gh200.operate.supervision import watch
+from simpletuner_gh200.seams.preemption import ASKING, TRY_AGAIN
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
 
 KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"
@@ -171,17 +173,19 @@ def _accelerate_config(environment: Mapping[str, str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def run(planned: LaunchCommand, output: Path | None = None) -> Ended:
+def run(planned: LaunchCommand, output: Path | None = None, *, checkpoint_on_interrupt: bool = False) -> Ended:
     """Start it, watch it to its end, and judge by what the ranks say, not by 0 alone.
 
-    ``output``: its output folder, which no other job may use meanwhile.
+    ``output``: its output folder, which no other job may use meanwhile. ``checkpoint_on_interrupt``: Ctrl-C asks for a
+    checkpoint too.
     """
+    asking = (*ASKING, signal.SIGINT) if checkpoint_on_interrupt else ASKING
     environment = {**os.environ, **planned.environment}
     with ExitStack() as held:
         lock = None
         if output is not None and locks_for_its_job(planned.command, environment):
             lock = held.enter_context(run_lock.held(output))
-        watched = watch(planned.command, environment, lock)
+        watched = watch(planned.command, environment, lock, checkpoint_on=asking)
     summaries = [watched.summaries[rank] for rank in sorted(watched.summaries, key=int)]
     keep = os.environ.get(KEEP_SUMMARY)
     for rank, summary in watched.summaries.items() if keep else ():
@@ -190,6 +194,8 @@ def run(planned: LaunchCommand, output: Path | None = None) -> Ended:
 
 
 def _exit_code(returned: int, interrupted: int | None, summaries: Sequence[Mapping[str, Any]]) -> int:
+    if any(summary.get("exit_code") == TRY_AGAIN for summary in summaries) or interrupted == signal.SIGUSR1:
+        return TRY_AGAIN
     if interrupted is not None:
         return 128 + interrupted
     if returned < 0:

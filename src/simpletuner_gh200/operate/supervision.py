@@ -23,15 +23,16 @@ from types import FrameType
 from typing import Any
 
 from simpletuner_gh200.seams.lifeline import LIFELINE, address, die_with_parent, peer_of
+from simpletuner_gh200.seams.preemption import ASKING
 
 GRACE_SECONDS = 5.0
 """For the ranks to end by themselves after a signal. What they leave half-done then is not believed later."""
 
 SWEEP_SECONDS = 3.0
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 AT_ONCE = (signal.SIGQUIT,)
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (signal.SIGUSR2,)
 
 
 @dataclass
@@ -57,9 +58,18 @@ def _rank_order(rank: str) -> tuple[int, str]:
     return (int(rank), rank) if rank.isdigit() else (1 << 30, rank)
 
 
-def watch(command: Sequence[str], environment: Mapping[str, str], lock: int | None = None) -> Watched:
-    """Run ``command`` to its end. ``lock``: a descriptor that every rank is to hold too."""
-    with _Supervisor(secrets.token_hex(16), () if lock is None else (lock,)) as supervisor:
+def watch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    lock: int | None = None,
+    *,
+    checkpoint_on: Sequence[int] = ASKING,
+) -> Watched:
+    """Run ``command`` to its end. ``lock``: a descriptor that every rank is to hold too.
+
+    ``checkpoint_on``: signals that ask for a checkpoint before the end, where the ranks are at a point to write one.
+    """
+    with _Supervisor(secrets.token_hex(16), () if lock is None else (lock,), checkpoint_on) as supervisor:
         return supervisor.run(command, environment)
 
 
@@ -70,6 +80,8 @@ class _Rank:
         self.connection = connection
         self.process = os.pidfd_open(pid)
         self.name = "0"
+        self.checkpoints = False
+        """Does it write a checkpoint when it is asked for one?"""
         self._unread = b""
 
     def messages(self) -> Iterator[dict[str, Any]]:
@@ -94,13 +106,14 @@ class _Rank:
 
 
 class _Supervisor:
-    def __init__(self, token: str, descriptors: tuple[int, ...]) -> None:
+    def __init__(self, token: str, descriptors: tuple[int, ...], checkpoint_on: Sequence[int]) -> None:
         self._token = token
         self._descriptors = descriptors
+        self._checkpoint_on = checkpoint_on
         self._seen = Watched()
         self._ranks: list[_Rank] = []
         self._deadline: float | None = None
-        """When patience with a run that is to stop ends."""
+        """When patience with a run that is to stop ends; None while it runs, and while it writes a checkpoint."""
         self._selector = selectors.DefaultSelector()
         self._received: list[int] = []
         self._before: dict[int, Any] = {}
@@ -153,9 +166,10 @@ class _Supervisor:
         return self._seen
 
     def _over(self, middle: int) -> bool:
-        if self._deadline is None:
+        if self._seen.signal is None:
             return _ended(middle)
-        return time.monotonic() >= self._deadline or all(_ended(rank.process) for rank in self._ranks)
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return late or all(_ended(rank.process) for rank in self._ranks)
 
     def _patience(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
@@ -192,7 +206,7 @@ class _Supervisor:
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(rank))
             self._wake_at_end_of(rank.process)
             if self._seen.signal is not None:
-                rank.signal(self._seen.signal)
+                rank.signal(signal.SIGTERM)
 
     def _wake_at_end_of(self, process: int) -> None:
         self._selector.register(process, selectors.EVENT_READ, lambda: self._selector.unregister(process))
@@ -207,6 +221,7 @@ class _Supervisor:
             rank.name = str(message.get("rank", rank.name))
             if "phase" in message:
                 self._seen.phases[rank.name] = str(message["phase"])
+                rank.checkpoints = bool(message.get("checkpoints"))
             if "summary" in message:
                 self._seen.summaries[rank.name] = message["summary"]
 
@@ -220,14 +235,21 @@ class _Supervisor:
             number = self._received.pop(0)
             if number in PASSED_ON:
                 self._tell_ranks(number)
-            elif number in AT_ONCE or self._deadline is not None:
+            elif number in AT_ONCE or self._seen.signal is not None:
                 self._seen.signal = self._seen.signal or number
                 self._deadline = time.monotonic()
             else:
-                self._seen.signal = number
-                self._deadline = time.monotonic() + GRACE_SECONDS
-                self._halt_middle()
-                self._tell_ranks(number)
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        self._seen.signal = number
+        self._halt_middle()
+        if number in self._checkpoint_on and self._ranks and all(rank.checkpoints for rank in self._ranks):
+            self._tell_ranks(ASKING[0])  # as long as it takes; a second signal ends the patience
+        else:
+            self._deadline = time.monotonic() + GRACE_SECONDS
+            # What only asks for something would be lost on a rank that is not at a point to do it.
+            self._tell_ranks(signal.SIGTERM if number in ASKING else number)
 
     def _tell_ranks(self, number: int) -> None:
         for rank in self._ranks:

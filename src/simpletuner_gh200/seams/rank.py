@@ -21,6 +21,7 @@ from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.seams.bootstrap import activate
 from simpletuner_gh200.seams.lifeline import Lifeline
+from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.redact import redact_text
 
@@ -109,6 +110,8 @@ def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:
     """SimpleTuner from its first line to the end of our closing; how it ended is in the runtime's outcome."""
     try:
         _run_script(script, flags)
+    except CheckpointWritten as written:
+        runtime.outcome.interrupt(str(written), TRY_AGAIN)
     except KeyboardInterrupt:
         runtime.outcome.interrupt("interrupted by the user")
     except SystemExit as stopped:

@@ -59,8 +59,8 @@ class RunOutcome:
         if cause is not None:
             self.reason = f"{self.reason}\n  cause: {cause}"
 
-    def interrupt(self, reason: str) -> None:
-        self.status, self.reason, self.exit_code = "interrupted", reason, 128 + signal.SIGINT
+    def interrupt(self, reason: str, exit_code: int = 128 + signal.SIGINT) -> None:
+        self.status, self.reason, self.exit_code = "interrupted", reason, exit_code
 
 
 @dataclass
@@ -105,10 +105,10 @@ class Runtime:
         self._closed = False
         self._pid = os.getpid()
 
-    def enters(self, phase: str) -> None:
-        """What the run is at from now on, as the end of "interrupted while"."""
+    def enters(self, phase: str, *, checkpoints: bool = False) -> None:
+        """What the run is at from now on, as the end of "interrupted while"; would a signal get a checkpoint?"""
         if self.lifeline is not None:
-            self.lifeline.tell(phase=phase)
+            self.lifeline.tell(phase=phase, checkpoints=checkpoints)
 
     # -- features --------------------------------------------------------------------------------------
 

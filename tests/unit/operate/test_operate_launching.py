@@ -90,9 +90,12 @@ def test_dry_run_hides_secrets():
         (-9, None, [], 137),
         (0, 2, ["interrupted"], 130),
         (1, 15, [], 143),
+        (-9, 15, ["checkpointed", "checkpointed"], 75),
+        (1, None, ["checkpointed"], 75),
+        (-9, 10, [], 75),
     ],
 )
 def test_exit_codes_tell_the_truth(returned, interrupted, statuses, expected, monkeypatch):
     monkeypatch.delenv("SIMPLETUNER_GH200", raising=False)
-    summaries = [{"status": status} for status in statuses]
+    summaries = [{"status": status, "exit_code": {"checkpointed": 75}.get(status, 1)} for status in statuses]
     assert launching._exit_code(returned, interrupted, summaries) == expected

@@ -192,14 +192,48 @@ def test_some_signals_end_it_without_patience(tmp_path, numbers):
 def test_user_signals_reach_the_ranks_alone(tmp_path):
     """Their default would end accelerate."""
     body = """
-        signal.signal(signal.SIGUSR1, lambda *_: (line.tell(summary={"status": "completed"}), os._exit(0)))
+        signal.signal(signal.SIGUSR2, lambda *_: (line.tell(summary={"status": "completed"}), os._exit(0)))
         ready(number)
         time.sleep(60)
     """
     command = write_job(tmp_path, body)
-    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGUSR1))).start()
+    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGUSR2))).start()
     seen = supervision.watch(command, os.environ)
     assert (seen.returned, seen.signal, seen.summaries["0"]["status"]) == (0, None, "completed")
+
+
+CHECKPOINTS = """
+    def write(*_):
+        time.sleep(0.3)
+        line.tell(summary={{"status": "interrupted", "exit_code": 75, "rank": number}})
+        os._exit(75)
+    signal.signal(signal.SIGTERM, write)
+    line.tell(phase="training", checkpoints={ready})
+    ready(number)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "on_interrupt"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True)]
+)
+def test_a_signal_waits_for_the_checkpoint_it_asks_for(tmp_path, monkeypatch, number, on_interrupt):
+    """Longer than the patience for an end without one."""
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
+    command = write_job(tmp_path, CHECKPOINTS.format(ready=True), ranks=2)
+    threading.Thread(target=lambda: (pids(tmp_path, "0", "1"), os.kill(os.getpid(), number))).start()
+    planned = launching.LaunchCommand(tuple(command), {})
+    ended = launching.run(planned, checkpoint_on_interrupt=on_interrupt)
+    assert ended.exit_code == 75
+    assert sorted(summary["rank"] for summary in ended.summaries) == ["0", "1"]
+    assert all(map(gone, pids(tmp_path, "0", "1")))
+
+
+def test_a_run_that_has_nothing_to_checkpoint_yet_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
+    command = write_job(tmp_path, CHECKPOINTS.format(ready=False))
+    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
+    assert launching.run(launching.LaunchCommand(tuple(command), {})).exit_code == 143
 
 
 def test_a_run_needs_no_temporary_folder(tmp_path, monkeypatch):

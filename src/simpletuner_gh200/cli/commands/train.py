@@ -24,6 +24,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact command and environment, and start nothing.")
     ] = False,
+    checkpoint_on_interrupt: Annotated[
+        bool,
+        typer.Option("--checkpoint-on-interrupt", help="Ctrl-C writes a checkpoint first, as SIGTERM and SIGUSR1 do."),
+    ] = False,
 ) -> None:
     """Train. Takes what `simpletuner train` takes; flags that follow override the configuration file.
 
@@ -60,7 +64,7 @@ def train(
         return
     named = checked.config.get("output_dir")
     output = Path(str(named)) if named else None
-    ended = launching.run(planned, output)
+    ended = launching.run(planned, output, checkpoint_on_interrupt=checkpoint_on_interrupt)
     again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
     last = closing_line(ended, output=output, again=again, resumes=bool(checked.config.get("resume_from_checkpoint")))
     if last is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.configure import configure_from
 from simpletuner_gh200.seams.patch import Patch, wrap_method
+from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
 
@@ -99,12 +100,16 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         outcome.status = "training"
         outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
         outcome.global_step = int(instance.state.get("global_step", 0))
-        runtime.enters("training")
+        preemption = Preemption(instance)
+        runtime.enters("training", checkpoints=runtime.lifeline is not None and preemption.install())
         runtime.call("before_train", instance)
         try:
             result = wrapped(*args, **kwargs)
             outcome.status = "completed"
             return result
+        except CheckpointWritten as written:
+            outcome.interrupt(str(written), TRY_AGAIN)
+            raise
         except KeyboardInterrupt:
             outcome.interrupt("interrupted by the user")
             raise
@@ -118,6 +123,7 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
             outcome.global_step = int(instance.state.get("global_step", 0))
             runtime.phases.end("train")
             runtime.unwind("after_train", instance)
+            preemption.uninstall()
 
     return [wrap_method(module.Trainer, "train", around)]
 
