@@ -224,6 +224,13 @@ class _Supervisor:
                 rank.checkpoints = bool(message.get("checkpoints"))
             if "summary" in message:
                 self._seen.summaries[rank.name] = message["summary"]
+                self._expect_the_end()
+
+    def _expect_the_end(self) -> None:
+        """Of a run that is to stop every rank has said its last word: what is left is the interpreter's."""
+        if self._seen.signal is not None and all(rank.name in self._seen.summaries for rank in self._ranks):
+            soon = time.monotonic() + GRACE_SECONDS
+            self._deadline = soon if self._deadline is None else min(self._deadline, soon)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._received.append(number)

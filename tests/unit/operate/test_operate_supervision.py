@@ -229,6 +229,14 @@ def test_a_signal_waits_for_the_checkpoint_it_asks_for(tmp_path, monkeypatch, nu
     assert all(map(gone, pids(tmp_path, "0", "1")))
 
 
+def test_a_rank_that_has_said_its_last_word_is_not_waited_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.1)
+    body = CHECKPOINTS.format(ready=True).replace("os._exit(75)", "time.sleep(60)")
+    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
+    assert launching.run(launching.LaunchCommand(tuple(write_job(tmp_path, body)), {})).exit_code == 75
+    assert all(map(gone, pids(tmp_path, "0")))
+
+
 def test_a_run_that_has_nothing_to_checkpoint_yet_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
     command = write_job(tmp_path, CHECKPOINTS.format(ready=False))
