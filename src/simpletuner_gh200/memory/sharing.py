@@ -274,10 +274,15 @@ def _next_message(
     return json.loads(message), list(fds)
 
 
-def _peer_user(connection: socket.socket) -> int:
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """(process, user) at the other end, as the kernel knows them."""
     layout = struct.Struct("3i")
-    _pid, user, _group = layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
-    return int(user)
+    pid, user, _group = layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
+    return int(pid), int(user)
+
+
+def _peer_user(connection: socket.socket) -> int:
+    return peer_of(connection)[1]
 
 
 def _first_number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:

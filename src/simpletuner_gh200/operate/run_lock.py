@@ -22,23 +22,25 @@ from simpletuner_gh200.errors import UsageError
 _DRAFT = re.compile(r"staging-.+\.\d+\.tmp")
 """As ``seams.features.store.feature.write_problems`` names its drafts."""
 
-_MACHINES = re.compile(r"^--(?:num_machines|nnodes)[= ](\d+)")
-_MACHINE_RANK = re.compile(r"^--(?:machine_rank|node_rank)[= ](\d+)")
+_MACHINES = re.compile(r"(?:^|\s)(?:--(?:num_machines|nnodes)[= ]|num_machines:\s*)(\d+)")
+_MACHINE_RANK = re.compile(r"(?:^|\s)(?:--(?:machine_rank|node_rank)[= ]|machine_rank:\s*)(\d+)")
+_ACCELERATE_FILE = "--config_file="
 
 
 def locks_for_its_job(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Of the launchers of one job, one per machine, the first takes the lock for all of them."""
-    words = " ".join(command)
-    machines = _number(_MACHINES, words) or int(environment.get("SLURM_JOB_NUM_NODES", "1") or 1)
-    if machines <= 1:
-        return True
-    named = _number(_MACHINE_RANK, words)
-    return (str(named) if named is not None else environment.get("SLURM_NODEID", "")) == "0"
+    said = (" ".join(command), _accelerate_file(command))  # what is on the command line outranks the file
+    machines = _first(_MACHINES, said) or environment.get("SLURM_JOB_NUM_NODES") or "1"
+    return machines == "1" or (_first(_MACHINE_RANK, said) or environment.get("SLURM_NODEID")) == "0"
 
 
-def _number(pattern: re.Pattern[str], words: str) -> int | None:
-    found = re.search(pattern.pattern.replace("^", r"(?:^|\s)"), words)
-    return int(found.group(1)) if found else None
+def _accelerate_file(command: Sequence[str]) -> str:
+    named = next((word.removeprefix(_ACCELERATE_FILE) for word in command if word.startswith(_ACCELERATE_FILE)), None)
+    return Path(named).read_text(encoding="utf-8", errors="replace") if named else ""
+
+
+def _first(pattern: re.Pattern[str], texts: Sequence[str]) -> str | None:
+    return next((found.group(1) for text in texts if (found := pattern.search(text))), None)
 
 
 @contextmanager

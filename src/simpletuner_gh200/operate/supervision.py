@@ -22,7 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from simpletuner_gh200.seams.lifeline import LIFELINE, address, die_with_parent, peer_of
+from simpletuner_gh200.memory.sharing import peer_of
+from simpletuner_gh200.seams.lifeline import LIFELINE, address, die_with_parent
 from simpletuner_gh200.seams.preemption import ASKING
 
 GRACE_SECONDS = 5.0

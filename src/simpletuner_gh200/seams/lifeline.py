@@ -18,12 +18,12 @@ import logging
 import os
 import signal
 import socket
-import struct
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.memory.sharing import peer_of
 
 LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
 """The random part of the socket's name, in the environment of every process of a job."""
@@ -39,13 +39,6 @@ logger = logging.getLogger("simpletuner_gh200")
 def address(token: str) -> str:
     """In the abstract namespace: gone with the launcher, whatever ended it."""
     return f"\0simpletuner-gh200-{os.getuid()}-{token}"
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """(process, user) at the other end, as the kernel knows them."""
-    layout = struct.Struct("3i")
-    pid, user, _group = layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
-    return int(pid), int(user)
 
 
 def die_with_parent() -> None:
