@@ -180,6 +180,18 @@ MUTATIONS = (
     ),
     Mutation(
         "trainer.train",
+        "asks for a manual checkpoint after an optimizer step",
+        r"self\._consume_manual_checkpoint_request\(\)",
+        "self.checkpoint_wanted",
+    ),
+    Mutation(
+        "trainer.manual_checkpoint",
+        "asks the consumer that was registered",
+        r"self\._manual_checkpoint_consumer\(\)",
+        "self.checkpoint_wanted()",
+    ),
+    Mutation(
+        "trainer.train",
         "prefetches as the configuration says when it begins",
         r"self\.config\.dataloader_prefetch_qlen",
         "self.queue_length",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from simpletuner_gh200.demo.run import MARKER
+from simpletuner_gh200.operate.checkpoints import newest_whole
 from tests.integration.workbench import clean_environment
 
 BIN = Path(sys.executable).parent
@@ -82,18 +84,69 @@ def test_plain_simpletuner_opts_in_by_a_variable(workbench):
     assert (workbench.project.output / "pytorch_lora_weights.safetensors").is_file()
 
 
-def test_a_signal_ends_every_process(workbench):
-    command = [str(BIN / "gh200"), "train", "--config", str(workbench.project.config)]
-    process = subprocess.Popen(command, cwd=workbench.project.folder, env=environment(), stdout=subprocess.DEVNULL)
-    family: list[psutil.Process] = []
-    while not any("simpletuner_gh200.launch" in " ".join(member.cmdline()) for member in family):
+def start(workbench, *flags: str, output: Path) -> subprocess.Popen[bytes]:
+    command = [str(BIN / "gh200"), "train", "--config", str(workbench.project.config), *flags]
+    with output.open("wb") as log:
+        return subprocess.Popen(
+            command, cwd=workbench.project.folder, env=environment(), stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def ranks_of(process: subprocess.Popen[bytes], count: int) -> list[psutil.Process]:
+    """All of the process's family, once so many ranks are in it."""
+    while True:
         assert process.poll() is None
-        time.sleep(0.1)
         family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 128 + signal.SIGTERM
-    _, alive = psutil.wait_procs(family, timeout=60)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = [member.cmdline() for member in family]
+            if (
+                sum("simpletuner_gh200.launch" in line and "torch.distributed.run" not in line for line in words)
+                >= count
+            ):
+                return family
+        time.sleep(0.1)
+
+
+@pytest.mark.one_release("4.")
+@pytest.mark.parametrize("ranks", [1, 2], ids=["accelerate", "torchrun"])
+def test_a_launcher_that_is_killed_takes_all_with_it(workbench, tmp_path, ranks):
+    process = start(workbench, f"--num_processes={ranks}", output=tmp_path / "log")
+    family = ranks_of(process, 2 if ranks == 1 else ranks)  # accelerate's own command names the module too
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
+
+
+def test_one_job_at_a_time_and_an_interrupt_is_one_line(workbench, tmp_path):
+    """In training, after a checkpoint: a second job is refused; Ctrl-C leaves a line, a checkpoint and nothing else."""
+    workbench.configure(max_train_steps=500, checkpoint_step_interval=1, checkpoints_total_limit=2)
+    output = workbench.project.output
+    process = start(workbench, output=tmp_path / "log")
+    while newest_whole(output) is None:
+        assert process.poll() is None, (tmp_path / "log").read_text()[-4000:]
+        time.sleep(0.1)
+    second = run(workbench, "gh200", "train", "--config", str(workbench.project.config))
+    assert second.returncode == 2
+    assert f"output_dir {str(output)!r} is in use: process " in second.stdout
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE] == []
+    said = (tmp_path / "log").read_text(errors="replace")
+    last = said.splitlines()[-1]
+    assert last.startswith("gh200: interrupted while training at step ")
+    assert f"the last checkpoint is {newest_whole(output)}; resume with: gh200 train --config" in last
+    assert "Traceback" not in said
+    assert "failed" not in said
+    assert "interrupted here" in (workbench.project.folder / "debug.log").read_text(errors="replace")
+
+    broken = output / "checkpoint-999"
+    broken.mkdir()
+    again = run(workbench, "gh200", "train", "--config", str(workbench.project.config), "--dry-run")
+    assert f"{broken} is incomplete: it is empty" in again.stdout
+    assert f"--resume_from_checkpoint={newest_whole(output).name}" in again.stdout
+    assert broken.is_dir()
 
 
 @pytest.mark.one_release("3.")

@@ -7,8 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from simpletuner_gh200.operate.checkpoints import newest_whole
 from simpletuner_gh200.ramp.resume import RampState, resume
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from tests.integration.workbench import RANKS
 
 PROBE = Path(__file__).with_name("probe_ramp.py")
 STEPS = 7
@@ -60,11 +64,11 @@ def test_other_ranks_and_missing_state_and_changed_settings_go_on_with_a_notice(
     saved = RampState.after(RAMP, 4)
 
     killed_after(workbench, 5)
-    wider = workbench.train(probe=PROBE, world=2)
+    wider = workbench.train(probe=PROBE, world=2, env={"RAMP_PROBE": "unseen=1"})
     assert wider.ok, wider.explain()
     expected = resume(replace(RAMP, world_size=2), saved, 4).ramp
     for record in wider.records:
-        assert record["windows"] == windows(expected, 4)
+        assert record["windows"] == windows(expected, 4), "the ranks agree, whatever each of them sees on its disk"
     assert "world_size changed from 1 to 2 since the checkpoint" in wider.log()
 
     killed_after(workbench, 5)
@@ -81,3 +85,23 @@ def test_other_ranks_and_missing_state_and_changed_settings_go_on_with_a_notice(
     assert bare.ok, bare.explain()
     assert bare.records[0]["windows"] == windows(RAMP, 4)
     assert "the checkpoint has no ramp state" in bare.log()
+
+
+@pytest.mark.parametrize("world", RANKS)
+def test_a_signal_gets_its_checkpoint_at_the_end_of_the_window_and_the_next_start_goes_on(workbench, world):
+    """The signal reaches one rank, in mid-window; all of them write, and end with 75."""
+    configure(workbench)
+    ramp = replace(RAMP, world_size=world)
+    signalled = workbench.train(world=world, probe=Path(__file__).with_name("probe_preempted.py"))
+    assert signalled.exit_codes == [75] * world, signalled.explain()
+    consumed = [len(losses) for losses in signalled.losses]
+    step = signalled.summaries[0]["global_step"]
+    assert consumed == [sum(ramp.accumulation(each) for each in range(step))] * world, "a window was cut short"
+    assert {summary["status"] for summary in signalled.summaries} == {"interrupted"}
+    newest = newest_whole(workbench.project.output)
+    assert newest is not None
+    assert newest.name == f"checkpoint-{step}"
+    resumed = workbench.train(world=world, probe=PROBE)
+    assert resumed.ok, resumed.explain()
+    for record in resumed.records:
+        assert record["windows"] == windows(ramp, step)

@@ -7,7 +7,7 @@ or not, so the buffer comes back exactly when the last one is gone, and never be
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class BufferPool:
         self._keep = keep
         self._free: defaultdict[int, list[Region]] = defaultdict(list)
         self._idle = 0
+        self._returned: deque[Region] = deque()
+        """Given back and not sorted in yet."""
         self._lock = threading.Lock()
         self.made = 0
         self.reused = 0
@@ -48,6 +50,7 @@ class BufferPool:
             return np.empty(size, np.uint8)
         capacity = -(-size // PAGE) * PAGE
         with self._lock:
+            self._sort_in()
             waiting = self._free[capacity]
             region = waiting.pop() if waiting else None
             if region is not None:
@@ -60,7 +63,18 @@ class BufferPool:
         return array
 
     def take_back(self, region: Region) -> None:
-        with self._lock:
+        """Called whenever a lease dies, which may be in mid-``get`` of the same thread: it never waits for the lock."""
+        self._returned.append(region)
+        # Whoever has the lock looks again after letting it go, so nothing stays behind.
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                self._sort_in()
+            finally:
+                self._lock.release()
+
+    def _sort_in(self) -> None:
+        while self._returned:
+            region = self._returned.popleft()
             if self._idle + region.size <= self._keep:
                 self._idle += region.size
                 self._free[region.size].append(region)

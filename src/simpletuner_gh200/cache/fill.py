@@ -6,6 +6,7 @@ import gzip
 import io
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import source_of
 from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.telemetry.progress import Progress
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -48,11 +50,12 @@ def cache_files(folder: str) -> Iterator[tuple[str, int]]:
 
 
 def _size(entry: os.DirEntry[str]) -> int | None:
-    """None for one that went since it was listed, and for a link to nothing: the others are still there."""
+    """None for what is no file, a FIFO say, for one that went since it was listed, and for a link to nothing."""
     try:
-        return entry.stat().st_size
+        found = entry.stat()
     except OSError:
         return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _size_of(path: str) -> int:
@@ -96,7 +99,10 @@ def read_through(table: Table, path: str, load: Callable[[], Any]) -> Any:
     before = source_of(path)
     value = load()
     if before is not None and source_of(path) == before:
-        hold(table, path, value, before)
+        try:
+            hold(table, path, value, before)
+        except GH200Error as failed:  # it was read, so whoever asked gets it
+            table.statistics.fall_back(f"not held: {type(failed).__name__}")
     return value
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,8 +83,11 @@ class PackFolder:
 
     # -- loading ---------------------------------------------------------------------------------------
 
-    def load(self, table: Table, *, copy: bool, workers: int) -> Loaded:
-        """Publish every entry whose source is as it was. ``copy``: into slabs; else the file itself is served."""
+    def load(self, table: Table, *, copy: bool, workers: int, tick: Callable[[], None] = lambda: None) -> Loaded:
+        """Publish every entry whose source is as it was. ``copy``: into slabs; else the file itself is served.
+
+        ``tick`` is called at every entry.
+        """
         done, started = Loaded(), time.perf_counter()
         for path in reversed(self.packs()):
             try:
@@ -101,11 +104,13 @@ class PackFolder:
                 self._remove(path)
                 continue
             with pack:
-                self._load_pack(pack, table, done, copy=copy, workers=workers)
+                self._load_pack(pack, table, done, copy=copy, workers=workers, tick=tick)
         done.seconds = time.perf_counter() - started
         return done
 
-    def _load_pack(self, pack: Pack, table: Table, done: Loaded, *, copy: bool, workers: int) -> None:
+    def _load_pack(
+        self, pack: Pack, table: Table, done: Loaded, *, copy: bool, workers: int, tick: Callable[[], None]
+    ) -> None:
         segment = None if copy else Segment.of_file(pack.fd, pack.size, label=table.name)
         number = 0 if segment is None else table.add_segment(segment, file=True)
 
@@ -140,6 +145,7 @@ class PackFolder:
             states = pool.map(many, stretches)
             for entry, state in zip(pack.entries, itertools.chain.from_iterable(states), strict=True):
                 self._account(entry, state, done)
+                tick()
 
     def _account(self, entry: PackEntry, state: str, done: Loaded) -> None:
         self._total += entry.length
@@ -155,36 +161,42 @@ class PackFolder:
 
     # -- saving ----------------------------------------------------------------------------------------
 
-    def save(self, table: Table, paths: Iterable[str], *, into_one: bool = False) -> int:
+    def save(
+        self, table: Table, paths: Iterable[str], *, into_one: bool = False, stop: Callable[[], bool] = lambda: False
+    ) -> int:
         """Write what the packs lack, or with ``into_one`` one pack of everything; returns the bytes written.
 
-        Another job at it, or a full disk, is no error: then nothing is written.
+        Another job at it, or a full disk, is no error: then nothing is written. ``stop`` is asked at every entry.
         """
         with self.locked() as ours:
             if not ours:
                 logger.info("gh200: packs of %s: another job is writing them", table.name)
                 return 0
             self._sweep()
-            wanted = [(path, found) for path in paths if (found := table.find(path)) is not None]
+            going_on = itertools.takewhile(lambda _: not stop(), paths)
+            wanted = [(path, found) for path in going_on if (found := table.find(path)) is not None]
             everything = into_one or (self._total > 0 and self._alive < self._total * (1 - MOSTLY_DEAD))
             lacking = [(path, found) for path, found in wanted if everything or not self._has(path, found)]
             if not lacking:
                 return 0
             old = self.packs()
-            written = self._write(lacking, old)
+            written = self._write(lacking, old, stop)
             if written and everything:
                 for path in old:
                     self._remove(path)
             return written
 
-    def _write(self, lacking: list[tuple[str, Found]], old: list[Path]) -> int:
+    def _write(self, lacking: list[tuple[str, Found]], old: list[Path], stop: Callable[[], bool]) -> int:
         needed = sum(found.slot.length for _, found in lacking)
         free = shutil.disk_usage(self.folder).free
         if free < needed + ROOM_TO_SPARE:
             return self._no_room(needed, free)
         target = self.folder / f"{int(old[-1].stem) + 1 if old else 1:08d}{SUFFIX}"
         try:
-            size = write_pack(target, (_item(path, found) for path, found in lacking))
+            size = write_pack(target, _items(lacking, stop))
+        except PackingStopped:
+            logger.info("gh200: packs of %s: stopped with the run; what was there stays", self.folder)
+            return 0
         except OSError as failed:
             if failed.errno in (errno.ENOSPC, errno.EDQUOT):
                 return self._no_room(needed, shutil.disk_usage(self.folder).free)
@@ -253,6 +265,17 @@ def _copy_in(pack: Pack, entry: PackEntry, table: Table, source: tuple[int, int]
         return False
     record = Record(layout, entry.length, ((0, payload),), bool(entry.flags & FINITE))
     return table.publish(entry.path, record, source)
+
+
+class PackingStopped(CacheError):
+    """The run is over, so its packs are not worth waiting for."""
+
+
+def _items(lacking: list[tuple[str, Found]], stop: Callable[[], bool]) -> Iterator[Item]:
+    for path, found in lacking:
+        if stop():
+            raise PackingStopped("packing was stopped")
+        yield _item(path, found)
 
 
 def _item(path: str, found: Found) -> Item:

@@ -77,13 +77,14 @@ class Caches:
         self._growth = TIGHT_GROWTH if tight else GROWTH
         self._pack_folders: dict[str, PackFolder] = {}
         self._saving: threading.Thread | None = None
+        self._stop_saving = threading.Event()
         self.loaded: dict[str, Loaded] = {}
         self.group = group
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
-        self.files = {name: list(cache_files(want.folder)) for name, want in self.wanted.items()}
+        group.join()  # before the first long work, so that whoever waits hears that this rank lives
+        self.files = {name: self._listed(want.folder) for name, want in self.wanted.items()}
         self.allowed = caches_allowance(allowed, host_memory().available)
         needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
-        group.join()
         self.copies = agree(group, near, self._bytes_when_complete(needs), self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))
         self.tables = {name: self._table(want, shares[name]) for name, want in self.wanted.items()}
@@ -91,6 +92,13 @@ class Caches:
         for name, table in self.tables.items():
             self._decide(name, table)
         _live.add(self)
+
+    def _listed(self, folder: str) -> list[tuple[str, int]]:
+        found = []
+        for file in cache_files(folder):
+            found.append(file)
+            self.group.beat()
+        return found
 
     def _bytes_when_complete(self, needs: Mapping[str, tuple[int, int]]) -> int | None:
         """Of all caches, with entries yet to be made as large as those on disk; None where there are none to tell."""
@@ -177,7 +185,7 @@ class Caches:
                 logger.warning("gh200: cache %s goes without packs: %s", name, refused)
                 continue
             self._pack_folders[name] = packs
-            loaded = packs.load(table, copy=self._tight, workers=self.workers)
+            loaded = packs.load(table, copy=self._tight, workers=self.workers, tick=self.group.beat)
             table.statistics.fill_seconds += loaded.seconds
             self.loaded[name] = loaded
             if loaded.entries or loaded.damaged or loaded.changed:
@@ -193,16 +201,29 @@ class Caches:
 
     def save(self) -> None:
         """Write to the packs what they lack; the leader does it for the node."""
+        if self._saving is None:
+            return
+        try:
+            self._saving.join()
+            self._save_all()
+        except KeyboardInterrupt:
+            self.stop_saving()
+            raise
+        self._saving = None
+
+    def stop_saving(self) -> None:
+        """The run did not complete: nobody is to wait for packs. They end at the next entry."""
+        self._stop_saving.set()
         if self._saving is not None:
             self._saving.join()
             self._saving = None
-            self._save_all()
 
     def _save_all(self) -> None:
         for name, packs in self._pack_folders.items():
             table = self.tables[name]
             try:
-                written = packs.save(table, (path for path, _ in cache_files(self.wanted[name].folder)))
+                files = (path for path, _ in cache_files(self.wanted[name].folder))
+                written = packs.save(table, files, stop=self._stop_saving.is_set)
             except (CacheError, OSError) as failed:
                 logger.warning("gh200: packs of cache %s were not written: %s", name, failed)
                 continue

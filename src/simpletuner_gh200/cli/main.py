@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from simpletuner_gh200 import __version__
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.cli.process import prepare_process
+from simpletuner_gh200.errors import GH200Error, RunFailed
 from simpletuner_gh200.registry import contributions
 from simpletuner_gh200.telemetry.redact import redact_text
 
@@ -64,16 +66,38 @@ def _options(
 def main() -> None:
     """Entry point of the console script."""
     try:
-        build_app()(standalone_mode=True)
+        prepare_process()
+        try:
+            build_app()(standalone_mode=True)
+        finally:
+            sys.stdout.flush()  # here, where a full disk can still be said, and not while the interpreter ends
     except GH200Error as failure:
-        if os.environ.get(DEBUG):
-            traceback.print_exc()
-        print(f"gh200: {redact_text(str(failure))}", file=sys.stderr)
-        sys.exit(failure.exit_code)
+        _give_up(failure)
     except BrokenPipeError:
         # The reader of our output left (`gh200 ... | head`); that is not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         sys.exit(0)
+    except OSError as failure:
+        if failure.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        _forget_output()
+        where = f"{failure.filename} could" if failure.filename else "the output could"
+        _give_up(RunFailed(f"{where} not be written: {failure.strerror}", remedy="make room, or send it elsewhere"))
+    except RuntimeError as failure:
+        if "can't start new thread" not in str(failure):
+            raise
+        _give_up(RunFailed("no thread can be started: this user has as many as allowed", remedy="raise `ulimit -u`"))
+
+
+def _give_up(failure: GH200Error) -> NoReturn:
+    if os.environ.get(DEBUG):
+        traceback.print_exc()
+    print(f"gh200: {redact_text(str(failure))}", file=sys.stderr)
+    sys.exit(failure.exit_code)
+
+
+def _forget_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Every rank makes the same ``NodeGroup`` from its environment and joins it. Joining is the only step in which the
 leader (local rank 0) waits for the others. After that the leader only ever sends: ``share`` and ``fail`` return at
 once, and the others ``receive`` by name, in any order, whenever they get there. So it can't deadlock with the
-barriers of a training framework. A leader that dies is noticed at once, a leader that hangs after ``patience``.
+barriers of a training framework. A leader that dies is noticed at once, one that hangs after ``patience``: whoever is
+at long work beats.
 The way back, ``tell`` and ``hear``, is for moments that all ranks reach together: there the leader does wait.
 
 Changes that any rank makes are told through shared memory: share a memfd and write into its mapping.
@@ -21,12 +22,12 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.errors import SharingError
-from simpletuner_gh200.memory.meeting_place import Host, call, place_for
+from simpletuner_gh200.memory.meeting_place import Host, Meeting, call, meeting
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -105,27 +106,30 @@ class NodeGroup:
         """Meet the other ranks; returns when all are there. With one rank it does nothing."""
         if self.local_world_size == 1 or self._peers or self._leader is not None:
             return
-        place = place_for(self.position.identity, self._folder)
+        where = meeting(self.position.identity, self._folder)
+        for obstacle in where.obstacles() if self.is_leader else ():
+            logger.warning("gh200: %s; the ranks meet elsewhere", obstacle)
         deadline = time.monotonic() + timeout
         if self.is_leader:
-            self._gather(place, deadline)
+            self._gather(where, deadline)
         else:
-            self._leader = self._reach_leader(place, deadline)
+            self._leader = self._reach_leader(where, deadline)
 
     def share(self, name: str, *fds: int, note: Mapping[str, object] | None = None) -> None:
         """Leader: hand descriptors, and a small JSON-able note, to every other rank under ``name``."""
-        self._send_all({"name": name, "note": dict(note or {})}, fds)
+        _send_to(self._peers, {"name": name, "note": dict(note or {})}, fds)
 
     def fail(self, name: str, message: str) -> None:
         """Leader: whoever receives ``name`` is to stop with ``message``."""
-        self._send_all({"name": name, "failure": message}, ())
+        _send_to(self._peers, {"name": name, "failure": message}, ())
 
     def beat(self) -> None:
-        """Leader, during long work: a sign of life for those who wait. Cheap; call it often."""
+        """During long work: a sign of life for those who wait, leader or not. Cheap; call it often."""
         now = time.monotonic()
         if now - self._last_beat >= BEAT_SECONDS:
             self._last_beat = now
-            self._send_all({"beat": True}, (), flags=socket.MSG_DONTWAIT)
+            waiting = self._peers if self._leader is None else [self._leader]
+            _send_to(waiting, {"beat": True}, (), flags=socket.MSG_DONTWAIT)
 
     def receive(self, name: str, patience: float = PATIENCE_SECONDS) -> tuple[dict[str, object], list[int]]:
         """Others: the note and the descriptors shared under ``name``; the caller owns the descriptors."""
@@ -151,8 +155,10 @@ class NodeGroup:
         """Leader: what every other rank told under ``name``, by rank. Ranks tell in the same order everywhere."""
         heard = []
         for rank, connection in enumerate(self._peers, 1):
-            self._beat_until_readable(connection, patience)
-            header, fds = _next_message(connection, f"local rank {rank}", name, patience)
+            header: dict[str, object] = {"beat": True}
+            while "beat" in header:
+                self._beat_until_readable(connection, patience)
+                header, fds = _next_message(connection, f"local rank {rank}", name, patience)
             if header.get("name") != name:
                 raise SharingError(f"local rank {rank} told {header.get('name')!r} where {name!r} was due")
             note = header.get("note")
@@ -174,8 +180,8 @@ class NodeGroup:
                 os.close(fd)
         self._peers, self._leader, self._waiting = [], None, {}
 
-    def _gather(self, place: Path, deadline: float) -> None:
-        host = Host(place)
+    def _gather(self, where: Meeting, deadline: float) -> None:
+        host = Host(where)
         came: dict[int, socket.socket] = {}
         try:
             while len(came) < self.local_world_size - 1:
@@ -211,9 +217,9 @@ class NodeGroup:
         connection.settimeout(None)
         came[rank] = connection
 
-    def _reach_leader(self, place: Path, deadline: float) -> socket.socket:
+    def _reach_leader(self, where: Meeting, deadline: float) -> socket.socket:
         while True:
-            connection = call(place)
+            connection = call(where)
             if connection is not None:
                 if _peer_user(connection) == os.getuid():
                     connection.send(str(self.local_rank).encode())
@@ -221,20 +227,25 @@ class NodeGroup:
                 connection.close()
             if time.monotonic() >= deadline:
                 raise SharingError(
-                    f"local rank {self.local_rank} did not find local rank 0 of its node",
+                    "; ".join(
+                        (f"local rank {self.local_rank} did not find local rank 0 of its node", *where.obstacles())
+                    ),
                     remedy="look for the error of rank 0 further up; all ranks need the same configuration",
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _send_all(self, header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0) -> None:
-        for connection in self._peers:
-            try:
-                _send(connection, header, fds, flags)
-            except BlockingIOError:
-                continue  # only beats go unblocked, and whoever has unread ones needs no more
-            except (BrokenPipeError, ConnectionResetError):
-                # A rank that is gone ends the run by itself; the launcher reports it with the better message.
-                logger.debug("gh200: a rank of this node has hung up")
+
+def _send_to(
+    connections: Iterable[socket.socket], header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0
+) -> None:
+    for connection in connections:
+        try:
+            _send(connection, header, fds, flags)
+        except BlockingIOError:
+            continue  # only beats go unblocked, and whoever has unread ones needs no more
+        except (BrokenPipeError, ConnectionResetError):
+            # A rank that is gone ends the run by itself; the launcher reports it with the better message.
+            logger.debug("gh200: a rank of this node has hung up")
 
 
 def _send(connection: socket.socket, header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0) -> None:
@@ -254,7 +265,8 @@ def _next_message(
     except TimeoutError as silent:
         raise SharingError(f"{who} gave no sign of life for {patience:.0f} s while we wait for {name!r}") from silent
     except ConnectionResetError:
-        message, fds = b"", []
+        # It left beats of ours unread, which the kernel reports before the last words that it sent.
+        message, fds, _flags, _address = socket.recv_fds(connection, _LARGEST_MESSAGE, 64)
     finally:
         connection.settimeout(None)
     if not message:
@@ -262,10 +274,15 @@ def _next_message(
     return json.loads(message), list(fds)
 
 
-def _peer_user(connection: socket.socket) -> int:
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """(process, user) at the other end, as the kernel knows them."""
     layout = struct.Struct("3i")
-    _pid, user, _group = layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
-    return int(user)
+    pid, user, _group = layout.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size))
+    return int(pid), int(user)
+
+
+def _peer_user(connection: socket.socket) -> int:
+    return peer_of(connection)[1]
 
 
 def _first_number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:

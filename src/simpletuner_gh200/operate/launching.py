@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from simpletuner_gh200.config.files import Located, read_env_variables, take
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
+from simpletuner_gh200.operate import run_lock
+from simpletuner_gh200.operate.run_lock import locks_for_its_job
+from simpletuner_gh200.operate.supervision import watch
+from simpletuner_gh200.seams.preemption import ASKING, TRY_AGAIN
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
 
 KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"
@@ -34,7 +33,6 @@ _ACCELERATE_FLAGS = {
     "dynamo_backend": "TRAINING_DYNAMO_BACKEND",
 }
 _DASHED = tuple("--" + block.replace("_", "-") for block in TRAINING_BLOCKS if "_" in block)
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,10 @@ class Ended:
 
     exit_code: int
     summaries: list[dict[str, Any]] = field(default_factory=list)
+    signal: int | None = None
+    """What stopped it, where something did."""
+    phase: str | None = None
+    """What it was at last, in words; None if no rank got as far as to say so."""
 
 
 def launch_command(
@@ -171,61 +173,29 @@ def _accelerate_config(environment: Mapping[str, str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def run(planned: LaunchCommand) -> Ended:
-    """Start it, pass signals on to all of it, wait for it, and judge by what the ranks say, not by 0 alone."""
-    with tempfile.TemporaryDirectory(prefix="gh200-") as folder:  # 0700: mkdtemp
-        environment = {**os.environ, **planned.environment, SUMMARY_FOLDER: folder}
-        with _Signals() as signals:
-            process = subprocess.Popen(planned.command, env=environment, start_new_session=True)
-            signals.pass_on_to(process)
-            process.wait()
-        left = sorted(Path(folder).glob("rank-*.json"))
-        summaries = [json.loads(path.read_text(encoding="utf-8")) for path in left]
-        keep = os.environ.get(KEEP_SUMMARY)
-        for path in left if keep else ():
-            shutil.copy(path, str(keep))
-    return Ended(_exit_code(process.returncode, signals.stopping, summaries), summaries)
+def run(planned: LaunchCommand, output: Path | None = None, *, checkpoint_on_interrupt: bool = False) -> Ended:
+    """Start it, watch it to its end, and judge by what the ranks say, not by 0 alone.
 
-
-class _Signals:
-    """Hands every signal we get to the whole process group of a child, from before the child exists."""
-
-    def __init__(self) -> None:
-        self._received: list[int] = []
-        self._process: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        self._before = {number: signal.signal(number, self._handle) for number in _PASSED_ON}
-        return self
-
-    def __exit__(self, *_failure: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    @property
-    def stopping(self) -> int | None:
-        """The first signal that was meant to stop the run."""
-        stops = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        return next((number for number in self._received if number in stops), None)
-
-    def pass_on_to(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        for number in tuple(self._received):  # what came while it was being started
-            self._send(number)
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        self._received.append(number)
-        self._send(number)
-
-    def _send(self, number: int) -> None:
-        if self._process is not None:
-            # It may be gone already, which is what the signal wanted.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+    ``output``: its output folder, which no other job may use meanwhile. ``checkpoint_on_interrupt``: Ctrl-C asks for a
+    checkpoint too.
+    """
+    asking = (*ASKING, signal.SIGINT) if checkpoint_on_interrupt else ASKING
+    environment = {**os.environ, **planned.environment}
+    with ExitStack() as held:
+        lock = None
+        if output is not None and locks_for_its_job(planned.command, environment):
+            lock = held.enter_context(run_lock.held(output))
+        watched = watch(planned.command, environment, lock, checkpoint_on=asking)
+    summaries = [watched.summaries[rank] for rank in sorted(watched.summaries, key=int)]
+    keep = os.environ.get(KEEP_SUMMARY)
+    for rank, summary in watched.summaries.items() if keep else ():
+        Path(str(keep), f"rank-{rank}.json").write_text(json.dumps(summary), encoding="utf-8")
+    return Ended(_exit_code(watched.returned, watched.signal, summaries), summaries, watched.signal, watched.phase)
 
 
 def _exit_code(returned: int, interrupted: int | None, summaries: Sequence[Mapping[str, Any]]) -> int:
+    if any(summary.get("exit_code") == TRY_AGAIN for summary in summaries) or interrupted == signal.SIGUSR1:
+        return TRY_AGAIN
     if interrupted is not None:
         return 128 + interrupted
     if returned < 0:

@@ -2,7 +2,8 @@
 
 Features add sections. The file is written by a pre-hook of ``accelerator.save_state``, into the temporary folder and
 before upstream writes its manifest and guard, so that it shares the checkpoint's fate. It is read by a pre-hook of
-``load_state``; a checkpoint without it, or without a feature's section, loads as if it were empty.
+``load_state``, by the main process for all of them: a rank that sees other files, or none, must not go another way. A
+checkpoint without it, or without a feature's section, loads as if it were empty.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.errors import GH200Error, RunFailed
 
 FILE_NAME = "gh200_state.json"
 VERSION = 1
 
 Save = Callable[[], Mapping[str, Any]]
 Load = Callable[[Mapping[str, Any] | None], None]
+
+T = TypeVar("T")
 
 _ATTRIBUTE = "_gh200_checkpoint_state"
 
@@ -54,9 +57,28 @@ class CheckpointState:
         write_state(Path(output_dir), content)
 
     def before_load(self, models: Any, input_dir: str) -> None:
-        content = read_state(Path(input_dir))
+        content = told_by_main(self._accelerator, lambda: read_state(Path(input_dir)))
         for name, (_, load) in self._sections.items():
             load(content.get(name))
+
+
+def told_by_main(accelerator: Any, ask: Callable[[], T]) -> T:
+    """What ``ask`` gives in the main process, in every rank; every rank raises what it raises there. Collective."""
+    if accelerator.num_processes == 1:
+        return ask()
+    from accelerate.utils import broadcast_object_list
+
+    told: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            told[0] = ask()
+        except GH200Error as failure:
+            told[1] = failure.message, failure.remedy
+    broadcast_object_list(told)
+    if told[1] is not None:
+        raise RunFailed(told[1][0], remedy=told[1][1])
+    answer: T = told[0]
+    return answer
 
 
 def write_state(folder: Path, sections: Mapping[str, Any]) -> None:

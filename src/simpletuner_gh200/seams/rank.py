@@ -7,25 +7,34 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.seams.bootstrap import activate
+from simpletuner_gh200.seams.lifeline import Lifeline
+from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.redact import redact_text
+
+logger = logging.getLogger("simpletuner_gh200")
 
 KILL_SWITCH = "SIMPLETUNER_GH200"
 """0: stock SimpleTuner, also under ``gh200 train``."""
 
 SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
-"""Where each rank leaves its summary for ``gh200 train`` to read."""
+"""A folder in which each rank is to leave its summary; ``gh200 train`` gets it over the lifeline."""
 
+SIMPLETUNER_LOG = "debug.log"
+"""In the working directory, where SimpleTuner keeps it."""
 
 Say = Callable[[str], None]
 
@@ -33,6 +42,9 @@ Say = Callable[[str], None]
 def run_rank(arguments: Sequence[str], say: Say) -> int:
     """Train; the exit code is truthful whatever SimpleTuner makes of its own exceptions."""
     try:
+        lifeline = Lifeline.from_environment(os.environ)
+        if lifeline is not None:
+            lifeline.hold()
         config, flags = take(list(arguments), "config")
         script = train_script()
         _point_at(config)
@@ -42,12 +54,66 @@ def run_rank(arguments: Sequence[str], say: Say) -> int:
     if os.environ.get(KILL_SWITCH) == "0":
         _run_script(script, flags)
         return 0
-    return _train(script, activate(Launch(config_path=config, flags=tuple(flags))), flags, say)
+    runtime = activate(Launch(config_path=config, flags=tuple(flags)))
+    runtime.lifeline = lifeline
+    runtime.enters("starting")
+    with _Interrupts(hush=lifeline is not None) as interrupts:
+        _train(script, runtime, flags, say)
+        interrupts.note(runtime)
+        return _conclude(runtime, say)
 
 
-def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> int:
+class _Interrupts:
+    """Remembers that Ctrl-C came, and where: SimpleTuner's own handling of it leaves no trace."""
+
+    def __init__(self, *, hush: bool) -> None:
+        """``hush``: the launcher will say what there is to say, so the rest of the output is for the log."""
+        self._hush = hush
+        self._where: str | None = None
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._where is not None:
+            return  # the launcher's patience is short; a second one must not disturb the closing
+        self._where = "".join(traceback.format_stack(frame))
+        if self._hush:
+            _output_to_log()
+            os.write(2, f"gh200: interrupted here:\n{self._where}".encode(errors="replace"))
+        signal.default_int_handler(number, frame)
+
+    def note(self, runtime: Runtime) -> None:
+        """A run that was interrupted did not fail, whatever SimpleTuner made of it."""
+        if self._where is not None and runtime.outcome.status != "completed":
+            runtime.outcome.interrupt("interrupted by the user")
+
+
+def _output_to_log() -> None:
+    """What is printed from now on, tracebacks above all, goes to the end of SimpleTuner's own log, if it has one."""
+    try:
+        fd = os.open(SIMPLETUNER_LOG, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    for output in (1, 2):
+        os.dup2(fd, output)
+    os.close(fd)
+
+
+def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:
+    """SimpleTuner from its first line to the end of our closing; how it ended is in the runtime's outcome."""
     try:
         _run_script(script, flags)
+    except CheckpointWritten as written:
+        runtime.outcome.interrupt(str(written), TRY_AGAIN)
+    except KeyboardInterrupt:
+        runtime.outcome.interrupt("interrupted by the user")
     except SystemExit as stopped:
         _note_stop(runtime, stopped)
     except GH200Error as failure:
@@ -55,10 +121,12 @@ def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> int:
         runtime.outcome.fail(failure)
     except Exception as failure:  # noqa: BLE001 - said in full, as an unhandled one would be
         say(traceback.format_exc().rstrip())
-        runtime.outcome.status, runtime.outcome.reason = "failed", f"{type(failure).__name__}: {failure}"
+        runtime.outcome.fail(failure)
     finally:
-        runtime.close()
-    return _conclude(runtime, say)
+        try:
+            runtime.close()
+        except KeyboardInterrupt:
+            logger.debug("gh200: interrupted while closing", exc_info=True)
 
 
 def train_script() -> Path:
@@ -105,12 +173,16 @@ def _conclude(runtime: Runtime, say: Say) -> int:
     _leave_summary(runtime)
     if outcome.status == "completed":
         return 0
-    if outcome.exit_code == 1 or outcome.reason is None:
+    # Under `gh200 train` the last word is the launcher's, below whatever accelerate still prints.
+    alone = runtime.lifeline is None
+    if alone and (outcome.exit_code != 2 or outcome.reason is None):
         say(_spoken(RunFailed(f"training {outcome.status}: {outcome.reason}")))
     return outcome.exit_code
 
 
 def _leave_summary(runtime: Runtime) -> None:
+    if runtime.lifeline is not None:
+        runtime.lifeline.tell(summary=runtime.summary())
     folder = os.environ.get(SUMMARY_FOLDER)
     if folder:
         rank = os.environ.get("RANK", "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.decide import all_features, decide, losses
+from simpletuner_gh200.seams.disk_full import disk_full
 from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.patch import Patches
 from simpletuner_gh200.seams.seam import WAITING, InstalledSeam, all_seams
 from simpletuner_gh200.upstream.features import ON, Status, builds_on
@@ -47,8 +50,17 @@ class RunOutcome:
     exit_code: int = 1
     """What the process returns unless the run completed."""
 
-    def fail(self, failure: GH200Error) -> None:
-        self.status, self.reason, self.exit_code = "failed", str(failure), failure.exit_code
+    def fail(self, failure: BaseException) -> None:
+        """The reason is the failure's own words; where a full disk is behind it, that comes last."""
+        self.status, self.reason = "failed", f"{type(failure).__name__}: {failure}"
+        if isinstance(failure, GH200Error):
+            self.reason, self.exit_code = str(failure), failure.exit_code
+        cause = disk_full(failure, [self.output_dir] if self.output_dir else [])
+        if cause is not None:
+            self.reason = f"{self.reason}\n  cause: {cause}"
+
+    def interrupt(self, reason: str, exit_code: int = 128 + signal.SIGINT) -> None:
+        self.status, self.reason, self.exit_code = "interrupted", reason, exit_code
 
 
 @dataclass
@@ -86,10 +98,17 @@ class Runtime:
         """On objects of this run; removed at its end."""
         self.outcome = RunOutcome()
         self.phases = Phases()
+        self.lifeline: Lifeline | None = None
+        """To ``gh200 train``, where that started this process."""
         self._moments: dict[str, tuple[Callable[..., Any], ...]] = {}
         self._on: tuple[Feature, ...] = ()
         self._closed = False
         self._pid = os.getpid()
+
+    def enters(self, phase: str, *, checkpoints: bool = False) -> None:
+        """What the run is at from now on, as the end of "interrupted while"; would a signal get a checkpoint?"""
+        if self.lifeline is not None:
+            self.lifeline.tell(phase=phase, checkpoints=checkpoints)
 
     # -- features --------------------------------------------------------------------------------------
 
@@ -183,6 +202,8 @@ class Runtime:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        if self.outcome.status == "completed":
+            self.enters("writing packs for the next start")
         failures: list[BaseException] = []
         for method in (*reversed(self.moment("close")), self.patches.remove):
             try:

@@ -79,25 +79,31 @@ def walk(
     extensions: tuple[str, ...] | None = None,
     *,
     only: Callable[[bytes], bool] | None = None,
+    tick: Callable[[], None] = lambda: None,
 ) -> Listing:
     """List every regular file under ``root`` (of these extensions, if given). An empty folder is an empty listing.
 
-    ``only`` is asked about the path of each file where it is given.
+    ``only`` is asked about the path of each file where it is given; ``tick`` is called again and again meanwhile.
     """
     top = os.fsencode(os.path.abspath(os.fspath(root)))
     endings = tuple(b"." + os.fsencode(ending.lower().lstrip(".")) for ending in extensions) if extensions else None
     listing = Listing(top)
-    _Walker(listing, endings, only).enter(top)
+    _Walker(listing, endings, only, tick).enter(top)
     return listing
 
 
 class _Walker:
     def __init__(
-        self, listing: Listing, endings: tuple[bytes, ...] | None, only: Callable[[bytes], bool] | None
+        self,
+        listing: Listing,
+        endings: tuple[bytes, ...] | None,
+        only: Callable[[bytes], bool] | None,
+        tick: Callable[[], None],
     ) -> None:
         self._listing = listing
         self._endings = endings
         self._only = only
+        self._tick = tick
         self._entered: dict[tuple[int, int], bytes] = {}
         library = usable()
         self._entries = partial(_entries_native, FolderLister(library)) if library else _entries_python
@@ -135,6 +141,7 @@ class _Walker:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for names, sizes, others in self._entries(fd):
+                self._tick()
                 self._take(prefix, names, sizes)
                 if others:
                     self._take(prefix, *self._look_at(fd, prefix, others, inside))

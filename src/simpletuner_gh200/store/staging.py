@@ -78,7 +78,7 @@ def stage(
             f"instance_data_dir {printable(str(request.root))!r} is not a folder",
             remedy="correct the path of the dataset",
         )
-    listing = walk(request.root, request.extensions, only=only)
+    listing = walk(request.root, request.extensions, only=only, tick=tick)
     choice = choose(request.compression, listing)
     limit = dataset_allowance(request.memory_limit_gb, host())
     _check_before(listing, choice, limit)

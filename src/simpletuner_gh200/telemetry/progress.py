@@ -61,7 +61,7 @@ class _Lines(_Counter):
 @contextmanager
 def progress(label: str, *, items: int | None = None, size: int | None = None) -> Iterator[Progress]:
     """Show the progress of ``label`` while the block runs; ``items`` and ``size`` are the totals, where known."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield _Lines(label, items, size)
         return
     from rich.console import Console

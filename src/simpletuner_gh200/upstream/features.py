@@ -54,6 +54,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "hints": FeatureInfo("placement hints on batches"),
     "checkpoints": FeatureInfo("our state in checkpoints"),
     "ramp": FeatureInfo("batch ramp", needs=("checkpoints",)),
+    "preemption": FeatureInfo("a checkpoint when a signal asks for one", needs=("core",)),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "oversubscription": FeatureInfo("training state beyond HBM"),
     "pressure": FeatureInfo("memory given back before the kernel takes it"),

@@ -145,3 +145,26 @@ def test_what_is_known_by_address_is_forgotten_with_its_tensor():
     for tensor, name in ((first, "first"), (third, "third"), (fourth := torch.zeros(4), "fourth")):
         known.put(tensor, name)
     assert [known.take(tensor) for tensor in (first, third, fourth)] == [None, "third", "fourth"], "the oldest gave way"
+
+
+def test_a_buffer_that_dies_while_the_pool_is_busy_blocks_nobody():
+    """Garbage is collected wherever Python allocates, also in ``get`` of the same thread, under its lock."""
+    pool = BufferPool()
+    lent = pool.get(SMALLEST)
+    address = lent.ctypes.data
+    with pool._lock:
+        del lent
+    again = pool.get(SMALLEST)
+    assert again.ctypes.data == address
+    assert (pool.made, pool.reused) == (1, 1)
+
+
+def test_what_comes_back_while_the_pool_is_busy_is_not_kept_beyond_the_limit():
+    pool = BufferPool(keep=SMALLEST)
+    lent = [pool.get(SMALLEST) for _ in range(4)]
+    with pool._lock:
+        lent.clear()
+    assert len(pool._returned) == 4
+    pool.get(SMALLEST)
+    assert len(pool._returned) == 0
+    assert pool._idle <= SMALLEST

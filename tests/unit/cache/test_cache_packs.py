@@ -226,3 +226,37 @@ def test_kill_9_at_any_step_leaves_the_old_state_or_the_new(packed):
     assert states[-1] == "new 0", "it ended before its turn to die came"
     assert PackFolder(folder).save(source, paths) >= 0
     assert not list(folder.glob(".*.tmp")), "what the dead left is swept"
+
+
+@pytest.mark.parametrize("written", [0, 2])
+def test_packing_stops_at_the_next_entry_and_leaves_what_was_there(packed, saved, written, monkeypatch):
+    """A failed run, or an interrupted one: nobody waits for whole packs."""
+    folder, paths = packed
+    table, _ = load(folder)
+    more = [saved(value(number), f"src/more-{number}.pt") for number in range(4)]
+    assert all(take_in(table, path) for path in more)
+    added: list[str] = []
+    original = PackWriter.add
+    monkeypatch.setattr(PackWriter, "add", lambda self, item: (added.append(item.path), original(self, item)))
+    before = sorted(folder.iterdir())
+    counted: list[bool] = []
+
+    def stop():
+        counted.append(True)
+        return len(added) >= written and len(counted) > len(paths + more)
+
+    assert PackFolder(folder).save(table, paths + more, stop=stop) == 0
+    assert len(added) == written
+    assert [path for path in sorted(folder.iterdir()) if path.name != ".lock"] == [
+        path for path in before if path.name != ".lock"
+    ]
+    again, loaded = load(folder)
+    assert loaded.entries == COUNT
+    check_all(again, paths)
+
+
+def test_loading_ticks_at_every_entry(packed):
+    folder, _ = packed
+    ticks: list[int] = []
+    PackFolder(folder).load(fresh_table(), copy=False, workers=1, tick=lambda: ticks.append(1))
+    assert len(ticks) == COUNT

@@ -172,11 +172,69 @@ def test_a_missing_leader_is_reported(tmp_path: Path) -> None:
         group(1, 2, tmp_path).join(0.1)
 
 
-def test_a_place_open_to_others_is_refused(tmp_path: Path) -> None:
+def test_a_place_open_to_others_is_passed_by_and_said(tmp_path: Path) -> None:
     mine = group(1, 2, tmp_path)
-    meeting_place.place_for(mine.position.identity, tmp_path).mkdir(mode=0o755)
+    (tmp_path / f"{meeting_place.meeting(mine.position.identity, tmp_path).beginning}abcdefgh").mkdir(mode=0o755)
     with pytest.raises(SharingError, match="mode 755"):
         mine.join(0.1)
+
+
+def test_whoever_knows_port_and_run_can_not_take_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Folders, files and links under every name that can be known beforehand, of another user; the ranks meet."""
+    beginning = meeting_place.meeting(group(0, 2, tmp_path).position.identity, tmp_path).beginning
+    planted = [tmp_path / (beginning + end) for end in ("", "aaaaaaaa", "zzzzzzzz")]
+    planted[0].mkdir(mode=0o777)
+    planted[1].touch()
+    planted[2].symlink_to(tmp_path)
+    foreign = {path.stat(follow_symlinks=False).st_ino for path in planted}
+    real = meeting_place._not_ours
+    monkeypatch.setattr(
+        meeting_place, "_not_ours", lambda found: "belongs to mallory" if found.st_ino in foreign else real(found)
+    )
+    other = start(join_and_end, 1, tmp_path)
+    leader = group(0, 2, tmp_path)
+    leader.join(10)
+    assert ended_well(other)
+    leader.close()
+    assert sorted(tmp_path.iterdir()) == planted, "what is not ours stays"
+    assert caplog.text.count("belongs to mallory; the ranks meet elsewhere") == 3
+
+
+def join_and_end(rank: int, folder: Path) -> None:
+    group(rank, 2, folder).join(10)
+
+
+def test_a_folder_of_the_users_own_is_never_swept(tmp_path: Path) -> None:
+    """It has the name of a meeting place, and something in it; or it merely begins like one."""
+    named = tmp_path / f"{meeting_place.PREFIX}-{os.getuid()}-{'0' * 24}-abcdefgh"
+    similar = tmp_path / f"{meeting_place.PREFIX}-{os.getuid()}-notes"
+    for folder in (named, similar):
+        folder.mkdir(mode=0o700)
+        (folder / "thesis.txt").write_text("years of work")
+    assert meeting_place.sweep(tmp_path) == 0
+    (named / "thesis.txt").rename(named / meeting_place.SOCKET)
+    assert meeting_place.sweep(tmp_path) == 0
+    assert (named / meeting_place.SOCKET).read_text() == (similar / "thesis.txt").read_text() == "years of work"
+
+
+def beats_then_tells(folder: Path) -> None:
+    mine = group(1, 2, folder)
+    mine.join(10)
+    for _ in range(8):
+        time.sleep(0.05)
+        mine.beat()
+    mine.tell("listed", note={"files": 3})
+
+
+def test_a_rank_at_long_work_is_waited_for_as_long_as_it_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simpletuner_gh200.memory.sharing.BEAT_SECONDS", 0.02)
+    other = start(beats_then_tells, tmp_path)
+    leader = group(0, 2, tmp_path)
+    leader.join(10)
+    assert leader.hear("listed", patience=0.2) == [({"files": 3}, [])]
+    assert ended_well(other)
 
 
 def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
-from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
 
 
 def delivery(**keys):
@@ -75,18 +76,26 @@ class Ending:
     def save(self):
         self._done.append("saved")
 
+    def stop_saving(self):
+        self._done.append("stopped")
+
     def report(self):
         return {"held": 1}
 
 
-def test_packs_are_written_whatever_else_fails_at_the_end():
+@pytest.mark.parametrize(
+    ("status", "packs"), [("completed", "saved"), ("failed", "stopped"), ("interrupted", "stopped")]
+)
+def test_packs_of_a_completed_run_are_written_whatever_else_fails_at_the_end(status, packs):
+    """After a failure somebody waits: then nothing more is written."""
     feature, done = CachesFeature(), []
+    feature.runtime = SimpleNamespace(outcome=RunOutcome(status=status))
     feature._hbm = Ending(done, "hbm", failing=True)
     feature._copier = Ending(done, "copier", failing=True)
     feature._caches = Ending(done, "caches")
     with pytest.raises(RuntimeError, match="the device is gone"):
         feature.close()
-    assert done == ["hbm", "copier", "saved", "caches"]
+    assert done == ["hbm", "copier", packs, "caches"]
     assert feature.summary() == {"held": 1}
 
 

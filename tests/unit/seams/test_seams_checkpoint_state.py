@@ -14,6 +14,7 @@ from simpletuner_gh200.seams.checkpoint_state import FILE_NAME, CheckpointState,
 
 
 class Hooks:
+    num_processes = 1
     """The two registrations of an accelerator."""
 
     def __init__(self, *, main: bool = True) -> None:

@@ -107,6 +107,21 @@ def test_an_event_with_metrics_gets_ours_and_any_other_passes(runtime, event, to
         assert event["progress"]["metrics"] == {"everywhere": True, "sent": True}
 
 
+def test_a_failure_while_caching_is_recorded_where_upstream_swallows_it(runtime):
+    class Trainer:
+        def init_data_backend(self):
+            raise OSError(28, "No space left on device", "/nowhere/cache.pt")
+
+    module = ModuleType("stand_in")
+    module.Trainer = Trainer
+    for patch in runtime.seams["trainer.init_data_backend"].seam.patches(module, runtime):
+        patch.install()
+    with pytest.raises(OSError, match="No space"):
+        Trainer().init_data_backend()
+    assert runtime.outcome.status == "failed"
+    assert runtime.outcome.reason.splitlines()[-1].startswith("  cause: ")
+
+
 def test_ramp_and_telemetry_leave_the_accelerator_as_it_was():
     accelerator = Accelerator()
     trainer = SimpleNamespace(accelerator=accelerator, _exit_on_signal=lambda: None)

@@ -108,3 +108,13 @@ def test_batches_stay_small_and_numbers_run_through(tmp_path: Path) -> None:
 
 def test_extension_of() -> None:
     assert [extension_of(name) for name in (b"a.JPG", b"a", b"x.tar.gz", b"d.d/plain.txt")] == ["jpg", "", "gz", "txt"]
+
+
+def test_a_long_listing_ticks(tmp_path):
+    """Other ranks wait for it."""
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "image.png").touch()
+    ticks: list[int] = []
+    assert walk(tmp_path, tick=lambda: ticks.append(1)).files == 3
+    assert len(ticks) >= 3

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.telemetry.redact import redact_text
+from simpletuner_gh200.telemetry.redact import redact_command, redact_text
 
 
 def train(
@@ -21,6 +23,10 @@ def train(
     env: Annotated[str | None, typer.Option("--env", help="Named environment: config/NAME/config.*")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact command and environment, and start nothing.")
+    ] = False,
+    checkpoint_on_interrupt: Annotated[
+        bool,
+        typer.Option("--checkpoint-on-interrupt", help="Ctrl-C writes a checkpoint first, as SIGTERM and SIGUSR1 do."),
     ] = False,
 ) -> None:
     """Train. Takes what `simpletuner train` takes; flags that follow override the configuration file.
@@ -33,7 +39,8 @@ def train(
 
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
-    from simpletuner_gh200.operate import launching, preflight
+    from simpletuner_gh200.operate import checkpoints, launching, preflight
+    from simpletuner_gh200.operate.ending import closing_line
     from simpletuner_gh200.seams.rank import KILL_SWITCH
 
     flags, env = _upstream_spelling(context.args, env)
@@ -44,6 +51,9 @@ def train(
     else:
         checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
         notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
+    resumption = checkpoints.resumption(checked.config)
+    flags.extend(resumption.flags)
+    notices += [resumption.notice] if resumption.notice else []
     planned = launching.launch_command(
         checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
     )
@@ -52,10 +62,14 @@ def train(
     if dry_run:
         print(planned.shown())
         return
-    ended = launching.run(planned)
-    for summary in ended.summaries[:1]:
-        if summary["status"] != "completed":
-            print(f"gh200: training {summary['status']}: {redact_text(str(summary['reason']))}", file=sys.stderr)
+    named = checked.config.get("output_dir")
+    output = Path(str(named)) if named else None
+    ended = launching.run(planned, output, checkpoint_on_interrupt=checkpoint_on_interrupt)
+    again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
+    last = closing_line(ended, output=output, again=again, resumes=bool(checked.config.get("resume_from_checkpoint")))
+    if last is not None:
+        # SimpleTuner's progress bar may have been left in the middle of its line.
+        print(f"{'' if ended.signal is None else chr(10)}gh200: {redact_text(last)}", file=sys.stderr)
     raise typer.Exit(ended.exit_code)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.configure import configure_from
 from simpletuner_gh200.seams.patch import Patch, wrap_method
+from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
 
@@ -26,9 +27,11 @@ def _parse_arguments(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         except GH200Error as failure:
             runtime.outcome.fail(failure)
             raise
+        runtime.outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
         extend_log(getattr(instance, "accelerator", None), runtime)
         runtime.call("start", instance)
         runtime.phases.end("configure")
+        runtime.enters("loading the encoders")
         return result
 
     return [wrap_method(module.Trainer, "parse_arguments", after)]
@@ -62,9 +65,16 @@ def _init_data_backend(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
 
     def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         runtime.phases.end("models")
-        result = wrapped(*args, **kwargs)
+        runtime.enters("caching")
+        try:
+            result = wrapped(*args, **kwargs)
+        except Exception as failure:  # older releases print it and exit 0, and only we can say what it was
+            runtime.outcome.fail(failure)
+            raise
+        runtime.enters("filling the caches")
         runtime.call("data_ready", instance)
         runtime.phases.end("data")
+        runtime.enters("loading the model")
         return result
 
     return [wrap_method(module.Trainer, "init_data_backend", after)]
@@ -89,25 +99,31 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         outcome = runtime.outcome
         outcome.status = "training"
         outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
-        outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
+        outcome.global_step = int(instance.state.get("global_step", 0))
+        preemption = Preemption(instance)
+        runtime.enters("training", checkpoints=runtime.lifeline is not None and preemption.install())
         runtime.call("before_train", instance)
         try:
             result = wrapped(*args, **kwargs)
             outcome.status = "completed"
             return result
+        except CheckpointWritten as written:
+            outcome.interrupt(str(written), TRY_AGAIN)
+            raise
         except KeyboardInterrupt:
-            outcome.status, outcome.reason = "interrupted", "interrupted by the user"
+            outcome.interrupt("interrupted by the user")
             raise
         except SystemExit as stopped:
             outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
             raise
         except Exception as failure:
-            outcome.status, outcome.reason = "failed", f"{type(failure).__name__}: {failure}"
+            outcome.fail(failure)
             raise
         finally:
             outcome.global_step = int(instance.state.get("global_step", 0))
             runtime.phases.end("train")
             runtime.unwind("after_train", instance)
+            preemption.uninstall()
 
     return [wrap_method(module.Trainer, "train", around)]
 

@@ -88,7 +88,7 @@ TRAIN = SeamSpec(
     module=MODULE,
     qualname="Trainer.train",
     parameters=("self",),
-    features=("ramp", "batch_path", "telemetry", "oversubscription", "pressure", "prefetch"),
+    features=("ramp", "batch_path", "telemetry", "oversubscription", "pressure", "prefetch", "preemption"),
     reason="before it everything is prepared and resumed, after it the run is over",
     facts=(
         Fact(
@@ -129,9 +129,15 @@ TRAIN = SeamSpec(
         ),
         Fact(
             "looks for a stop signal at the top of every turn",
-            "the wait for a batch begins there",
+            "the wait for a batch begins there, and the loop is left there after a checkpoint that a signal asked for",
             facts.calls("Trainer.train", "self._exit_on_signal", times=1),
-            features=("telemetry",),
+            features=("telemetry", "preemption"),
+        ),
+        Fact(
+            "asks for a manual checkpoint after an optimizer step",
+            "a signal's checkpoint is written there, by all ranks",
+            facts.calls("Trainer.train", "self._consume_manual_checkpoint_request"),
+            features=("preemption",),
         ),
         Fact(
             "prefetches as the configuration says when it begins",
@@ -202,8 +208,16 @@ MANUAL_CHECKPOINT = SeamSpec(
     module=MODULE,
     qualname="Trainer._consume_manual_checkpoint_request",
     parameters=("self",),
-    features=("ramp",),
-    reason="a request is taken at the end of a window, and not lost before it",
+    features=("ramp", "preemption"),
+    reason="a request is taken at the end of a window, and not lost before it; a signal's request goes through it",
+    facts=(
+        Fact(
+            "asks the consumer that was registered",
+            "a signal's request is registered as one",
+            facts.contains("Trainer._consume_manual_checkpoint_request", "self._manual_checkpoint_consumer()"),
+            features=("preemption",),
+        ),
+    ),
 )
 
 

@@ -11,6 +11,7 @@ from simpletuner_gh200.cache.fill import hold, read_through
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import normal, source_of
 from simpletuner_gh200.cache.table import MISSING, Table
+from simpletuner_gh200.seams.features.caches.own_way import or_upstream
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 
 
@@ -49,7 +50,7 @@ class ServedBackend:
         table = self.table_of(path) if path is not None else None
         if table is None or path is None:
             return wrapped(*args, **kwargs)
-        value = table.get(path)
+        value = or_upstream("a cached entry", lambda: table.get(path), MISSING)
         if value is not MISSING:
             return value
         if not table.admits(key_of(path)):
@@ -105,7 +106,7 @@ class ServedGrounding:
 
     def _retrieve(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
         path = normal(self._cache._cache_path(*args, **kwargs))
-        value = self._table.get(path)
+        value = or_upstream("a cached entry", lambda: self._table.get(path), MISSING)
         if value is not MISSING:
             return value
         return read_through(self._table, path, lambda: wrapped(*args, **kwargs))

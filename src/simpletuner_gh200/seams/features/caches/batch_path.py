@@ -14,6 +14,7 @@ from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.cache.record import copying_maker
 from simpletuner_gh200.cache.source import normal
 from simpletuner_gh200.cache.table import Found, Table
+from simpletuner_gh200.seams.features.caches.own_way import or_upstream
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +101,9 @@ class BatchPath:
 
     def compute_latents(self, filepaths: Sequence[str], data_backend_id: str) -> list[Any] | None:
         """The latents of a batch, in upstream's form; None where upstream has to do it."""
+        return or_upstream("latents", lambda: self._latents_of(filepaths, data_backend_id), None)
+
+    def _latents_of(self, filepaths: Sequence[str], data_backend_id: str) -> list[Any] | None:
         tracker = self._collate.StateTracker
         table = self._vae_tables.get(data_backend_id)
         if table is None or not filepaths or "deepfloyd" in tracker.get_args().model_family:
@@ -143,7 +147,7 @@ class BatchPath:
         """Upstream's own checks of the samples, but no second look at the bytes and no second stack."""
         import torch
 
-        batch = self.stack_of(latents)
+        batch = or_upstream("stacking latents", lambda: self.stack_of(latents), None)
         if batch is None:
             return wrapped(latents, *rest, **options)
         # Stand-ins that pass the checks of content; those of the samples (aspect ratios) are upstream's to make.
@@ -170,7 +174,10 @@ class _CollatingModel:
 
     def collate_prompt_embeds(self, outputs: Any) -> Any:
         own = self._model.collate_prompt_embeds(outputs)
-        return own if own != {} else join_embeds(outputs, self._pool, self._hbm)
+        if own != {}:
+            return own
+        left_to_upstream: dict[str, torch.Tensor] = {}
+        return or_upstream("joining embeds", lambda: join_embeds(outputs, self._pool, self._hbm), left_to_upstream)
 
 
 _JOINED = (

@@ -121,7 +121,10 @@ class CachesFeature(Feature):
         return tuple(self._slabs.records) if self._slabs is not None else ()
 
     def close(self) -> None:
-        """Packs are written whatever the rest of the closing comes to: they are what the next start lives on."""
+        """Packs are written whatever the rest of the closing comes to: they are what the next start lives on.
+
+        After a failure or an interrupt a person waits, so nothing more is written; SimpleTuner's own files are there.
+        """
         self.batch_path = None
         with ExitStack() as ending:
             ending.callback(self._save_and_close)
@@ -132,7 +135,10 @@ class CachesFeature(Feature):
 
     def _save_and_close(self) -> None:
         if self._caches is not None:
-            self._caches.save()
+            if self.runtime.outcome.status == "completed":
+                self._caches.save()
+            else:
+                self._caches.stop_saving()
             self._final = self._caches.report()
             self._caches.close()
             self._caches = None

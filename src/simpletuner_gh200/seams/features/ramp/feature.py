@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem
+from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem, RunFailed
 from simpletuner_gh200.ramp.resume import RampState, resume
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window, rate_factor
 from simpletuner_gh200.ramp.setup import notices, ramp_from_settings
-from simpletuner_gh200.seams.checkpoint_state import CheckpointState
+from simpletuner_gh200.seams.checkpoint_state import CheckpointState, told_by_main
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.ramp.deferral import Deferral, Epochs
 from simpletuner_gh200.seams.features.ramp.windows import RateRule, ShownBatch, Windows
@@ -87,6 +87,7 @@ class RampFeature(Feature):
     def before_train(self, trainer: Any) -> None:
         step = int(trainer.state["global_step"])
         resumed = resume(self._ramp, self._saved, step)
+        _refuse_disagreement(trainer.accelerator, resumed.ramp, step)
         self._ramp = resumed.ramp
         if trainer.accelerator.is_main_process:
             for notice in resumed.notices:
@@ -164,6 +165,16 @@ def _data_parallel_size(accelerator: Any) -> int:
 
     aware = getattr(base, "get_cp_aware_dp_info", None)
     return int(aware(accelerator)[0]) if aware is not None else int(accelerator.num_processes)
+
+
+def _refuse_disagreement(accelerator: Any, ramp: GH200GradientRamp, step: int) -> None:
+    """Ranks with different windows would wait for each other for ever, in the middle of one of them."""
+    asked, at = told_by_main(accelerator, lambda: (ramp, step))
+    if (asked, at) != (ramp, step):
+        raise RunFailed(
+            f"this rank would go on from step {step} with {ramp}, the main process from step {at} with {asked}",
+            remedy="give every node the same configuration and the same checkpoint",
+        )
 
 
 def _allow_epochs(config: Any, ramp: GH200GradientRamp) -> None:

@@ -1,0 +1,54 @@
+"""The last line of a run that did not complete: what happened, what is kept, how to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.operate.checkpoints import newest_whole
+from simpletuner_gh200.operate.launching import Ended
+from simpletuner_gh200.seams.preemption import TRY_AGAIN
+
+TRAINING = "training"
+"""The phase in which steps are lost that no checkpoint has."""
+
+
+def closing_line(ended: Ended, *, output: Path | None, again: str, resumes: bool) -> str | None:
+    """None for a run that completed. ``again``: the command that was given; ``resumes``: it asks for the checkpoint."""
+    if ended.signal is not None:
+        return _interrupted(ended, output, again, resumes=resumes)
+    failed = next((summary for summary in ended.summaries if summary["status"] != "completed"), None)
+    if failed is not None:
+        return f"training {failed['status']}: {failed['reason']}"
+    if ended.exit_code:
+        return f"training failed: a rank ended without a word while {ended.phase or 'starting'}{_killed(ended)}"
+    return None
+
+
+def _interrupted(ended: Ended, output: Path | None, again: str, *, resumes: bool) -> str:
+    summary: Mapping[str, Any] = ended.summaries[0] if ended.summaries else {}
+    if summary.get("status") == "completed":
+        return f"interrupted while {ended.phase}; training had completed and nothing of it is lost"
+    training = ended.phase == TRAINING
+    checkpoint = newest_whole(output) if output is not None else None
+    step, steps = summary.get("global_step"), summary.get("max_train_steps")
+    stopped = "stopped after a checkpoint" if summary.get("exit_code") == TRY_AGAIN else "interrupted"
+    parts = [
+        f"{stopped} while {ended.phase or 'starting'}" + (f" at step {step} of {steps}" if training and steps else ""),
+        *([] if training else ["nothing lost"]),
+        *(
+            [f"the last checkpoint is {checkpoint}"]
+            if checkpoint
+            else ["there is no checkpoint yet"]
+            if training
+            else []
+        ),
+        f"resume with: {again}" + (" --resume_from_checkpoint=latest" if checkpoint and not resumes else ""),
+    ]
+    return "; ".join(parts)
+
+
+def _killed(ended: Ended) -> str:
+    """137 is what a shell and the kernel's OOM killer leave."""
+    return " (killed; the kernel does so when memory runs out: see dmesg)" if ended.exit_code == 137 else ""

@@ -1,0 +1,315 @@
+"""A run under watch: signals reach its ranks, their words reach us, and nothing of it is left when it has ended.
+
+One loop, no threads. accelerate or torchrun, the process in the middle, is told nothing: it would print a traceback
+for every interrupt, and torchrun waits half a minute for its ranks. When a run is to stop, the middle is halted, the
+ranks get the signal and some seconds to end, and then whatever carries this run's token in its environment is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from simpletuner_gh200.memory.sharing import peer_of
+from simpletuner_gh200.seams.lifeline import LIFELINE, address, die_with_parent
+from simpletuner_gh200.seams.preemption import ASKING
+
+GRACE_SECONDS = 5.0
+"""For the ranks to end by themselves after a signal. What they leave half-done then is not believed later."""
+
+SWEEP_SECONDS = 3.0
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+AT_ONCE = (signal.SIGQUIT,)
+PASSED_ON = (signal.SIGUSR2,)
+
+
+@dataclass
+class Watched:
+    """What the launcher saw of a run."""
+
+    returned: int = 0
+    """As ``Popen.returncode`` of the process in the middle."""
+    signal: int | None = None
+    """The first signal that was to stop the run."""
+    phases: dict[str, str] = field(default_factory=dict)
+    """What each rank was at last, in words."""
+    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By rank."""
+
+    @property
+    def phase(self) -> str | None:
+        """What the first rank that spoke was at."""
+        return next((self.phases[rank] for rank in sorted(self.phases, key=_rank_order)), None)
+
+
+def _rank_order(rank: str) -> tuple[int, str]:
+    return (int(rank), rank) if rank.isdigit() else (1 << 30, rank)
+
+
+def watch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    lock: int | None = None,
+    *,
+    checkpoint_on: Sequence[int] = ASKING,
+) -> Watched:
+    """Run ``command`` to its end. ``lock``: a descriptor that every rank is to hold too.
+
+    ``checkpoint_on``: signals that ask for a checkpoint before the end, where the ranks are at a point to write one.
+    """
+    with _Supervisor(secrets.token_hex(16), () if lock is None else (lock,), checkpoint_on) as supervisor:
+        return supervisor.run(command, environment)
+
+
+class _Rank:
+    """One rank's end of the line."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.process = os.pidfd_open(pid)
+        self.name = "0"
+        self.checkpoints = False
+        """Does it write a checkpoint when it is asked for one?"""
+        self._unread = b""
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What has come since, whole lines only."""
+        while True:
+            try:
+                data = self.connection.recv(1 << 16)
+            except (BlockingIOError, ConnectionResetError):
+                return
+            if not data:
+                return
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+
+    def signal(self, number: int) -> None:
+        _signal(self.process, number)
+
+    def close(self) -> None:
+        self.connection.close()
+        os.close(self.process)
+
+
+class _Supervisor:
+    def __init__(self, token: str, descriptors: tuple[int, ...], checkpoint_on: Sequence[int]) -> None:
+        self._token = token
+        self._descriptors = descriptors
+        self._checkpoint_on = checkpoint_on
+        self._seen = Watched()
+        self._ranks: list[_Rank] = []
+        self._deadline: float | None = None
+        """When patience with a run that is to stop ends; None while it runs, and while it writes a checkpoint."""
+        self._selector = selectors.DefaultSelector()
+        self._received: list[int] = []
+        self._before: dict[int, Any] = {}
+        self._middle: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Supervisor:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(address(self._token))
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        self._wakeup, self._wake = socket.socketpair()
+        for end in (self._wakeup, self._wake):
+            end.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._obey)
+        self._wakeup_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        for number in (*STOPS, *AT_ONCE, *PASSED_ON):
+            # nohup and shells without job control have a signal ignored: then it means nothing to the run either.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        if self._middle is not None and self._middle.returncode is None:
+            self._end_everything()  # an exception of our own: nothing may be left of the run either
+        for rank in self._ranks:
+            rank.close()
+        for each in (self._listener, self._wakeup, self._wake, self._selector):
+            each.close()
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Watched:
+        self._middle = subprocess.Popen(
+            command,
+            env={**environment, LIFELINE: self._token},
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # no threads here that could hold a lock
+        )
+        middle = os.pidfd_open(self._middle.pid)
+        try:
+            self._wake_at_end_of(middle)
+            while not self._over(middle):
+                for key, _ in self._selector.select(self._patience()):
+                    key.data()
+            self._conclude(stopped=self._seen.signal is not None)
+        finally:
+            os.close(middle)
+        return self._seen
+
+    def _over(self, middle: int) -> bool:
+        if self._seen.signal is None:
+            return _ended(middle)
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return late or all(_ended(rank.process) for rank in self._ranks)
+
+    def _patience(self) -> float | None:
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
+    def _conclude(self, *, stopped: bool) -> None:
+        assert self._middle is not None
+        # What a completed run started for afterwards, an upload say, is the user's and stays.
+        if stopped or self._middle.poll() is None or self._middle.returncode != 0:
+            self._end_everything()
+        else:
+            for rank in self._ranks:
+                rank.signal(signal.SIGKILL)
+        self._seen.returned = self._middle.wait()
+        for rank in self._ranks:
+            self._listen_to(rank)
+
+    # -- what happens ----------------------------------------------------------------------------------
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            connection, _address = self._listener.accept()
+            pid, user = peer_of(connection)
+            if user != os.getuid():
+                connection.close()
+                return
+            try:
+                rank = _Rank(connection, pid)
+            except ProcessLookupError:  # gone before it was heard
+                connection.close()
+                return
+            socket.send_fds(connection, [b"!"], self._descriptors)
+            connection.setblocking(False)
+            self._ranks.append(rank)
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(rank))
+            self._wake_at_end_of(rank.process)
+            if self._seen.signal is not None:
+                rank.signal(signal.SIGTERM)
+
+    def _wake_at_end_of(self, process: int) -> None:
+        self._selector.register(process, selectors.EVENT_READ, lambda: self._selector.unregister(process))
+
+    def _hear(self, rank: _Rank) -> None:
+        self._listen_to(rank)
+        if _ended(rank.process) or _hung_up(rank.connection):
+            self._selector.unregister(rank.connection)
+
+    def _listen_to(self, rank: _Rank) -> None:
+        for message in rank.messages():
+            rank.name = str(message.get("rank", rank.name))
+            if "phase" in message:
+                self._seen.phases[rank.name] = str(message["phase"])
+                rank.checkpoints = bool(message.get("checkpoints"))
+            if "summary" in message:
+                self._seen.summaries[rank.name] = message["summary"]
+                self._expect_the_end()
+
+    def _expect_the_end(self) -> None:
+        """Of a run that is to stop every rank has said its last word: what is left is the interpreter's."""
+        if self._seen.signal is not None and all(rank.name in self._seen.summaries for rank in self._ranks):
+            soon = time.monotonic() + GRACE_SECONDS
+            self._deadline = soon if self._deadline is None else min(self._deadline, soon)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+
+    def _obey(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakeup.recv(4096)
+        while self._received:
+            number = self._received.pop(0)
+            if number in PASSED_ON:
+                self._tell_ranks(number)
+            elif number in AT_ONCE or self._seen.signal is not None:
+                self._seen.signal = self._seen.signal or number
+                self._deadline = time.monotonic()
+            else:
+                self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        self._seen.signal = number
+        self._halt_middle()
+        if number in self._checkpoint_on and self._ranks and all(rank.checkpoints for rank in self._ranks):
+            self._tell_ranks(ASKING[0])  # as long as it takes; a second signal ends the patience
+        else:
+            self._deadline = time.monotonic() + GRACE_SECONDS
+            # What only asks for something would be lost on a rank that is not at a point to do it.
+            self._tell_ranks(signal.SIGTERM if number in ASKING else number)
+
+    def _tell_ranks(self, number: int) -> None:
+        for rank in self._ranks:
+            rank.signal(number)
+
+    def _halt_middle(self) -> None:
+        """So that it neither prints about its ranks nor does anything about them."""
+        if self._middle is not None and self._middle.poll() is None:
+            self._middle.send_signal(signal.SIGSTOP)
+
+    def _end_everything(self) -> None:
+        if self._middle is not None and self._middle.poll() is None:
+            self._middle.kill()
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+        deadline = time.monotonic() + SWEEP_SECONDS
+        while kill_marked(f"{LIFELINE}={self._token}".encode()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def kill_marked(mark: bytes) -> int:
+    """Kill every process of this user that was started with ``mark`` in its environment; how many there were."""
+    found = 0
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            process = os.pidfd_open(int(entry.name))
+            try:
+                if mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                    found += 1
+                    _signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
+    return found
+
+
+def _signal(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, number)
+
+
+def _ended(process: int) -> bool:
+    with selectors.PollSelector() as look:
+        look.register(process, selectors.EVENT_READ)
+        return bool(look.select(0))
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True

@@ -1,0 +1,84 @@
+"""A signal asks for a checkpoint and an end: preemption, a requeue, the end of a time limit.
+
+The request goes through SimpleTuner's own trigger for manual checkpoints, which it looks at after every optimizer
+step, so a window is finished first. The ranks agree each time: a checkpoint is written by all of them or by none, and
+the signal may have reached only one. The loop is left at the top of its next turn.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from simpletuner_gh200.seams.patch import Patches, wrap_method
+
+ASKING = (signal.SIGTERM, signal.SIGUSR1)
+
+TRY_AGAIN = 75
+"""EX_TEMPFAIL of sysexits: nothing is wrong, start it again. Slurm's requeue can be told to read it so."""
+
+
+class CheckpointWritten(KeyboardInterrupt):
+    """Leaves SimpleTuner's loop as Ctrl-C would, which it reports as an interrupt and not as a failure."""
+
+
+class Preemption:
+    """Between ``install`` and ``uninstall`` a signal means: checkpoint, then end. A second one ends at once."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._asked = False
+        self._written = False
+        self._before: dict[int, Any] = {}
+        self._others: Callable[[], bool] | None = None
+        self._patches = Patches()
+
+    def install(self) -> bool:
+        """False where this SimpleTuner has no such trigger; then a signal ends the run as it always did."""
+        trainer = self._trainer
+        if not (hasattr(trainer, "register_manual_checkpoint_trigger") and hasattr(trainer, "_exit_on_signal")):
+            return False
+        self._others = getattr(trainer, "_manual_checkpoint_consumer", None)
+        trainer.register_manual_checkpoint_trigger(self._consume)
+        self._patches.install(wrap_method(trainer, "_exit_on_signal", self._turn_begins))
+        for number in ASKING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._before[number] = signal.signal(number, self._ask)
+        return True
+
+    def uninstall(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._patches.remove()
+        if self._before:
+            self._trainer.register_manual_checkpoint_trigger(self._others or (lambda: False))
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._asked = True
+
+    def _consume(self) -> bool:
+        """SimpleTuner asks after an optimizer step, in every rank: is a checkpoint wanted?"""
+        others = bool(self._others()) if self._others is not None else False
+        if not self._written and self._anybody_asked():
+            self._written = True
+        return others or self._written
+
+    def _anybody_asked(self) -> bool:
+        accelerator = self._trainer.accelerator
+        if accelerator.num_processes == 1:
+            return self._asked
+        import torch
+
+        flag = torch.tensor([float(self._asked)], device=accelerator.device)
+        return bool(accelerator.reduce(flag, reduction="sum").item())
+
+    def _turn_begins(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if self._written:
+            raise CheckpointWritten("a signal asked for a checkpoint, and it is written")
+        return wrapped(*args, **kwargs)

@@ -1,0 +1,336 @@
+"""Real processes: a launcher, a process in the middle as accelerate or torchrun is, and ranks below it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate import launching, run_lock, supervision
+from simpletuner_gh200.seams.lifeline import LIFELINE
+from simpletuner_gh200.seams.rank import run_rank
+
+MIDDLE = """
+    import subprocess, sys
+    ranks = [subprocess.Popen([sys.executable, {rank!r}, str(number)], start_new_session={apart}) for number in {ranks}]
+    codes = [rank.wait() for rank in ranks]
+    print("the middle speaks", codes, flush=True)
+    sys.exit(any(codes))
+"""
+RANK = """
+    import os, signal, sys, time
+    from simpletuner_gh200.seams.lifeline import Lifeline
+    os.environ["RANK"] = number = sys.argv[1]
+    line = Lifeline.from_environment(os.environ)
+    line.hold()
+    def ready(name):
+        open({folder!r} + f"/{{name}}.new", "w").write(str(os.getpid()))
+        os.rename({folder!r} + f"/{{name}}.new", {folder!r} + f"/{{name}}.pid")
+"""
+SLEEPS = 'line.tell(phase="caching"); ready(number); time.sleep(60)'
+
+
+def write_job(folder: Path, body: str, *, ranks: int = 1, apart: bool = True) -> list[str]:
+    rank, middle = folder / "rank.py", folder / "middle.py"
+    rank.write_text(textwrap.dedent(RANK).format(folder=str(folder)) + textwrap.dedent(body))
+    middle.write_text(textwrap.dedent(MIDDLE).format(rank=str(rank), ranks=list(range(ranks)), apart=apart))
+    return [sys.executable, str(middle)]
+
+
+def start(command: list[str], **options) -> subprocess.Popen:
+    """``gh200 train``'s part, in a process of its own."""
+    code = (
+        "import os, sys; from simpletuner_gh200.operate.supervision import watch; "
+        "sys.exit(watch(sys.argv[1:], os.environ).signal or 0)"
+    )
+    return subprocess.Popen([sys.executable, "-c", code, *command], stdout=subprocess.PIPE, text=True, **options)
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def pids(folder: Path, *names: str) -> list[int]:
+    wait_for(lambda: all((folder / f"{name}.pid").exists() for name in names))
+    return [int((folder / f"{name}.pid").read_text()) for name in names]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+FORKS = """
+    if os.fork() == 0:
+        ready("fork" + number)
+        time.sleep(60)
+    ready(number)
+    while True:
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["torchrun", "accelerate"])
+def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, apart):
+    launcher = start(write_job(tmp_path, FORKS, ranks=2, apart=apart))
+    everybody = [*pids(tmp_path, "0", "1", "fork0", "fork1"), psutil.Process(launcher.pid).children()[0].pid]
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: all(map(gone, everybody)))
+
+
+def test_no_rank_outlives_the_process_in_the_middle(tmp_path):
+    launcher = start(write_job(tmp_path, FORKS, ranks=2))
+    everybody = pids(tmp_path, "0", "1", "fork0", "fork1")
+    psutil.Process(launcher.pid).children()[0].kill()
+    launcher.wait(timeout=20)
+    assert all(map(gone, everybody)), "the launcher returned before its ranks were gone"
+
+
+def test_the_kernel_ends_a_rank_whose_main_thread_holds_the_interpreter(tmp_path):
+    """A loop in C that never lets another thread run: the thread that watches the line can't."""
+    body = "import ctypes; ready(number); ctypes.PyDLL(None).sleep(60)"
+    launcher = start(write_job(tmp_path, body))
+    (rank,) = pids(tmp_path, "0")
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: gone(rank))
+
+
+def test_a_rank_that_finds_its_launcher_gone_does_not_start(monkeypatch):
+    """Killed between starting the rank and the rank's first words."""
+    monkeypatch.setenv(LIFELINE, "0" * 32)
+    said: list[str] = []
+    assert run_rank([], said.append) == 1
+    assert "`gh200 train`, which started this rank, is gone" in said[0]
+
+
+def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
+    """One rank ends by itself, one never would; the middle, which would print about them, doesn't get to."""
+    body = """
+        line.tell(phase="caching")
+        if number == "1":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ready(number)
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            line.tell(summary={"status": "interrupted", "rank": 0})
+    """
+    command = write_job(tmp_path, body, ranks=2)
+
+    def interrupt() -> None:
+        pids(tmp_path, "0", "1")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    output = tmp_path / "output"
+    with output.open("w") as out, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervision, "GRACE_SECONDS", 0.3)
+        before = os.dup(1)
+        os.dup2(out.fileno(), 1)
+        try:
+            seen = supervision.watch(command, os.environ)
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+    assert seen.signal == signal.SIGINT
+    assert seen.phase == "caching"
+    assert seen.summaries == {"0": {"status": "interrupted", "rank": 0}}
+    assert all(map(gone, pids(tmp_path, "0", "1")))
+    assert output.read_text() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
+def test_a_signal_that_was_ignored_stays_ignored(tmp_path, number):
+    """nohup, and shells that start a job in the background."""
+    launcher = start(write_job(tmp_path, SLEEPS), preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+    (rank,) = pids(tmp_path, "0")
+    launcher.send_signal(number)
+    os.kill(rank, signal.SIGCONT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(timeout=0.2)
+    assert not gone(rank)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=20) == signal.SIGTERM
+    assert gone(rank)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGQUIT], [signal.SIGINT, signal.SIGINT]], ids=["quit", "twice"])
+def test_some_signals_end_it_without_patience(tmp_path, numbers):
+    body = "signal.signal(signal.SIGINT, lambda *_: ready('told')); ready(number)\nwhile True: time.sleep(0.01)"
+    command = write_job(tmp_path, body)
+
+    def send() -> None:
+        pids(tmp_path, "0")
+        os.kill(os.getpid(), numbers[0])
+        for number in numbers[1:]:
+            pids(tmp_path, "told")
+            os.kill(os.getpid(), number)
+
+    threading.Thread(target=send).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervision, "GRACE_SECONDS", 3600.0)
+        assert supervision.watch(command, os.environ).signal == numbers[0]
+    assert all(map(gone, pids(tmp_path, "0")))
+
+
+def test_user_signals_reach_the_ranks_alone(tmp_path):
+    """Their default would end accelerate."""
+    body = """
+        signal.signal(signal.SIGUSR2, lambda *_: (line.tell(summary={"status": "completed"}), os._exit(0)))
+        ready(number)
+        time.sleep(60)
+    """
+    command = write_job(tmp_path, body)
+    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGUSR2))).start()
+    seen = supervision.watch(command, os.environ)
+    assert (seen.returned, seen.signal, seen.summaries["0"]["status"]) == (0, None, "completed")
+
+
+CHECKPOINTS = """
+    def write(*_):
+        time.sleep(0.3)
+        line.tell(summary={{"status": "interrupted", "exit_code": 75, "rank": number}})
+        os._exit(75)
+    signal.signal(signal.SIGTERM, write)
+    line.tell(phase="training", checkpoints={ready})
+    ready(number)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "on_interrupt"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True)]
+)
+def test_a_signal_waits_for_the_checkpoint_it_asks_for(tmp_path, monkeypatch, number, on_interrupt):
+    """Longer than the patience for an end without one."""
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
+    command = write_job(tmp_path, CHECKPOINTS.format(ready=True), ranks=2)
+    threading.Thread(target=lambda: (pids(tmp_path, "0", "1"), os.kill(os.getpid(), number))).start()
+    planned = launching.LaunchCommand(tuple(command), {})
+    ended = launching.run(planned, checkpoint_on_interrupt=on_interrupt)
+    assert ended.exit_code == 75
+    assert sorted(summary["rank"] for summary in ended.summaries) == ["0", "1"]
+    assert all(map(gone, pids(tmp_path, "0", "1")))
+
+
+def test_a_rank_that_has_said_its_last_word_is_not_waited_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.1)
+    body = CHECKPOINTS.format(ready=True).replace("os._exit(75)", "time.sleep(60)")
+    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
+    assert launching.run(launching.LaunchCommand(tuple(write_job(tmp_path, body)), {})).exit_code == 75
+    assert all(map(gone, pids(tmp_path, "0")))
+
+
+def test_a_run_that_has_nothing_to_checkpoint_yet_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
+    command = write_job(tmp_path, CHECKPOINTS.format(ready=False))
+    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
+    assert launching.run(launching.LaunchCommand(tuple(command), {})).exit_code == 143
+
+
+def test_a_run_needs_no_temporary_folder(tmp_path, monkeypatch):
+    """A full one used to turn a completed run into a failed one."""
+    command = write_job(tmp_path, 'line.tell(summary={"status": "completed", "long": "x" * 1000000})')
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    ended = launching.run(launching.LaunchCommand(tuple(command), {}))
+    assert ended.exit_code == 0
+    assert len(ended.summaries[0]["long"]) == 1000000
+
+
+def test_what_a_completed_run_started_for_later_stays(tmp_path):
+    """An upload, say."""
+    body = """
+        if os.fork() == 0:
+            os.setsid()
+            import subprocess
+            child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+            open({!r}, "w").write(str(child.pid))
+            os._exit(0)
+        os.wait()
+        line.tell(summary={{"status": "completed"}})
+    """.format(str(tmp_path / "later.pid"))
+    assert launching.run(launching.LaunchCommand(tuple(write_job(tmp_path, body)), {})).exit_code == 0
+    (later,) = pids(tmp_path, "later")
+    assert not gone(later)
+    os.kill(later, signal.SIGKILL)
+
+
+def test_two_jobs_never_share_an_output_folder(tmp_path):
+    output = tmp_path / "output"
+    with run_lock.held(output), pytest.raises(UsageError, match="is in use") as refused, run_lock.held(output):
+        pass
+    assert "output_dir of its own" in str(refused.value)
+    with run_lock.held(output) as again:
+        assert again is not None
+    assert list(output.iterdir()) == [], "off means off: nothing is written there"
+
+
+def test_the_lock_is_held_until_the_last_rank_is_gone_and_its_holder_named(tmp_path):
+    """The launcher is dead; a rank that does not know yet still holds the folder."""
+    output, command = tmp_path / "output", write_job(tmp_path, "ready(number); time.sleep(60)")
+    rank = tmp_path / "rank.py"
+    rank.write_text(rank.read_text().replace("line.hold()", ""))
+    code = (
+        "import os, sys; from pathlib import Path; from simpletuner_gh200.operate import launching; "
+        "launching.run(launching.LaunchCommand(tuple(sys.argv[2:]), {}), Path(sys.argv[1]))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, str(output), *command])
+    (pid,) = pids(tmp_path, "0")
+    launcher.kill()
+    launcher.wait()
+    with pytest.raises(UsageError, match=f"process {pid} of "), run_lock.held(output):
+        pass
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: gone(pid))
+    with run_lock.held(output) as lock:
+        assert lock is not None
+
+
+def test_drafts_of_a_killed_job_are_swept_and_nothing_else(tmp_path):
+    folder = tmp_path / "gh200"
+    folder.mkdir()
+    kept = [folder / "staging-images.json", folder / "staging-notes.tmp", folder / "mine.12.tmp"]
+    for path in (*kept, folder / "staging-images.4711.tmp"):
+        path.touch()
+    with run_lock.held(tmp_path):
+        assert sorted(folder.iterdir()) == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        (["--num_machines=1"], {}, True),
+        (["--num_machines=2", "--machine_rank=0"], {}, True),
+        (["--num_machines=2", "--machine_rank", "1"], {}, False),
+        (["--num_machines=2"], {"SLURM_NODEID": "0"}, True),
+        (["--num_machines=2"], {"SLURM_NODEID": "1"}, False),
+        (["--num_machines=2"], {}, False),
+    ],
+)
+def test_one_launcher_of_a_job_on_several_machines_takes_the_lock(words, environment, expected):
+    assert run_lock.locks_for_its_job(words, environment) is expected
+
+
+def test_an_accelerate_file_tells_of_several_machines_and_the_command_line_outranks_it(tmp_path):
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("machine_rank: 0\nnum_machines: 2\n")
+    named = f"--config_file={file}"
+    assert run_lock.locks_for_its_job([named], {}) is True
+    assert run_lock.locks_for_its_job([named, "--machine_rank=1"], {}) is False

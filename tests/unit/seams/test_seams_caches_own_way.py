@@ -1,0 +1,79 @@
+"""An exception of ours inside collate leads back to upstream's own way: its prefetching thread would end silently."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.fill import read_through
+from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.seams.features.caches import own_way
+from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
+from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
+
+
+def failing(*_args, **_named):
+    raise MemoryRoomError("copies to the device have ended")
+
+
+@pytest.fixture(autouse=True)
+def unsaid(monkeypatch):
+    monkeypatch.setattr(own_way, "_said", set())
+
+
+def batch_path() -> BatchPath:
+    tracker = SimpleNamespace(get_args=failing, get_accelerator=lambda: SimpleNamespace(device="cpu"))
+    table = SimpleNamespace(find_all=failing)
+    return BatchPath(SimpleNamespace(StateTracker=tracker), {"images": table}, latents=None, embeds=BufferPool())
+
+
+def test_latents_are_left_to_upstream_and_it_is_said_once(caplog):
+    path = batch_path()
+    assert path.compute_latents(["a.png"], "images") is None
+    assert path.compute_latents(["b.png"], "images") is None
+    assert caplog.text.count("SimpleTuner does it itself") == 1
+    assert "copies to the device have ended" in caplog.text
+
+
+def test_stacking_is_left_to_upstream(monkeypatch):
+    path = batch_path()
+    monkeypatch.setattr(path, "stack_of", failing)
+    assert path.check_latent_shapes(lambda latents: ["upstream", len(latents)], [torch.zeros(1)]) == ["upstream", 1]
+
+
+def test_what_upstream_itself_refuses_is_still_refused():
+    def refusing(_latents):
+        raise ValueError("two aspect ratios in a batch")
+
+    with pytest.raises(ValueError, match="two aspect ratios"):
+        batch_path().check_latent_shapes(refusing, [torch.zeros(1)])
+
+
+def test_embeds_are_left_to_upstream(monkeypatch):
+    monkeypatch.setattr("simpletuner_gh200.seams.features.caches.batch_path.join_embeds", failing)
+    model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
+    assert batch_path().collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 2)}]) == {}
+
+
+def test_an_entry_that_fails_is_read_from_its_file(tmp_path):
+    file = tmp_path / "entry.pt"
+    torch.save(torch.ones(3), file)
+    backend = SimpleNamespace(
+        torch_load=lambda filename: torch.load(filename), torch_save=None, write=None, delete=None
+    )
+    table = SimpleNamespace(get=failing, admits=lambda key: False)
+    served = ServedBackend(backend, [Route(str(tmp_path), table)])
+    loaded = served._load(backend.torch_load, backend, (str(file),), {})
+    assert torch.equal(loaded, torch.ones(3))
+
+
+def test_an_entry_that_can_not_be_held_is_still_handed_out(tmp_path):
+    file = tmp_path / "entry.pt"
+    torch.save(torch.ones(3), file)
+    said: list[str] = []
+    table = SimpleNamespace(look_for_nan=False, publish=failing, statistics=SimpleNamespace(fall_back=said.append))
+    assert torch.equal(read_through(table, str(file), lambda: torch.load(file)), torch.ones(3))
+    assert said == ["not held: MemoryRoomError"]

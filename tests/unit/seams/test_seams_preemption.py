@@ -1,0 +1,106 @@
+"""A signal in the loop: the window is finished, a checkpoint written, the loop left; a second signal ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from simpletuner_gh200.seams.preemption import CheckpointWritten, Preemption
+
+
+class Trainer:
+    """SimpleTuner's trigger, and its loop in short: a turn, two micro-batches, an optimizer step."""
+
+    def __init__(self, *, others: tuple[float, ...] = ()) -> None:
+        self._manual_checkpoint_consumer = None
+        self.accelerator = SimpleNamespace(num_processes=1 + len(others), device="cpu", reduce=self._reduce)
+        self._others = others
+        self.saved: list[int] = []
+        self.step = 0
+
+    def _reduce(self, flag, reduction):
+        assert reduction == "sum"
+        return flag + sum(self._others)
+
+    def register_manual_checkpoint_trigger(self, consumer):
+        self._manual_checkpoint_consumer = consumer
+
+    def _consume_manual_checkpoint_request(self):
+        return bool(self._manual_checkpoint_consumer and self._manual_checkpoint_consumer())
+
+    def _exit_on_signal(self):
+        return "went on"
+
+    def train(self, steps, during=lambda step: None):
+        while self.step < steps:
+            for _micro_batch in range(2):
+                self._exit_on_signal()
+                during(self.step)
+            self.step += 1
+            if self._consume_manual_checkpoint_request():
+                self.saved.append(self.step)
+
+
+@pytest.fixture
+def preempted():
+    made = []
+
+    def make(trainer):
+        made.append(Preemption(trainer))
+        assert made[-1].install()
+        return made[-1]
+
+    yield make
+    for preemption in made:
+        preemption.uninstall()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_window_is_finished_and_the_checkpoint_is_the_last_thing(preempted, number):
+    trainer = Trainer()
+    preempted(trainer)
+    waiting = [number]
+    with pytest.raises(CheckpointWritten):
+        trainer.train(9, lambda step: os.kill(os.getpid(), waiting.pop()) if step == 3 and waiting else None)
+    assert (trainer.step, trainer.saved) == (4, [4])
+
+
+def test_a_signal_to_another_rank_counts(preempted):
+    trainer = Trainer(others=(0.0, 1.0))
+    preempted(trainer)
+    with pytest.raises(CheckpointWritten):
+        trainer.train(9)
+    assert trainer.saved == [1]
+
+
+def test_without_a_signal_nothing_happens_and_everything_comes_off():
+    trainer = Trainer(others=(0.0,))
+    own: list[bool] = [True]
+    trainer.register_manual_checkpoint_trigger(lambda: bool(own) and own.pop())
+    before = trainer._manual_checkpoint_consumer
+    preemption = Preemption(trainer)
+    preemption.install()
+    trainer.train(3)
+    preemption.uninstall()
+    assert trainer.saved == [1], "a request of somebody else's is still taken"
+    assert trainer._manual_checkpoint_consumer is before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert "_exit_on_signal" not in vars(trainer)
+
+
+def test_a_second_signal_ends_it_at_once():
+    child = os.fork()
+    if child == 0:
+        Preemption(Trainer()).install()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+def test_a_release_without_the_trigger_is_left_alone():
+    assert Preemption(SimpleNamespace()).install() is False
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

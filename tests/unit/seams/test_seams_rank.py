@@ -1,0 +1,71 @@
+"""How a rank ends: an interrupt is no failure, a full disk is named, and the summary finds its way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+
+from simpletuner_gh200.errors import DatasetTooLarge
+from simpletuner_gh200.seams import disk_full as disk_full_module
+from simpletuner_gh200.seams import rank
+from simpletuner_gh200.seams.disk_full import disk_full
+from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
+
+
+def train(tmp_path, script: str, monkeypatch) -> tuple[Runtime, list[str]]:
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    monkeypatch.setattr("sys.argv", ["test"])
+    runtime, said = Runtime(Launch()), []
+    with rank._Interrupts(hush=False) as interrupts:
+        rank._train(file, runtime, [], said.append)
+        interrupts.note(runtime)
+    return runtime, said
+
+
+INTERRUPTED = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        INTERRUPTED,
+        f"try:\n    {INTERRUPTED}except KeyboardInterrupt:\n    pass\n",
+        f"try:\n    {INTERRUPTED}except KeyboardInterrupt:\n    raise OSError('unable to load weights') from None\n",
+    ],
+    ids=["let through", "swallowed", "turned into another"],
+)
+def test_an_interrupt_is_an_interrupt_whatever_upstream_makes_of_it(tmp_path, script, monkeypatch):
+    runtime, _said = train(tmp_path, script, monkeypatch)
+    assert runtime.outcome.status == "interrupted"
+    assert runtime.outcome.exit_code == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_ignored_interrupt_stays_ignored(tmp_path, monkeypatch):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        runtime, _said = train(tmp_path, INTERRUPTED, monkeypatch)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert runtime.outcome.status == "not started"
+
+
+def test_a_full_disk_is_the_cause_and_comes_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_full_module, "_free", lambda place: 4096 if place == "/full/output" else 1 << 40)
+    outcome = RunOutcome(output_dir="/full/output")
+    outcome.fail(RuntimeError("[enforce fail] . PytorchStreamWriter failed writing file data/3: file write failed"))
+    assert outcome.reason.splitlines()[-1] == "  cause: the disk of /full/output is full (4 KiB left)"
+    outcome.fail(DatasetTooLarge("too large", needed=2, allowed=1))
+    assert "cause" not in outcome.reason
+
+
+def test_a_full_disk_is_found_behind_other_exceptions():
+    failure = ValueError("could not save")
+    failure.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert disk_full(failure, []) == "a disk is full, or its quota used up"
+    assert disk_full(ValueError("something else"), []) is None
+    assert disk_full(RuntimeError("PytorchStreamWriter failed"), []) is None, "another error of its writer"
