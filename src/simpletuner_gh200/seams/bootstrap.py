@@ -17,6 +17,7 @@ from simpletuner_gh200.memory import alloc_conf
 from simpletuner_gh200.seams.patch import raise_together
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
+from simpletuner_gh200.telemetry.printable import keep_log_printable
 
 _active: Runtime | None = None
 
@@ -27,6 +28,7 @@ def activate(launch: Launch | None = None) -> Runtime:
     if _active is None:
         # Before torch's first CUDA use, which keys it doesn't know would crash.
         alloc_conf.activate(os.environ)
+        keep_log_printable()
         _active = Runtime(launch or Launch())
         # Plain SimpleTuner processes have no other end; where launch closes it, this finds it closed.
         atexit.register(_active.close)

@@ -19,10 +19,10 @@ from simpletuner_gh200.store.codecs import CodecChoice, CodecName, choose, estim
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
 from simpletuner_gh200.store.image_check import Verify, image_formats
 from simpletuner_gh200.store.index import Rows, write_index
-from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.shared_memory import StagedMemory, new_state
 from simpletuner_gh200.store.slab_writer import ALIGNMENT, SlabFull, SlabWriter
+from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.progress import Progress, progress
 from simpletuner_gh200.units import MIB, format_bytes
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.telemetry.redact import redact_text
 
@@ -48,14 +48,14 @@ def train(
         checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
     )
     for notice in (*notices, *planned.notices):
-        print(f"gh200: {notice}", file=sys.stderr)
+        say(f"gh200: {notice}", error=True)
     if dry_run:
-        print(planned.shown())
+        say(planned.shown())
         return
     ended = launching.run(planned)
     for summary in ended.summaries[:1]:
         if summary["status"] != "completed":
-            print(f"gh200: training {summary['status']}: {redact_text(str(summary['reason']))}", file=sys.stderr)
+            say(f"gh200: training {summary['status']}: {redact_text(str(summary['reason']))}", error=True)
     raise typer.Exit(ended.exit_code)
 
 
