@@ -17,7 +17,7 @@ from simpletuner_gh200.telemetry.printable import printable
 
 def say(words: object, *, error: bool = False) -> None:
     """One line, or several, on standard output or standard error."""
-    print(printable(str(words), lines=True), file=sys.stderr if error else sys.stdout, flush=error)
+    print(printable(str(words), lines=True), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def screen(*, stderr: bool = False) -> Console:

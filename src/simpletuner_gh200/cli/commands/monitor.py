@@ -43,7 +43,7 @@ def monitor(
         return
     try:
         if run is not None:
-            say(f"waiting for records in {run}; Ctrl-C leaves the run alone", error=True)
+            say(f"waiting for records in {run}; Ctrl-C leaves the run alone")
             wait_for(run, every)
         _watch(Follower(run or newest_run(Path())), console, every)
     except KeyboardInterrupt:
