@@ -9,7 +9,7 @@ a staged dataset      its limit, or what the host can really give     the last p
 all unified caches    their limit, or 80 % of what the host can give  SimpleTuner itself can grow
 each cache            its need, small entries first                   a hit saves most where entries are small
 a copy per GPU        80 % of what is free on the GPU's own node      what is no cache stays near, too
-hot embeds in HBM     their limit, or 10 % of what is free            training comes first
+hot embeds in HBM     their limit, after the first step; else none    training comes first
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 the managed pool      so many times HBM                               it is what ``use_uvm`` asks for
 the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
@@ -41,9 +41,6 @@ NODE_SHARE = 0.8
 
 IDLE_BUFFERS = 2 * GIB
 """Batch buffers that nobody uses and that are kept to be used again."""
-
-EMBEDS_SHARE = 0.1
-"""Of the device memory that is free when the caches are ready, where no limit is set: training comes first."""
 
 DEVICE_HEADROOM = 0.05
 LEAST_DEVICE_HEADROOM = 2 * GIB
@@ -116,17 +113,16 @@ def low_mark(total: int) -> int:
 # -- device memory -----------------------------------------------------------------------------------------
 
 
-def embeds_allowance(caps: Capabilities, free: int, limit: int | None) -> Allowance:
-    """Of hot text embeds on the device: the limit or a share of what is free, if the headroom leaves that much."""
+def embeds_allowance(caps: Capabilities, free: int, limit: int) -> Allowance:
+    """Of hot text embeds on the device: the limit, as far as ``free`` after the first step and the headroom allow."""
     if caps.mode == "none":
         return Allowance(0, "no CUDA device")
     if caps.integrated:
         return Allowance(0, "one physical pool: a device copy would be a second copy of the same memory")
     headroom = max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * caps.device_total))
     spare = max(0, free - headroom)
-    asked = limit if limit is not None else int(free * EMBEDS_SHARE)
-    if asked < spare:
-        return Allowance(asked, "hbm_limit_gb" if limit is not None else f"{EMBEDS_SHARE:.0%} of {format_bytes(free)}")
+    if limit <= spare:
+        return Allowance(limit, "hbm_limit_gb")
     return Allowance(spare, f"{format_bytes(free)} free less {format_bytes(headroom)} headroom")
 
 

@@ -58,13 +58,11 @@ def test_caches_of_small_entries_come_first_and_what_is_over_is_room_for_all() -
 def test_embeds_keep_headroom_and_obey_their_limit() -> None:
     headroom = int(0.05 * 96 * GIB)
     assert embeds_allowance(HOPPER, 50 * GIB, 80 * GIB).size == 50 * GIB - headroom
-    assert embeds_allowance(HOPPER, GIB, None).size == 0
+    assert embeds_allowance(HOPPER, GIB, GIB).size == 0
     by_limit = embeds_allowance(HOPPER, 50 * GIB, 3 * GIB)
     assert (by_limit.size, by_limit.why) == (3 * GIB, "hbm_limit_gb")
-    by_share = embeds_allowance(HOPPER, 50 * GIB, None)
-    assert (by_share.size, by_share.why) == (5 * GIB, "10% of 50 GiB")
-    assert embeds_allowance(replace(HOPPER, integrated=True), 50 * GIB, None).size == 0
-    assert embeds_allowance(NOTHING, 0, None).why == "no CUDA device"
+    assert embeds_allowance(replace(HOPPER, integrated=True), 50 * GIB, GIB).size == 0
+    assert embeds_allowance(NOTHING, 0, GIB).why == "no CUDA device"
 
 
 def test_the_pool_is_a_multiple_of_hbm() -> None:
