@@ -96,7 +96,8 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
             outcome.status = "completed"
             return result
         except KeyboardInterrupt:
-            outcome.status, outcome.reason = "interrupted", "interrupted by the user"
+            if outcome.status != "failed":  # else a feature of ours had to end the run, and has said why
+                outcome.status, outcome.reason = "interrupted", "interrupted by the user"
             raise
         except SystemExit as stopped:
             outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"

@@ -16,7 +16,7 @@ from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
 from simpletuner_gh200.memory.ceilings import embeds_allowance
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.detect import current
@@ -150,7 +150,9 @@ class CachesFeature(Feature):
     def _open(self, settings: CacheSettings, found: list[FoundCache], packs: Path | None) -> Caches:
         group = NodeGroup.from_environment("caches")
         limit = settings.memory_limit_gb
-        self._slabs = maker = SlabMaker(current(), asked=settings.slab, ranks=group.local_world_size)
+        driver = current()
+        speeds = node_speeds(group, driver, driver.home) if settings.slab == "auto" else None
+        self._slabs = maker = SlabMaker(driver, asked=settings.slab, ranks=group.local_world_size, measured=speeds)
         return Caches(
             [cache.wanted for cache in found],
             allowed=gib_to_bytes(limit) if limit is not None else None,
