@@ -108,7 +108,8 @@ class Context:
         pairs = dict(struct.iter_unpack("<QQ", whole))
         return int(pairs.get(_AT_PAGESZ, os.sysconf("SC_PAGESIZE")))
 
-    def refused_policy_calls(self) -> dict[Call, str]:
+    @cached_property
+    def refused_placement(self) -> Mapping[Call, str]:
         """Calls on memory placement that the kernel or a container's filter refuses, and why."""
         return refused_calls()
 

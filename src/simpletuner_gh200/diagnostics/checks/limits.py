@@ -104,7 +104,7 @@ def cores_for_workers(context: Context) -> Finding:
 
 
 def memory_policy_calls(context: Context) -> Finding:
-    refused = context.refused_policy_calls()
+    refused = context.refused_placement
     if not refused:
         return passed("mbind, move_pages and memory policies are allowed")
     shown = ", ".join(f"{call} ({why})" for call, why in refused.items())
