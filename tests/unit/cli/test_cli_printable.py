@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -170,3 +171,12 @@ def test_report_and_monitor(run, tmp_path: Path) -> None:
     page = Path("page.html").read_text(encoding="utf-8")
     assert r"\x1b[31mred" in page
     assert_harmless(page)
+
+
+def test_no_command_has_another_way_to_the_terminal() -> None:
+    """JSON is ASCII by itself; what ``gh200 env`` prints is for a shell to read, to the letter."""
+    folder = Path(main.__code__.co_filename).parent / "commands"
+    for file in sorted(folder.glob("*.py")):
+        for line in file.read_text().splitlines():
+            direct = re.search(r"(?<![\w.])(print|Console)\(", line)
+            assert not direct or "json.dumps" in line or line.strip() == "print(commands)", f"{file.name}: {line}"
