@@ -13,6 +13,7 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 ALLOWED = {
     "tests/gpu/": "no CUDA device",
     "tests/integration/test_cache_other_kinds.py": "this release has no grounding cache",
+    "tests/unit/memory/test_memory_numa.py": "this container forbids memory policies",
     "tests/unit/store/test_store_staging.py": "this file system does not tell what is in the page cache",
 }
 """Where, and a part of the reason."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from simpletuner_gh200.seams.rank import run_rank
+from simpletuner_gh200.telemetry.printable import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+    print(printable(words, lines=True), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ SOURCES = sorted((HERE / "csrc").glob("*.[ch]"))
 RUNTIME_SOURCE = HERE / "cudart" / "cudart.c"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 
-PERSONALITIES = ("gh200", "cdmm", "gb10", "pcie", "legacy")
+PERSONALITIES = ("gh200", "cdmm", "gb10", "pcie", "hmm", "legacy")
 
 
 def build() -> Path:

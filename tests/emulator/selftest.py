@@ -19,6 +19,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "cdmm": {"mode": "cdmm", "concurrent_managed": True, "host_page_tables": True, "direct_managed_from_host": True},
     "gb10": {"mode": "single pool", "integrated": True, "host_page_tables": True, "direct_managed_from_host": False},
     "pcie": {"mode": "discrete", "concurrent_managed": True, "pageable_access": False, "host_page_tables": False},
+    "hmm": {"mode": "discrete", "concurrent_managed": True, "pageable_access": True, "host_page_tables": False},
     "legacy": {"mode": "discrete", "concurrent_managed": False, "pageable_access": False},
 }
 COMMAND = [sys.executable, "-c", "from simpletuner_gh200.cli.main import main; main()", "selftest", "--json"]

@@ -20,3 +20,12 @@ def test_caches_go_back_and_losses_stay(workbench, tmp_path):
     assert run.losses == plain.losses
     dropped = run.summaries[0]["details"]["caches"][given[0].removeprefix("cache ")]
     assert dropped["entries"] == 0
+
+
+def test_where_the_gpu_shares_the_memory_a_run_ends_before_it_is_used_up(workbench, tmp_path):
+    workbench.configure(blocks={"gh200_optimizations": {"enable_uvm_hints": True}})
+    run = workbench.train(probe=PROBE, env={"GH200_TEST_FOLDER": str(tmp_path), "GH200_TEST_ONE_POOL": "1"})
+    assert run.exit_codes == [1], run.explain()
+    assert "the run ends before the machine freezes" in run.log()
+    assert run.summaries[0]["status"] == "failed"
+    assert "the memory that CPU and GPU share" in run.summaries[0]["reason"]

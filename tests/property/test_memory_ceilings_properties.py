@@ -45,13 +45,23 @@ def test_a_dataset_never_gets_the_last_page(host: HostMemory, limit: float | Non
 def test_more_memory_never_means_a_lower_ceiling(host: HostMemory, more: int, limit: float | None) -> None:
     larger = replace(host, available=host.available + more)
     assert dataset_allowance(limit, larger).size >= dataset_allowance(limit, host).size
-    assert caches_allowance(None, larger.available) >= caches_allowance(None, host.available)
+    for one_pool in (False, True):
+        fewer, more_of_it = (caches_allowance(None, machine, single_pool=one_pool) for machine in (host, larger))
+        assert fewer <= more_of_it
 
 
 @given(sizes)
 def test_shares_leave_something_for_others(free: int) -> None:
     assert 0 <= node_allowance(free) <= free * 0.8
-    assert 0 <= caches_allowance(None, free) <= free * 0.8
+
+
+@given(hosts(), st.integers(0, 1 << 42))
+def test_in_one_pool_the_gpu_keeps_its_half(host: HostMemory, wanted: int) -> None:
+    staged = min(wanted, dataset_allowance(None, host, single_pool=True).size)
+    rest = replace(host, available=host.available - staged)
+    cached = caches_allowance(None, rest, single_pool=True)
+    assert 0 <= cached <= rest.available * 0.8
+    assert staged + cached <= max(0, host.available - host.total // 2)
 
 
 @given(st.integers(1, 1 << 42))
@@ -71,14 +81,13 @@ def test_shares_stay_within_the_whole(needs: dict[str, tuple[int, int]], allowed
         assert all((shares[name] or 0) >= size for name, (_, size) in needs.items()), "what fits whole is whole"
 
 
-@given(st.integers(1, 1 << 42), sizes, st.none() | sizes, st.booleans(), st.sampled_from(["none", "numa", "discrete"]))
-def test_embeds_leave_the_headroom(total: int, free: int, limit: int | None, integrated: bool, mode: str) -> None:
+@given(st.integers(1, 1 << 42), sizes, sizes, st.booleans(), st.sampled_from(["none", "numa", "discrete"]))
+def test_embeds_leave_the_headroom(total: int, free: int, limit: int, integrated: bool, mode: str) -> None:
     caps = replace(NOTHING, mode=mode, device_total=total, integrated=integrated)
     free = min(free, total)
     allowed = embeds_allowance(caps, free, limit)
     assert 0 <= allowed.size <= max(0, free - max(2 * GIB, int(0.05 * total)))
-    assert limit is None or allowed.size <= limit
-    assert limit is not None or allowed.size <= free * 0.1
+    assert allowed.size <= limit
     assert allowed.why
     if mode == "none" or integrated:
         assert allowed.size == 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from simpletuner_gh200.cache.record import Bytes
 from simpletuner_gh200.memory.ceilings import IDLE_BUFFERS
-from simpletuner_gh200.memory.mapping import HUGE, PAGE, Region, advise_pages, map_anonymous
+from simpletuner_gh200.memory.mapping import HUGE, LARGE_PAGE, PAGE, Region, advise_pages, map_anonymous
 
 SMALLEST = 64 * 1024
 """Below this the allocator's own reuse is as good."""
@@ -82,5 +82,6 @@ class BufferPool:
 
 def _fresh(size: int) -> Region:
     region = map_anonymous(size)
-    advise_pages(region.address, size, HUGE)
+    if PAGE < LARGE_PAGE:
+        advise_pages(region.address, size, HUGE)
     return region

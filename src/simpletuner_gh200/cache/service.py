@@ -22,6 +22,7 @@ from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.ceilings import caches_allowance, divide
+from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import Node, read_nodes
 from simpletuner_gh200.memory.sharing import NodeGroup
@@ -83,7 +84,7 @@ class Caches:
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
         group.join()  # before the first long work, so that whoever waits hears that this rank lives
         self.files = {name: self._listed(want.folder) for name, want in self.wanted.items()}
-        self.allowed = caches_allowance(allowed, host_memory().available)
+        self.allowed = caches_allowance(allowed, host_memory(), single_pool=single_pool())
         needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
         self.copies = agree(group, near, self._bytes_when_complete(needs), self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))

@@ -6,7 +6,9 @@ import errno
 import os
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -14,18 +16,43 @@ from typer.core import TyperGroup
 from simpletuner_gh200 import __version__
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.process import prepare_process
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.errors import GH200Error, RunFailed
 from simpletuner_gh200.registry import contributions
+from simpletuner_gh200.telemetry.printable import keep_log_printable, printable
 from simpletuner_gh200.telemetry.redact import redact_text
 
 DEBUG = "GH200_DEBUG"
+
+
+class _Commands(TyperGroup):
+    """Complaints about words on the command line quote them; a file name among those must not steer the terminal."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _printable_complaints():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_complaints():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_complaints() -> Iterator[None]:
+    try:
+        yield
+    except Exception as complaint:
+        # Which click it is of, typer's own or the installed one, depends on typer's release.
+        if hasattr(complaint, "format_message"):
+            vars(complaint)["message"] = printable(str(vars(complaint).get("message", "")), lines=True)
+        raise
 
 
 def build_app() -> typer.Typer:
     """The application with every subcommand that has a file in ``cli/commands``."""
     app = typer.Typer(
         name="gh200",
-        cls=TyperGroup,
+        cls=_Commands,
         help="SimpleTuner on Grace-Hopper: in-memory datasets, unified-memory caches, an exact batch ramp.",
         epilog="Start with: gh200 doctor | gh200 config check CONFIG | gh200 train --config CONFIG",
         no_args_is_help=True,
@@ -65,6 +92,7 @@ def _options(
 
 def main() -> None:
     """Entry point of the console script."""
+    keep_log_printable()
     try:
         prepare_process()
         try:
@@ -92,7 +120,7 @@ def main() -> None:
 def _give_up(failure: GH200Error) -> NoReturn:
     if os.environ.get(DEBUG):
         traceback.print_exc()
-    print(f"gh200: {redact_text(str(failure))}", file=sys.stderr)
+    say(f"gh200: {redact_text(str(failure))}", error=True)
     sys.exit(failure.exit_code)
 
 

@@ -21,6 +21,10 @@ VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 OUR_KEYS = OVERSUBSCRIPTION_VARIABLES
 """Keys of the earlier guides, which only privately patched torch knows, and the variables that carry their meaning."""
 
+PINNED_KEY = "pinned_max_round_threshold_mb"
+PINNED_ADVICE = f"{PINNED_KEY}:16"
+"""Pinned tensors above it are not rounded up to a power of two. Smaller than a layer, larger than most batches."""
+
 _PARSERS = ("libc10.so", "libc10_cuda.so")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -38,7 +38,7 @@ class CacheSettings(PartModel):
         default=None, gt=0, strict=False, description="Host budget in GiB; unset: from MemAvailable and the cgroup."
     )
     hbm_limit_gb: float | None = Field(
-        default=None, ge=0, strict=False, description="HBM budget in GiB; unset: from free HBM less headroom."
+        default=None, ge=0, strict=False, description="Device copies of text embeds, GiB; unset: none."
     )
     slab: Literal["auto", "registered", "managed", "host"] = Field(
         default="auto", description="How slabs are allocated; an explicit choice is obeyed or refused."

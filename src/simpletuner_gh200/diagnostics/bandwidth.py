@@ -6,20 +6,20 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
+from simpletuner_gh200.memory.allocate import SlabMaker, measured_size
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
-from simpletuner_gh200.memory.mapping import Region, map_anonymous
-from simpletuner_gh200.memory.numa import bind_to
-from simpletuner_gh200.units import MIB
+from simpletuner_gh200.memory.mapping import PAGE
+from simpletuner_gh200.memory.numa import nodes_of_pages
+from simpletuner_gh200.memory.slab import Slab
 
 Direction = Literal["to device", "to host"]
 
-SIZE = 256 * MIB
 REPEATS = 5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes per second of the best of several copies; ``node`` is where the host memory was, if it was bound."""
+    """Bytes per second of the best of several copies; ``node`` is where the kernel had the host memory, if it told."""
 
     direction: Direction
     rate: float
@@ -31,24 +31,22 @@ class Measured:
 
 
 def measure(
-    driver: Driver, ordinal: int, direction: Direction, *, node: int | None = None, size: int = SIZE
+    driver: Driver, ordinal: int, direction: Direction, *, node: int | None = None, size: int | None = None
 ) -> Measured:
-    """Copy ``size`` bytes several times on a stream of our own; everything taken is given back."""
-    host = map_anonymous(size)
-    bound = node is not None and bind_to(host.address, size, [node]).bound
-    host.array()[::4096] = 1  # a page that was never touched has no place yet
-    registered = driver.capabilities(ordinal).host_register
-    if registered:
-        driver.register_host(host.address, size, ordinal)
-    try:
+    """Copy several times on a stream of our own, between the device and a slab as training has it: shared, registered.
+
+    ``node`` is the memory node to be on, by default the one beside the device; ``size`` goes beyond the CPU's caches.
+    """
+    size = size or measured_size()
+    maker = SlabMaker(driver, ordinal=ordinal, measured={}, near=node)
+    with maker.make(size, label="bandwidth", shared=True) as host:
+        host.array[::PAGE] = 1  # a page that was never touched has no place yet
+        places = nodes_of_pages(host.address, size, PAGE)
         rate = _best_rate(driver, ordinal, direction, host)
-    finally:
-        if registered:
-            driver.unregister_host(host.address, ordinal)
-    return Measured(direction, rate, node if bound else None)
+    return Measured(direction, rate, next(iter(places)) if len(places) == 1 else None)
 
 
-def _best_rate(driver: Driver, ordinal: int, direction: Direction, host: Region) -> float:
+def _best_rate(driver: Driver, ordinal: int, direction: Direction, host: Slab) -> float:
     device = driver.alloc_device(host.size, ordinal)
     try:
         stream = driver.create_stream(ordinal)

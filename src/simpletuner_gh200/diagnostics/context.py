@@ -16,7 +16,7 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.numa import Node, read_nodes
+from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
 
 _AT_PAGESZ = 6
 _NVIDIA_VENDOR = "0x10de"
@@ -107,6 +107,11 @@ class Context:
         whole = content[: len(content) // 16 * 16]
         pairs = dict(struct.iter_unpack("<QQ", whole))
         return int(pairs.get(_AT_PAGESZ, os.sysconf("SC_PAGESIZE")))
+
+    @cached_property
+    def refused_placement(self) -> Mapping[Call, str]:
+        """Calls on memory placement that the kernel or a container's filter refuses, and why."""
+        return refused_calls()
 
     def limit(self, name: str) -> int | None:
         """The soft limit of this process with that name in /proc/self/limits; None is unlimited or unknown."""

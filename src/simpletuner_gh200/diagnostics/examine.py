@@ -13,6 +13,7 @@ from typing import Any, get_args
 from simpletuner_gh200.diagnostics.check import Check, Finding, FindingStatus, all_checks, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import GH200Error, UsageError
+from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.redact import redact_text
 
 SYMBOLS: dict[FindingStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
@@ -83,4 +84,5 @@ def _run(check: Check, context: Context) -> Finding:
 
 
 def _redacted(finding: Finding) -> Finding:
-    return Finding(finding.status, redact_text(finding.found), redact_text(finding.fix))
+    found, fix = (printable(redact_text(words), lines=True) for words in (finding.found, finding.fix))
+    return Finding(finding.status, found, fix)

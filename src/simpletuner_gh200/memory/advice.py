@@ -28,7 +28,11 @@ Side = Literal["cpu", "gpu"]
 
 @dataclass(frozen=True)
 class Advised:
-    """Of one piece of advice. ``bool(outcome)`` is True only when it was applied and the driver confirmed it."""
+    """Of one piece of advice. ``bool(outcome)`` is True only when it was applied and something confirms it.
+
+    ``reason`` says what was confirmed: of managed memory the driver tells which preference is in force; of system
+    memory only the kernel tells, and only where pages are resident now.
+    """
 
     confirmed: bool
     reason: str
@@ -120,6 +124,9 @@ def prefetch(driver: Driver, caps: Capabilities, span: Span, where: Location, st
     return _system_place(caps, pages, on_device=where.kind == "device")
 
 
+_UNSEEN = "; whether a preference is in force can't be asked for system memory"
+
+
 class _Blocked(Exception):
     """There is nothing to advise; the message says why."""
 
@@ -155,8 +162,8 @@ def _system_place(caps: Capabilities, pages: Span, *, on_device: bool) -> Advise
     found = nodes_of_pages(*pages, caps.page_size)
     if not found:
         return Advised(False, "the driver accepted it, but the kernel has no pages there yet or doesn't tell")
-    where = "device memory" if on_device else "host"
+    where = "device memory" if on_device else "host memory"
     if all((node == caps.device_node) == on_device for node in found):
-        return Advised(True, f"in {where}, as the kernel tells", pages[1])
+        return Advised(True, f"resident in {where}, as the kernel tells{'' if on_device else _UNSEEN}", pages[1])
     nodes = ", ".join(f"node {node}" for node in sorted(found))
     return Advised(False, f"the driver accepted it but the kernel has its pages on {nodes}, not in {where}")

@@ -15,12 +15,15 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable, MemoryRoomError
 from simpletuner_gh200.memory import advice, numa
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.mapping import PAGE, Region, map_anonymous
+from simpletuner_gh200.memory.host import ROOT, last_level_cache
+from simpletuner_gh200.memory.mapping import PAGE, Region
 from simpletuner_gh200.memory.placement import Asked, SlabChoice, choose_kind
+from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.memory.slab import Slab, SlabKind
 from simpletuner_gh200.units import MIB
 
@@ -40,7 +43,7 @@ class SlabRecord:
 
 
 KEPT_RECORDS = 256
-MEASURED_SIZE = 32 * MIB
+LEAST_MEASURED = 256 * MIB
 MEASURED_TIMES = 5
 
 
@@ -55,15 +58,18 @@ class SlabMaker:
         ordinal: int | None = None,
         ranks: int = 1,
         measured: Mapping[SlabKind, float] | None = None,
+        near: int | None = None,
     ) -> None:
         """Raises FeatureUnavailable at once when the kind asked for can't be had.
 
         ``measured`` is what ``copy_speeds`` found; by default ``auto`` measures by itself where kinds can be compared.
+        ``near`` is the memory node to be on, by default the one beside the device.
         """
         self.driver = driver
         self.ordinal = ordinal = driver.home if ordinal is None else ordinal
         self.asked = asked
         self.caps = driver.capabilities(ordinal)
+        self._near = self.caps.host_node if near is None else near
         if measured is None and asked == "auto":
             measured = copy_speeds(driver, ordinal)
         self.choice = choose_kind(asked, self.caps, ranks=ranks, measured=measured)
@@ -104,7 +110,7 @@ class SlabMaker:
     def _bind(self, slab: Slab) -> str:
         if slab.kind == "managed":
             return "managed memory: the driver places it"
-        binding = numa.bind(slab.address, slab.size, near=self.caps.host_node, device_node=self.caps.device_node)
+        binding = numa.bind(slab.address, slab.size, near=self._near, device_node=self.caps.device_node)
         return binding.reason
 
     def _register(self, slab: Slab) -> SlabChoice:
@@ -146,27 +152,49 @@ def give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
 # -- how fast the device copies from each kind of host memory, so that auto needn't guess -------------------
 
 
-def copy_speeds(driver: Driver, ordinal: int, *, size: int = MEASURED_SIZE) -> dict[SlabKind, float]:
-    """Bytes per second from plain and from registered memory; empty where there is nothing to compare or measure."""
+def measured_size(root: Path = ROOT) -> int:
+    """Of a copy that says something about memory: twice what the CPU's own cache could answer for, or more."""
+    return max(LEAST_MEASURED, 2 * last_level_cache(root))
+
+
+def node_speeds(group: NodeGroup, driver: Driver, ordinal: int) -> dict[SlabKind, float]:
+    """Collective: the leader measures for the node, so that its ranks choose alike, whatever each would have seen."""
+    group.join()
+    if group.is_leader:
+        found = copy_speeds(driver, ordinal)
+        group.share("copy speeds", note={"speeds": found})
+        return found
+    told = group.receive("copy speeds")[0]["speeds"]
+    assert isinstance(told, dict)
+    return told
+
+
+def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dict[SlabKind, float]:
+    """Bytes per second from plain and from registered memory; empty where there is nothing to compare or measure.
+
+    From what training copies from: shared memory, on the node that slabs are bound to, the same pages both times.
+    """
     caps = driver.capabilities(ordinal)
     if caps.mode == "none" or not caps.pageable_access or not caps.host_register:
         return {}
+    size = size or measured_size()
     try:
-        return {kind: _speed(driver, ordinal, kind, size) for kind in ("host", "registered")}
+        maker = SlabMaker(driver, asked="host", ordinal=ordinal)
+        with maker.make(size, label="measured", shared=True) as slab:
+            slab.array[::PAGE] = 1  # a page that was never touched has no place yet
+            plain = _speed(driver, ordinal, slab)
+            driver.register_host(slab.address, size, ordinal)
+            slab.region.before_release(partial(_unregister, driver, slab.address, ordinal, os.getpid()))
+            return {"host": plain, "registered": _speed(driver, ordinal, slab)}
     except MemoryRoomError:
         return {}  # a full device, say: the choice is then made from capabilities alone, and its reason says so
 
 
-def _speed(driver: Driver, ordinal: int, kind: SlabKind, size: int) -> float:
-    source = map_anonymous(size)
-    source.array()[::PAGE] = 1  # a page that was never touched has no place yet
-    if kind == "registered":
-        driver.register_host(source.address, size, ordinal)
-        source.before_release(partial(driver.unregister_host, source.address, ordinal))
-    target = driver.alloc_device(size, ordinal)
+def _speed(driver: Driver, ordinal: int, source: Slab) -> float:
+    target = driver.alloc_device(source.size, ordinal)
     try:
-        times = [_seconds(driver, ordinal, target, source.address, size) for _ in range(MEASURED_TIMES)]
-        return size / statistics.median(times)
+        times = [_seconds(driver, ordinal, target, source.address, source.size) for _ in range(MEASURED_TIMES)]
+        return source.size / statistics.median(times)
     finally:
         driver.free(target, ordinal)
 

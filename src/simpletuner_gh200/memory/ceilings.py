@@ -7,15 +7,17 @@ who                   may have                                        so that
 ====================  ==============================================  ==========================================
 a staged dataset      its limit, or what the host can really give     the last page is never taken
 all unified caches    their limit, or 80 % of what the host can give  SimpleTuner itself can grow
+both, in one pool     what half of all memory leaves them together    the GPU, which lives in it, has the other half
 each cache            its need, small entries first                   a hit saves most where entries are small
 a copy per GPU        80 % of what is free on the GPU's own node      what is no cache stays near, too
-hot embeds in HBM     their limit, or 10 % of what is free            training comes first
+hot embeds in HBM     their limit, after the first step; else none    training comes first
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 the managed pool      so many times HBM                               it is what ``use_uvm`` asks for
 the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
 ====================  ==============================================  ==========================================
 
-Below ``low_mark`` of available host memory, what is held for speed alone is given back.
+Below ``low_mark`` of available host memory, what is held for speed alone is given back. Where CPU and GPU share a
+pool (GB10), a run that has nothing left to give back ends below ``end_mark``: such a machine freezes rather than kills.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ DATASET_HEADROOM = 0.02
 CACHES_SHARE = 0.8
 """Of what the host can spare, when no limit is set: the rest is for SimpleTuner's own growth."""
 
+GPU_SHARE = 0.5
+"""Of a pool that CPU and GPU share, kept for the model, its gradients, its optimizer and its activations."""
+
 NODE_SHARE = 0.8
 """Of what is free on one memory node: the rest is for everything that is not a cache."""
 
 IDLE_BUFFERS = 2 * GIB
 """Batch buffers that nobody uses and that are kept to be used again."""
-
-EMBEDS_SHARE = 0.1
-"""Of the device memory that is free when the caches are ready, where no limit is set: training comes first."""
 
 DEVICE_HEADROOM = 0.05
 LEAST_DEVICE_HEADROOM = 2 * GIB
@@ -55,6 +57,8 @@ TRIAL_SHARE = 0.9
 LOW_SHARE = 0.03
 LOW_AT_MOST = 8 * GIB
 LOW_AT_LEAST = 256 * MIB
+END_SHARE = 0.02
+"""Of a single pool: below the mark at which caches are given back, above the point at which nothing responds."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,14 @@ class Allowance:
 # -- host memory -------------------------------------------------------------------------------------------
 
 
-def dataset_allowance(limit_gb: float | None, host: HostMemory) -> Allowance:
-    """Of one staged dataset: the lower of the configured limit and what the machine and its cgroups can give."""
+def dataset_allowance(limit_gb: float | None, host: HostMemory, *, single_pool: bool = False) -> Allowance:
+    """Of one staged dataset: the lower of the configured limit and what the machine and its cgroups can give.
+
+    In a pool shared with the GPU a dataset without a limit leaves the GPU its share; a limit is the user's own word.
+    """
+    if single_pool and limit_gb is None:
+        left = _beside_gpu(host)
+        return Allowance(left, f"{format_bytes(host.available)} available, half of all memory kept for the GPU")
     possible = max(host.available - STAGING_WORK - int(host.total * DATASET_HEADROOM), 0)
     if limit_gb is not None and gib_to_bytes(limit_gb) <= possible:
         return Allowance(gib_to_bytes(limit_gb), f"memory_limit_gb {limit_gb:g}")
@@ -81,9 +91,17 @@ def staging_must_stop(host: HostMemory) -> bool:
     return host.available < STAGING_WORK // 2
 
 
-def caches_allowance(limit: int | None, available: int) -> int:
+def caches_allowance(limit: int | None, host: HostMemory, *, single_pool: bool = False) -> int:
     """Of all unified caches of a node together; a limit is taken at its word."""
-    return limit if limit is not None else int(available * CACHES_SHARE)
+    if limit is not None:
+        return limit
+    share = int(host.available * CACHES_SHARE)
+    return min(share, _beside_gpu(host)) if single_pool else share
+
+
+def _beside_gpu(host: HostMemory) -> int:
+    """What is taken already is not ``available`` any more: so the share holds for datasets and caches together."""
+    return max(0, host.available - int(host.total * GPU_SHARE))
 
 
 def divide(needs: Mapping[str, tuple[int, int]], allowed: int | None) -> dict[str, int | None]:
@@ -113,20 +131,24 @@ def low_mark(total: int) -> int:
     return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
 
 
+def end_mark(total: int) -> int:
+    """Available memory of a single pool below which a run ends by itself."""
+    return min(LOW_AT_MOST // 2, max(LOW_AT_LEAST // 2, int(total * END_SHARE)))
+
+
 # -- device memory -----------------------------------------------------------------------------------------
 
 
-def embeds_allowance(caps: Capabilities, free: int, limit: int | None) -> Allowance:
-    """Of hot text embeds on the device: the limit or a share of what is free, if the headroom leaves that much."""
+def embeds_allowance(caps: Capabilities, free: int, limit: int) -> Allowance:
+    """Of hot text embeds on the device: the limit, as far as ``free`` after the first step and the headroom allow."""
     if caps.mode == "none":
         return Allowance(0, "no CUDA device")
     if caps.integrated:
         return Allowance(0, "one physical pool: a device copy would be a second copy of the same memory")
     headroom = max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * caps.device_total))
     spare = max(0, free - headroom)
-    asked = limit if limit is not None else int(free * EMBEDS_SHARE)
-    if asked < spare:
-        return Allowance(asked, "hbm_limit_gb" if limit is not None else f"{EMBEDS_SHARE:.0%} of {format_bytes(free)}")
+    if limit <= spare:
+        return Allowance(limit, "hbm_limit_gb")
     return Allowance(spare, f"{format_bytes(free)} free less {format_bytes(headroom)} headroom")
 
 

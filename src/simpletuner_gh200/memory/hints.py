@@ -1,4 +1,4 @@
-"""Placement hints as the guides name them. Every result is truthy only when advice was applied and confirmed.
+"""Placement hints as the guides name them. Every result is truthy only when advice was taken and read back.
 
 >>> result = prefer_cpu_residency(latents)
 >>> bool(result), result.reason

@@ -107,6 +107,17 @@ def _reclaimable(folder: Path) -> int:
     return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
 
 
+def last_level_cache(root: Path = ROOT) -> int:
+    """Bytes of the largest cache of the first CPU; 0 where the kernel doesn't tell."""
+    sizes = [0]
+    for file in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+        if text.rstrip("KMG").isdigit():
+            sizes.append(int(text.rstrip("KMG")) * unit)
+    return max(sizes)
+
+
 def _number(path: Path) -> int | None:
     try:
         text = path.read_text().strip()

@@ -42,6 +42,9 @@ FORGET, HUGE, MAP_NOW = 4, 14, 22
 """Advice on pages (MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_READ): throw away what was written to a private mapping;
 use huge pages, where the kernel gives them on request; map them in one call instead of fault by fault."""
 
+LARGE_PAGE = 64 * 1024
+"""With pages of this size a huge page is 512 MiB: nothing of ours wants one."""
+
 SIZE_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 """Content may change, the size may not: nobody can shrink it under its readers."""
 

@@ -1,20 +1,36 @@
-"""Keeping slabs on the CPU's own memory nodes: which nodes to use (pure), telling the kernel, and asking it."""
+"""Keeping memory on the CPU's own nodes: which nodes to use (pure), telling the kernel, and asking it.
+
+Containers may be forbidden to: Docker's default filter of system calls refuses all four of these calls without
+CAP_SYS_NICE. Memory then lands where the kernel likes, HBM included where that is a node.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
+import mmap
 import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-_MBIND = {"x86_64": 237, "aarch64": 235}
-_MOVE_PAGES = {"x86_64": 279, "aarch64": 239}
+logger = logging.getLogger("simpletuner_gh200")
+
+Call = Literal["mbind", "move_pages", "set_mempolicy", "get_mempolicy"]
+NUMBERS: dict[Call, dict[str, int]] = {
+    "mbind": {"x86_64": 237, "aarch64": 235},
+    "move_pages": {"x86_64": 279, "aarch64": 239},
+    "set_mempolicy": {"x86_64": 238, "aarch64": 237},
+    "get_mempolicy": {"x86_64": 239, "aarch64": 236},
+}
+ALLOW = "in a container: docker run --cap-add SYS_NICE"
 _MOST_SAMPLES = 1024
-_MPOL_BIND = 2
+_MPOL_DEFAULT, _MPOL_BIND = 0, 2
 _SYS = Path("/sys/devices/system/node")
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -70,23 +86,92 @@ def bind(address: int, size: int, *, near: int | None = None, device_node: int |
         return Binding(chosen, False, "this machine has one memory node: nothing to choose")
     if not chosen:
         return Binding((), False, "no memory node with CPUs was found")
-    return bind_to(address, size, chosen)
+    binding = bind_to(address, size, chosen)
+    if not binding.bound:
+        _warn_once(binding)
+    return binding
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(binding: Binding) -> None:
+    if binding.reason not in _warned:
+        _warned.add(binding.reason)
+        logger.warning("gh200: memory may land on any node, HBM included: %s; %s (said once)", binding.reason, ALLOW)
 
 
 def bind_to(address: int, size: int, nodes: Sequence[int]) -> Binding:
-    number = _MBIND.get(platform.machine())
-    if number is None:
-        return Binding(tuple(nodes), False, f"mbind is not known for {platform.machine()}")
+    mask, bits = _mask(nodes)
+    arguments = (ctypes.c_void_p(address), ctypes.c_ulong(size), ctypes.c_int(_MPOL_BIND), mask, bits)
+    refused = _call("mbind", *arguments, ctypes.c_uint(0))
+    if refused is not None:
+        return Binding(tuple(nodes), False, f"mbind refused: {refused}")
+    return Binding(tuple(nodes), True, f"bound to {_listed(nodes)}")
+
+
+def stay_on_cpu_nodes(root: Path = _SYS) -> Binding | None:
+    """Bind what this thread, and those it starts, will allocate; None where there is nothing to keep it off.
+
+    Page cache and pinned memory follow the policy of whoever causes them. A policy that is there already (numactl) is
+    somebody's wish and stays.
+    """
+    nodes = read_nodes(root)
+    cpu = [node.index for node in nodes if node.has_cpus]
+    if not cpu or len(cpu) == len(nodes):
+        return None
+    policy = ctypes.c_int(_MPOL_DEFAULT)
+    asked = _call("get_mempolicy", ctypes.byref(policy), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
+    if asked is None and policy.value != _MPOL_DEFAULT:
+        return Binding((), False, "a memory policy is set already (numactl?) and stays")
+    refused = asked or _call("set_mempolicy", ctypes.c_int(_MPOL_BIND), *_mask(cpu))
+    if refused is not None:
+        binding = Binding(tuple(cpu), False, f"set_mempolicy refused: {refused}")
+        _warn_once(binding)
+        return binding
+    return Binding(tuple(cpu), True, f"memory of this process stays on {_listed(cpu)}")
+
+
+def refused_calls() -> dict[Call, str]:
+    """Which of the calls the kernel refuses this process, and why: tried on a page of our own, nothing is changed."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    page[0] = 1
+    place = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    spot, status = (ctypes.c_void_p * 1)(place), (ctypes.c_int * 1)()
+    policy = ctypes.c_int()
+    answers = {
+        "get_mempolicy": _call("get_mempolicy", ctypes.byref(policy), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0)),
+        "mbind": _call(
+            "mbind",
+            ctypes.c_void_p(place),
+            ctypes.c_ulong(mmap.PAGESIZE),
+            ctypes.c_int(_MPOL_DEFAULT),
+            None,
+            ctypes.c_ulong(0),
+            ctypes.c_uint(0),
+        ),
+        "move_pages": _call("move_pages", ctypes.c_int(0), ctypes.c_ulong(1), spot, None, status, ctypes.c_int(0)),
+    }
+    return {call: answer for call, answer in answers.items() if answer is not None}  # type: ignore[misc]
+
+
+def _mask(nodes: Sequence[int]) -> tuple[Any, ctypes.c_ulong]:
+    """The nodes as bits, and how many bits to read: the kernel reads one less than it is told."""
     words = max(nodes) // 64 + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
         mask[node // 64] |= 1 << node % 64
-    libc = ctypes.CDLL(None, use_errno=True)
-    arguments = (ctypes.c_long(number), ctypes.c_void_p(address), ctypes.c_ulong(size), ctypes.c_int(_MPOL_BIND))
-    # The kernel reads maxnode - 1 bits.
-    if libc.syscall(*arguments, mask, ctypes.c_ulong(words * 64 + 1), ctypes.c_uint(0)) != 0:
-        return Binding(tuple(nodes), False, f"mbind refused: {os.strerror(ctypes.get_errno())}")
-    return Binding(tuple(nodes), True, f"bound to CPU node{'s' if len(nodes) > 1 else ''} {_listed(nodes)}")
+    return mask, ctypes.c_ulong(words * 64 + 1)
+
+
+def _call(name: Call, *arguments: Any) -> str | None:
+    """None if the kernel did it, else why not."""
+    number = NUMBERS[name].get(platform.machine())
+    if number is None:
+        return f"not known for {platform.machine()}"
+    if _libc.syscall(ctypes.c_long(number), *arguments) >= 0:
+        return None
+    return os.strerror(ctypes.get_errno())
 
 
 def nodes_of_pages(address: int, size: int, page: int) -> Counter[int]:
@@ -94,20 +179,18 @@ def nodes_of_pages(address: int, size: int, page: int) -> Counter[int]:
 
     Pages that were never touched are nowhere and not counted; empty where the kernel doesn't tell.
     """
-    number = _MOVE_PAGES.get(platform.machine())
     count = size // page
-    if number is None or count == 0:
+    if count == 0:
         return Counter()
     picked = range(0, count, -(-count // _MOST_SAMPLES))
     places = (ctypes.c_void_p * len(picked))(*(address + index * page for index in picked))
     status = (ctypes.c_int * len(picked))()
-    libc = ctypes.CDLL(None, use_errno=True)
     # Without target nodes it moves nothing and reports where pages are.
-    arguments = (ctypes.c_long(number), ctypes.c_int(0), ctypes.c_ulong(len(picked)), places, None, status)
-    if libc.syscall(*arguments, ctypes.c_int(0)) < 0:
+    arguments = (ctypes.c_int(0), ctypes.c_ulong(len(picked)), places, None, status, ctypes.c_int(0))
+    if _call("move_pages", *arguments) is not None:
         return Counter()
     return Counter(node for node in status if node >= 0)
 
 
 def _listed(nodes: Sequence[int]) -> str:
-    return ", ".join(str(node) for node in nodes)
+    return f"CPU node{'s' if len(nodes) > 1 else ''} {', '.join(str(node) for node in nodes)}"

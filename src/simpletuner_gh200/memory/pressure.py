@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from simpletuner_gh200.memory.ceilings import low_mark
+from simpletuner_gh200.memory.ceilings import end_mark, low_mark
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class PressureValve:
     @property
     def exhausted(self) -> bool:
         return not self._left
+
+    def must_end(self, available: int, total: int, now: float) -> bool:
+        """In a pool shared with the GPU: is it all but used up, with nothing to give back and no effect to wait for?"""
+        settling = self._last is not None and now - self._last < self._settle
+        return self.exhausted and not settling and available < end_mark(total)
 
     def observe(self, available: int, total: int, now: float) -> Relief | None:
         """Take the next step if memory is low and the last one has had its time; returns it."""

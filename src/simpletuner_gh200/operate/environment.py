@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, TorchBuild, join_options, split_options
+from simpletuner_gh200.config.allocator import (
+    OUR_KEYS,
+    PINNED_ADVICE,
+    PINNED_KEY,
+    VARIABLES,
+    TorchBuild,
+    join_options,
+    split_options,
+)
 from simpletuner_gh200.config.settings import default_of, read_variables
 from simpletuner_gh200.errors import UsageError
 
@@ -36,6 +44,8 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     exports = Exports({HINTS: "1", **chosen, "ACCELERATE_MIXED_PRECISION": "bf16"})
     for name, options in allocator.items():
         _keep_accepted(name, options, torch, exports)
+    if torch is not None and torch.cuda and torch.knows(PINNED_KEY):
+        _advise_pinning(allocator.values(), exports)
     if torch is not None and torch.cuda and torch.knows("use_uvm"):
         _tell_patched_torch(allocator.get(VARIABLES[0], []), exports)
     return exports
@@ -65,6 +75,16 @@ def _keep_accepted(name: str, options: Options, torch: TorchBuild | None, export
         exports.values[name] = join_options(kept)
     else:
         exports.unset.append(name)
+
+
+def _advise_pinning(allocator: Iterable[Options], exports: Exports) -> None:
+    """Advice only: what is pinned in odd sizes again and again is reused better when it is rounded."""
+    if any(key == PINNED_KEY for options in allocator for key, _value in options):
+        return
+    exports.notes.append(
+        f"with RamTorch or block swapping, also put {PINNED_ADVICE} into {VARIABLES[0]}: this torch would else round "
+        "every pinned weight up to a power of two"
+    )
 
 
 def _tell_patched_torch(options: Options, exports: Exports) -> None:

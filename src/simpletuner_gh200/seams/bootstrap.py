@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 from types import ModuleType
 
@@ -14,9 +15,13 @@ import wrapt
 
 from simpletuner_gh200.errors import OwnershipError
 from simpletuner_gh200.memory import alloc_conf
+from simpletuner_gh200.memory.numa import Binding, stay_on_cpu_nodes
 from simpletuner_gh200.seams.patch import raise_together
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
+from simpletuner_gh200.telemetry.printable import keep_log_printable
+
+logger = logging.getLogger("simpletuner_gh200")
 
 _active: Runtime | None = None
 
@@ -27,6 +32,9 @@ def activate(launch: Launch | None = None) -> Runtime:
     if _active is None:
         # Before torch's first CUDA use, which keys it doesn't know would crash.
         alloc_conf.activate(os.environ)
+        keep_log_printable()
+        # Before torch allocates and files are read: what is there stays where it is.
+        _note(stay_on_cpu_nodes())
         _active = Runtime(launch or Launch())
         # Plain SimpleTuner processes have no other end; where launch closes it, this finds it closed.
         atexit.register(_active.close)
@@ -34,6 +42,11 @@ def activate(launch: Launch | None = None) -> Runtime:
             hook = functools.partial(_on_import, _active, seam)
             wrapt.register_post_import_hook(hook, seam.spec.module)
     return _active
+
+
+def _note(binding: Binding | None) -> None:
+    if binding is not None:
+        logger.info("gh200: %s", binding.reason)
 
 
 def active() -> Runtime | None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from simpletuner_gh200.telemetry.printable import printable
+
 Reason = Literal[
     "unreadable", "vanished", "broken link", "unstable", "empty image", "image does not open", "image does not decode"
 ]
@@ -66,12 +68,3 @@ class FileProblems:
     @property
     def broken(self) -> int:
         return sum(count for reason, count in self.counts.items() if reason in BROKEN)
-
-
-def printable(path: bytes | str) -> str:
-    """A path for people: control characters and undecodable bytes escaped, so that a name can't steer a terminal."""
-    return "".join(char if char.isprintable() else _escaped(char) for char in os.fsdecode(path))
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode()

@@ -14,8 +14,8 @@ import xxhash
 from simpletuner_gh200.memory.mapping import map_readonly, map_shared
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, NAMES, Codec, codec
 from simpletuner_gh200.store.index import ABSENT, CHUNK_ENTRY, CHUNKED, Index
-from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.shared_memory import StagedMemory
+from simpletuner_gh200.telemetry.printable import printable
 
 logger = logging.getLogger("simpletuner_gh200")
 

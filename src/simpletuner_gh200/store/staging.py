@@ -13,16 +13,17 @@ from typing import Any
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, StoreError
 from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
+from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
 from simpletuner_gh200.store.codecs import CodecChoice, CodecName, choose, estimate, estimates
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
 from simpletuner_gh200.store.image_check import Verify, image_formats
 from simpletuner_gh200.store.index import Rows, write_index
-from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.shared_memory import StagedMemory, new_state
 from simpletuner_gh200.store.slab_writer import ALIGNMENT, SlabFull, SlabWriter
+from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.progress import Progress, progress
 from simpletuner_gh200.units import MIB, format_bytes
 
@@ -80,7 +81,7 @@ def stage(
         )
     listing = walk(request.root, request.extensions, only=only, tick=tick)
     choice = choose(request.compression, listing)
-    limit = dataset_allowance(request.memory_limit_gb, host())
+    limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
     _check_before(listing, choice, limit)
     run = _Run(request, listing, choice, limit, host)
     try:
@@ -182,7 +183,7 @@ class _Run:
     def _too_large(self, full: SlabFull) -> StoreError:
         """What is held so far is in proportion to what was read for it; no file is held larger than it is."""
         limit, most = self._limit, self._listing.size + ALIGNMENT * self._listing.files
-        now = dataset_allowance(self._request.memory_limit_gb, self._host())
+        now = dataset_allowance(self._request.memory_limit_gb, self._host(), single_pool=single_pool())
         if now.size < full.needed <= limit.size:  # it is the machine that has less than it had
             limit = replace(now, size=self.slab.used + now.size)
         expected = self.slab.used * self._listing.size // self._done if self._done else 0

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Protocol
 
+from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.units import format_bytes, format_seconds
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -75,7 +76,7 @@ def progress(label: str, *, items: int | None = None, size: int | None = None) -
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=size or items, done="")
+        task = bar.add_task(printable(label), total=size or items, done="")
         started = time.monotonic()
 
         class OnBar(_Counter):

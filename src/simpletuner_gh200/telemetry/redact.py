@@ -3,68 +3,87 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from simpletuner_gh200.telemetry.secret_shapes import (
+    BEFORE_CHECKSUM,
+    CHECKSUM_NAME,
+    HEADER_NAME,
+    HEX_KEY,
+    NOT_SECRET_NAME,
+    SECRET_NAME,
+    SECRET_NUMBER,
+    SHAPES,
+    WORKING_FOLDERS,
+)
 
 HIDDEN = "<hidden>"
 
-_SECRET_NAME = re.compile(
-    r"token|secret|passw(or)?d|passphrase|credential|webhook|api_?key|access_?key|private_?key|auth(?!or(s|ed|ing|_|$))|_key$|^key$|cookie|"
-    r"signature|dsn|connection_?string",
-    re.IGNORECASE,
-)
-_NOT_SECRET = re.compile(r"tokenizer|max_token|token_?(count|length|limit|drop)|keyword|caption_", re.IGNORECASE)
-_SECRET_NUMBER = re.compile(r"passw(or)?d|passphrase|secret|(^|_)pin$", re.IGNORECASE)
-
-# Shapes that are secrets whatever they are called: hub and API tokens, cloud keys, signed links, credentials in a link.
-_SECRET_SHAPES = (
-    re.compile(r"\b(hf|api_org)_[A-Za-z0-9]{10,}"),
-    re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"),
-    re.compile(r"\b(ghp|gho|ghs|github_pat)_[A-Za-z0-9_]{16,}"),
-    re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{10,}"),
-    re.compile(r"\bglpat-[A-Za-z0-9_-]{16,}"),
-    re.compile(r"\br8_[A-Za-z0-9]{20,}"),
-    re.compile(r"\bAIza[0-9A-Za-z_-]{30,}"),
-    re.compile(r"\bbot[0-9]{6,}:[A-Za-z0-9_-]{20,}"),
-    re.compile(r"(?<=\bBearer )[A-Za-z0-9._~+/-]{8,}=*", re.IGNORECASE),
-    re.compile(r"(?<=\bBasic )[A-Za-z0-9+/]{8,}=*"),
-    re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{12,}"),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
-    re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])"),
-    re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+(?=@)"),
-    re.compile(r"https?://[^\s\"']*(hooks\.|webhook)[^\s\"']*", re.IGNORECASE),
-    re.compile(r"(?<=[?&])(?P<name>sig|signature|token|key|X-Amz-[A-Za-z-]+)=[^&\s\"']+", re.IGNORECASE),
-    re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|$)"),
-)
 # name=value, name: value, "name": "value", 'name': 'value' and, for flags, --name value; quotes may be escaped.
 _NAME = re.compile(r"(?P<flag>--[\w-]+)\s+|(?P<name>[\w-]+)\\?[\"']?\s*[=:]\s*")
-_VALUE = re.compile(r"\\?\"(?:[^\"\\]|\\.)*\"|\\?'(?:[^'\\]|\\.)*'|[^\s,;}\])]+")
+_QUOTED = r"\\?\"(?:[^\"\\]|\\.)*\"|\\?'(?:[^'\\]|\\.)*'|"
+_VALUE = re.compile(_QUOTED + r"[^\s,;}\])]+")
+_VARIABLE_VALUE = re.compile(_QUOTED + r"\S+")
+_HEADER_VALUE = re.compile(r"[^\n\"']+")
 
 
 def names_secret(name: str) -> bool:
     """Does a setting, flag or variable of this name hold a secret?"""
-    plain = name.replace("-", "_")
-    return bool(_SECRET_NAME.search(plain)) and not _NOT_SECRET.search(plain)
+    plain = name.strip("-").replace("-", "_")
+    if plain in WORKING_FOLDERS:
+        return False
+    return bool(SECRET_NAME.search(plain)) and not NOT_SECRET_NAME.search(plain)
 
 
-def redact_text(text: str) -> str:
-    """Hide secrets in free text: known shapes, and values assigned to names that sound secret."""
-    for shape in _SECRET_SHAPES:
-        text = shape.sub(HIDDEN, text)
+def redact_text(text: str, *, name: str = "") -> str:
+    """Hide secrets in free text: known shapes, and values assigned to names that sound secret.
+
+    ``name`` is that of the setting whose value this is.
+    """
+    for shape, group in SHAPES:
+        text = shape.sub(_hiding(group), text)
+    if not CHECKSUM_NAME.search(name):
+        text = HEX_KEY.sub(_hide_unless_checksum, text)
     return _hide_assigned(text)
+
+
+def _hiding(group: int) -> Callable[[re.Match[str]], str]:
+    def hide(found: re.Match[str]) -> str:
+        start, end = found.start(group) - found.start(), found.end(group) - found.start()
+        return found[0][:start] + HIDDEN + found[0][end:]
+
+    return hide
+
+
+def _hide_unless_checksum(found: re.Match[str]) -> str:
+    before = BEFORE_CHECKSUM.search(found.string[max(0, found.start() - 64) : found.start()])
+    if before is None:
+        return HIDDEN
+    return found[0] if before["name"] is None or CHECKSUM_NAME.search(before["name"]) else HIDDEN
 
 
 def _hide_assigned(text: str) -> str:
     """Hide what follows a secret name. What follows another name is looked at again: it may be a name itself."""
     shown, position = [], 0
     while (name := _NAME.search(text, position)) is not None:
-        value = _VALUE.match(text, name.end()) if names_secret(name["flag"] or name["name"]) else None
+        value = _value_of(name["flag"] or name["name"], name[0], text, name.end())
         shown.append(text[position : name.end()])
         position = name.end()
         if value is not None:
             shown.append(HIDDEN)
             position = value.end()
     return "".join([*shown, text[position:]])
+
+
+def _value_of(name: str, written: str, text: str, position: int) -> re.Match[str] | None:
+    """The secret value at ``position``; None where the name isn't a secret's."""
+    if not names_secret(name):
+        return None
+    if HEADER_NAME.fullmatch(name.replace("-", "_")) and ":" in written:
+        return _HEADER_VALUE.match(text, position) or _VALUE.match(text, position)
+    # In FOO=bar,baz the value of a variable goes on to the next blank; in prose a comma ends it.
+    return (_VARIABLE_VALUE if name.isupper() and written.endswith("=") else _VALUE).match(text, position)
 
 
 def redact(value: Any, *, name: str = "") -> Any:
@@ -74,7 +93,7 @@ def redact(value: Any, *, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {_redact_key(key): redact(item, name=str(key)) for key, item in value.items()}
     if isinstance(value, str):
-        return redact_text(value)
+        return redact_text(value, name=name)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [redact(item) for item in value]
     return value
@@ -84,7 +103,7 @@ def _worth_hiding(name: str, value: Any) -> bool:
     """Switches and counts are no secrets, whatever they are called; a number can be a password."""
     if value is None or value == "" or isinstance(value, bool):
         return False
-    return not isinstance(value, int | float) or bool(_SECRET_NUMBER.search(name))
+    return not isinstance(value, int | float) or bool(SECRET_NUMBER.search(name))
 
 
 def _redact_key(key: Any) -> Any:
@@ -106,11 +125,11 @@ def redact_command(words: Sequence[str]) -> list[str]:
             shown.append(f"{name}={HIDDEN}" if separator else word)
             hide_next = not separator
         else:
-            shown.append(f"{name}={_redact_value(value)}" if separator else redact_text(word))
+            shown.append(f"{name}={_redact_value(value, name)}" if separator else redact_text(word))
     return shown
 
 
-def _redact_value(text: str) -> str:
+def _redact_value(text: str, name: str) -> str:
     """A flag's value may itself be a block of JSON with a secret inside."""
     if text[:1] in "{[":
         import json
@@ -119,4 +138,4 @@ def _redact_value(text: str) -> str:
             return json.dumps(redact(json.loads(text)))
         except json.JSONDecodeError:
             return redact_text(text)
-    return redact_text(text)
+    return redact_text(text, name=name)

@@ -19,6 +19,7 @@ static const Personality machines[] = {
     {"cdmm", "Emulated GH200 96GB CDMM", 1, 1, 1, 1, 1, 1, 0, 0, -1, 0, 4096, 1},
     {"gb10", "Emulated GB10", 1, 1, 1, 1, 0, 1, 1, 0, -1, 0, 4096, 0},
     {"pcie", "Emulated PCIe 80GB", 1, 1, 0, 0, 0, 1, 0, 0, -1, 0, 4096, 0},
+    {"hmm", "Emulated PCIe 80GB on x86 with HMM", 1, 1, 1, 0, 0, 1, 0, 0, -1, 0, 4096, 0},
     {"legacy", "Emulated without concurrent access", 1, 0, 0, 0, 0, 1, 0, 0, -1, 0, 4096, 0},
 };
 const Personality *emu_machine = &machines[0];
@@ -189,7 +190,7 @@ int pages_advisable(uintptr_t start, size_t size) {
     Allocation *found = alloc_find(start, size);
     if (found && found->kind == MANAGED) return 1;
     if (found && found->kind == DEVICE) return 0;
-    if (!emu_machine->pageable || !emu_machine->page_tables) return 0;
+    if (!emu_machine->pageable) return 0;
     unsigned char present[1];
     uintptr_t step = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (uintptr_t at = start - start % step; at < start + size; at += step)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.diagnostics import bandwidth
 from simpletuner_gh200.diagnostics.check import Finding, all_checks
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
+from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.units import MIB
 from tests.emulator.emulation import Emulator
 
 OUT_OF_MEMORY = 2
@@ -61,7 +65,9 @@ def test_the_same_speed_is_fine_behind_pcie(emulator: Emulator, code: str) -> No
     assert finding(code).status == "pass"
 
 
-def test_both_directions_and_the_remote_node_are_told_apart(emulator: Emulator, tmp_path: Path) -> None:
+def test_both_directions_and_the_remote_node_are_told_apart(
+    emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "to device" in finding("GH501").found
     assert "to host" in finding("GH502").found
     assert finding("GH503", root=tmp_path).status == "skip"
@@ -70,7 +76,40 @@ def test_both_directions_and_the_remote_node_are_told_apart(emulator: Emulator, 
         folder.mkdir(parents=True)
         (folder / "cpulist").write_text("0-3\n")
         (folder / "meminfo").write_text(f"Node {index} MemFree: 1000000 kB\n")
+    assert finding("GH503", root=tmp_path).status == "skip", "the kernel says that the memory is on node 0"
+    monkeypatch.setattr(bandwidth, "nodes_of_pages", lambda *_: Counter({2: 1}))
     assert finding("GH503", root=tmp_path).found.count("GB/s") == 2
+
+
+def locked(root: Path, limit: str) -> Finding:
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/limits").write_text(f"Max locked memory         {limit}    {limit}    bytes\n")
+    return finding("GH307", root=root)
+
+
+def test_a_limit_on_locked_memory_fails_only_where_registering_pins(emulator: Emulator, tmp_path: Path) -> None:
+    assert locked(tmp_path, "65536").status == "warn"
+    assert "pins none" in locked(tmp_path, "65536").found
+    for machine in ("pcie", "hmm"):
+        emulator.become(machine)
+        assert locked(tmp_path, "65536").status == "fail"
+    assert locked(tmp_path, "unlimited").status == "pass"
+
+
+def test_bandwidth_is_measured_on_memory_as_training_has_it(emulator: Emulator, tmp_path: Path) -> None:
+    """Shared between processes, registered, larger than the CPU's cache where the device allows that."""
+    made: list[tuple[int, bool, str]] = []
+    ordinary = Slab.close
+
+    def closing(slab: Slab) -> None:
+        if not slab.closed:
+            made.append((slab.size, slab.fd is not None, slab.kind))
+        ordinary(slab)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slab, "close", closing)
+        assert "to device" in finding("GH501").found
+    assert made == [(16 * MIB, True, "registered")], "a quarter of what is free on this little device"
 
 
 def test_measuring_and_allocating_can_be_declined(emulator: Emulator) -> None:

@@ -16,7 +16,14 @@ from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import HOST, Advice, Location, device
 from tests.emulator.emulation import Emulator
 
-MODES = {"gh200": "numa", "cdmm": "cdmm", "gb10": "single pool", "pcie": "discrete", "legacy": "discrete"}
+MODES = {
+    "gh200": "numa",
+    "cdmm": "cdmm",
+    "gb10": "single pool",
+    "pcie": "discrete",
+    "hmm": "discrete",
+    "legacy": "discrete",
+}
 
 
 def test_each_capability_is_a_fact_of_its_own(personality: str, driver: CudaDriver) -> None:
@@ -24,8 +31,8 @@ def test_each_capability_is_a_fact_of_its_own(personality: str, driver: CudaDriv
     assert caps.mode == MODES[personality]
     assert caps.managed
     assert caps.concurrent_managed == (personality != "legacy")
-    assert caps.pageable_access == (personality in {"gh200", "cdmm", "gb10"})
-    assert caps.host_page_tables == caps.pageable_access
+    assert caps.pageable_access == (personality in {"gh200", "cdmm", "gb10", "hmm"})
+    assert caps.host_page_tables == (caps.pageable_access and personality != "hmm")
     assert caps.direct_managed_from_host == (personality in {"gh200", "cdmm"})
     assert caps.integrated == (personality == "gb10")
     assert caps.device_node == (1 if personality == "gh200" else None)

@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
-from simpletuner_gh200.memory import advice
+from simpletuner_gh200.memory import advice, allocate
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import device
@@ -152,6 +152,7 @@ def test_system_memory_follows_the_machine(personality: str, driver: CudaDriver)
         "gb10": "one physical pool",
         "cdmm": "(CDMM) the driver keeps that on the CPU",
         "pcie": "doesn't use the host's page tables",
+        "hmm": "doesn't use the host's page tables",
         "legacy": "at the same time",
     }
     assert expected[personality] in outcome.reason
@@ -166,11 +167,13 @@ def test_what_cannot_be_read_back_is_not_claimed(driver: CudaDriver) -> None:
     with pytest.raises(DriverError, match="INVALID_VALUE"):
         driver.range_state(span)
     assert "can't be asked about system memory" in advice.prefer(driver, caps, span, "gpu").reason
-    assert advice.prefer(driver, caps, span, "cpu")
+    resident = advice.prefer(driver, caps, span, "cpu")
+    assert resident and resident.reason.startswith("resident in host memory"), "that is all the kernel can tell"
+    assert "can't be asked" in resident.reason
     assert advice.prefetch(driver, caps, span, device(0), 0)
     late = advice.prefer(driver, caps, span, "cpu")
     assert not late
-    assert "pages on node 1, not in host" in late.reason
+    assert "pages on node 1, not in host memory" in late.reason
 
 
 def test_the_real_kernel_is_not_fooled(driver: CudaDriver) -> None:
@@ -222,3 +225,29 @@ def test_memory_that_cuda_keeps_stays_mapped(
     assert ctypes.string_at(address, 1) == b"\0", "still mapped"
     emulator.heal()
     driver.unregister_host(address, 0)
+
+
+def test_kinds_are_compared_on_the_memory_that_training_copies_from(
+    driver: CudaDriver, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    ordinary = allocate._speed
+
+    def speed(driver: CudaDriver, ordinal: int, source: Slab) -> float:
+        seen.append((source.address, source.fd is not None, driver.pointer_kind(source.address)))
+        return ordinary(driver, ordinal, source)
+
+    monkeypatch.setattr(allocate, "_speed", speed)
+    found = allocate.copy_speeds(driver, 0, size=1 << 20)
+    gc.collect()
+    assert found.keys() == {"host", "registered"} and min(found.values()) > 0
+    (first, shared, plain), (again, also_shared, registered) = seen
+    assert first == again and shared and also_shared, "the same shared pages both times"
+    assert (plain, registered) == ("unknown", "host")
+
+
+def test_a_measurement_that_does_not_fit_leaves_the_choice_to_capabilities(
+    driver: CudaDriver, emulator: Emulator
+) -> None:
+    assert allocate.copy_speeds(driver, 0, size=1 << 30) == {}
+    gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.out_of_memory import on_out_of_memory
+from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
 
@@ -73,7 +76,8 @@ def test_hot_embeds_stay_on_the_device_within_their_limit(
         torch.save({"prompt_embeds": torch.full((1, 77, 1024), float(number))}, path)
         assert take_in(table, path)
     size = 77 * 1024 * 4
-    tier = HbmTier([table], 2 * size + 4096, through(copier, torch.device("cuda", 0)))
+    tier = HbmTier([table], through(copier, torch.device("cuda", 0)))
+    tier.allow(2 * size + 4096)
     for _use in range(2):
         for number, path in enumerate(paths):
             copy = tier.on_device(table.get(path)["prompt_embeds"])
@@ -82,3 +86,63 @@ def test_hot_embeds_stay_on_the_device_within_their_limit(
     assert tier.used == 2 * size, "the third does not fit"
     assert tier.hits == 2
     tier.close()
+
+
+def test_hot_embeds_make_room_when_torch_runs_out_of_memory(
+    table: Table, copier: Copier[torch.Tensor], tmp_path: Path, emulator: Emulator
+) -> None:
+    """torch tells before it raises: whoever tries again finds the memory of the embeds free."""
+    path = str(tmp_path / "embeds.pt")
+    torch.save({"prompt_embeds": torch.full((1, 64, 65536), 3.0)}, path)
+    assert take_in(table, path)
+    tier = HbmTier([table], through(copier, torch.device("cuda", 0)))
+    assert on_out_of_memory(tier.give_up)
+    tier.allow(64 * MIB)
+    tier.on_device(table.get(path)["prompt_embeds"])
+    assert tier.used == 16 * MIB
+    torch.cuda.empty_cache()
+    free, _total = torch.cuda.mem_get_info()
+    wanted = free + 8 * MIB
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(wanted, dtype=torch.uint8, device="cuda")
+    assert tier.given_up and tier.used == 0
+    again = torch.empty(wanted, dtype=torch.uint8, device="cuda")
+    assert again.numel() == wanted
+    tier.close()
+
+
+@pytest.mark.parametrize("own_thread", [False, True], ids=["collate in the loop", "dataloader_prefetch"])
+def test_what_is_staged_next_never_overwrites_what_is_being_read(
+    table: Table, driver: Driver, tmp_path: Path, emulator: Emulator, own_thread: bool
+) -> None:
+    """Stage A, queue its reader, drop A, stage B, while the device has done nothing yet: A's reader gets A's bytes.
+
+    The device may well do all of the side stream's work first: nothing but torch's allocator keeps B off A's memory.
+    """
+    paths = [str(tmp_path / f"{number}.pt") for number in range(2)]
+    for number, path in enumerate(paths):
+        torch.save(torch.full((4, 64, 64), float(number + 1)), path)
+        assert take_in(table, path)
+    entries = table.find_all(paths)
+    assert entries is not None
+    memory = TorchMemory("cuda:0")
+    copier = Copier(driver, memory)
+    delivery = DeviceDelivery(copier)
+    emulator.defer()
+
+    def stage(number: int) -> torch.Tensor:
+        batch = delivery.rows([entries[number]], [entries[number].layout.single])
+        assert batch is not None
+        return batch
+
+    with ThreadPoolExecutor(1) as collating:
+        staged = (lambda number: collating.submit(stage, number).result()) if own_thread else stage
+        back = [torch.empty(1, 4, 64, 64, pin_memory=True) for _ in paths]
+        for number, buffer in enumerate(back):
+            batch = staged(number)
+            buffer.copy_(batch, non_blocking=True)
+            del batch
+    driver.synchronize_stream(memory.side_stream, 0)
+    torch.cuda.synchronize()
+    copier.close()
+    assert [sorted(set(buffer.flatten().tolist())) for buffer in back] == [[1.0], [2.0]]

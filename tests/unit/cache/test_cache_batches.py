@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from simpletuner_gh200.cache import buffers
 from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery, assemble, same_tensor, stacked
 from simpletuner_gh200.cache.buffers import SMALLEST, BufferPool
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
@@ -168,3 +169,12 @@ def test_what_comes_back_while_the_pool_is_busy_is_not_kept_beyond_the_limit():
     pool.get(SMALLEST)
     assert len(pool._returned) == 0
     assert pool._idle <= SMALLEST
+
+
+@pytest.mark.parametrize(("page", "asked"), [(4096, 1), (65536, 0)])
+def test_huge_pages_are_asked_for_only_where_they_are_small(monkeypatch, page, asked):
+    advised = []
+    monkeypatch.setattr(buffers, "PAGE", page)
+    monkeypatch.setattr(buffers, "advise_pages", lambda *call: advised.append(call))
+    buffers._fresh(1 << 21)
+    assert len(advised) == asked

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from simpletuner_gh200.cache.hbm import HbmTier, through
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.seams.features.caches.batch_path import join_embeds
+from simpletuner_gh200.units import format_bytes
 
 COUNT = 70_000
 SIZE = COUNT * 4
@@ -24,7 +27,9 @@ def copier():
 
 @pytest.fixture
 def tier(table, copier):
-    return HbmTier([table], 2 * SIZE, through(copier, torch.device("cpu")))
+    made = HbmTier([table], through(copier, torch.device("cpu")))
+    made.allow(2 * SIZE)
+    return made
 
 
 def embeds(held, number):
@@ -73,3 +78,57 @@ def test_embeds_are_joined_from_the_tier(table, held, tier):
     outputs = [table.get(embeds(held, number)) for number in range(3)]
     joined = join_embeds(outputs, BufferPool(), tier)
     assert torch.equal(joined["prompt_embeds"], torch.cat([output["prompt_embeds"] for output in outputs]))
+
+
+def test_nothing_is_kept_before_training_has_taken_its_memory(table, held, copier):
+    tier = HbmTier([table], through(copier, torch.device("cpu")))
+    path = embeds(held, 1)
+    for _ in range(2):
+        assert float(tier.on_device(table.get(path)["prompt_embeds"])[0, 0, 0]) == 1
+    assert (tier.used, tier.hits) == (0, 0)
+
+
+def test_all_copies_go_when_memory_runs_out_and_none_is_kept_again(table, held, tier, caplog):
+    paths = [embeds(held, number) for number in range(2)]
+    kept = [tier.on_device(table.get(path)["prompt_embeds"]) for path in paths]
+    gone = [weakref.ref(copy) for copy in kept]
+    del kept
+    assert tier.used == 2 * SIZE and all(copy() is not None for copy in gone)
+    for _ in range(2):
+        tier.give_up()
+    assert all(copy() is None for copy in gone), "the memory is free"
+    assert [record.message for record in caplog.records if "gave back" in record.message] == [
+        f"gh200: device memory ran out: hot text embeds gave back {format_bytes(2 * SIZE)}"
+    ]
+    tier.allow(2 * SIZE)
+    assert float(tier.on_device(table.get(paths[1])["prompt_embeds"])[0, 0, 0]) == 1
+    assert tier.used == 0
+
+
+def test_a_copy_that_finds_no_memory_is_made_once_the_others_have_gone(table, held, copier):
+    refused = []
+    copy = through(copier, torch.device("cpu"))
+
+    def scarce(tensor, place):
+        if tier.used:
+            refused.append(tier.used)
+            raise torch.cuda.OutOfMemoryError("no room")
+        return copy(tensor, place)
+
+    tier = HbmTier([table], scarce)
+    tier.allow(2 * SIZE)
+    first, second = (embeds(held, number) for number in (1, 2))
+    tier.on_device(table.get(first)["prompt_embeds"])
+    assert float(tier.on_device(table.get(second)["prompt_embeds"])[0, 0, 0]) == 2
+    assert refused == [SIZE] and tier.given_up
+
+
+def test_joining_that_finds_no_memory_is_left_to_upstream(table, held, tier, monkeypatch):
+    outputs = [table.get(embeds(held, number)) for number in range(2)]
+
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch, "cat", full)
+    assert join_embeds(outputs, BufferPool(), tier) == {}
+    assert tier.given_up

@@ -10,6 +10,7 @@ from typing import Any
 
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.numa import Call
 
 GIB_IN_KIB = 1024 * 1024
 
@@ -23,6 +24,7 @@ class Machine:
         self.data = folder / "data"
         self.environment: dict[str, str] = {}
         self.config: Path | None = None
+        self.refused_placement: dict[Call, str] = {}
         self._put_host()
         self._put_gpu()
         self._put_packages()
@@ -42,6 +44,7 @@ class Machine:
             **changes,
         )
         context.driver = NullDriver("no driver library here")
+        context.refused_placement = self.refused_placement
         return context
 
     def node(self, index: int, cpus: str, *, total: int, free: int, cached: int = 0) -> None:

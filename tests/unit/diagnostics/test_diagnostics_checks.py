@@ -130,6 +130,7 @@ def no_shm(machine: Machine) -> None:
 
 
 def no_huge_pages(machine: Machine) -> None:
+    machine.page_size(4096)
     machine.put("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
 
 
@@ -215,7 +216,35 @@ def ramp(initial: int, target: int) -> Callable[[Machine], None]:
     return configure
 
 
+def docker_filter(machine: Machine) -> None:
+    machine.node(1, "", total=96, free=90)
+    machine.refused_placement = {"mbind": "Operation not permitted"}
+
+
+def training(**values: object) -> Callable[[Machine], None]:
+    return lambda machine: machine.configure(**values)
+
+
+def rounded_pinning(machine: Machine) -> None:
+    machine.torch("2.14.1", cuda="13.0", keys="expandable_segments pinned_max_round_threshold_mb")
+    machine.configure(ramtorch=True)
+
+
+RAMP = {
+    "enable_batch_size_rampup": True,
+    "initial_effective_batch_size": 4,
+    "target_effective_batch_size": 8,
+    "batch_rampup_steps": 40,
+}
+
+
 CASES = [
+    ("GH108", rounded_pinning, "warn", "PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:16"),
+    ("GH312", docker_filter, "warn", "--cap-add SYS_NICE"),
+    ("GH407", training(ramtorch=True, gradient_accumulation_steps=4), "warn", "gradient_accumulation_steps is 4"),
+    ("GH407", training(ramtorch="true", gh200_optimizations=RAMP), "warn", "the batch ramp accumulates"),
+    ("GH408", training(ramtorch=True, num_processes=4), "warn", "ramtorch with 4 ranks"),
+    ("GH408", training(musubi_blocks_to_swap=10, num_processes=2), "warn", "musubi_blocks_to_swap with 2 ranks"),
     ("GH101", wrong_vendor_torch, "fail", "CPU build on a machine with an NVIDIA GPU"),
     ("GH102", uvm_keys, "fail", "use_uvm"),
     ("GH103", no_bindings, "fail", "nvidia-ml-py"),
@@ -314,3 +343,27 @@ def test_cache_folder_without_permission(machine: Machine) -> None:
         assert examine(context, [check]).rows[0][1].status == "fail"
 
     assert as_nobody(work) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "spoil", "says"),
+    [
+        ("GH108", training(ramtorch=True), "has no pinned_max_round_threshold_mb"),
+        ("GH407", training(ramtorch=True), "without accumulation"),
+        ("GH408", training(ramtorch=True), "with one rank"),
+        ("GH310", lambda machine: machine.put("sys/kernel/mm/transparent_hugepage/enabled", "[never]"), "none wanted"),
+        ("GH312", lambda machine: machine.refused_placement.update(mbind="no"), "not needed with one memory node"),
+    ],
+)
+def test_what_does_no_harm_passes(machine: Machine, code: str, spoil: Callable[[Machine], None], says: str) -> None:
+    (check,) = [check for check in all_checks() if check.code == code]
+    spoil(machine)
+    ((_, finding),) = examine(machine.context(), [check]).rows
+    assert finding.status == "pass" and says in finding.found, finding
+
+
+def test_rounding_that_is_set_is_fine(machine: Machine) -> None:
+    rounded_pinning(machine)
+    machine.environment["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_max_round_threshold_mb:64"
+    (check,) = [check for check in all_checks() if check.code == "GH108"]
+    assert examine(machine.context(), [check]).rows[0][1].status == "pass"

@@ -9,6 +9,7 @@ from simpletuner_gh200.memory.ceilings import (
     dataset_allowance,
     divide,
     embeds_allowance,
+    end_mark,
     low_mark,
     managed_room,
     node_allowance,
@@ -42,9 +43,23 @@ def test_staging_stops_when_half_its_working_memory_is_gone() -> None:
 
 
 def test_caches_get_their_limit_or_a_share_of_the_host() -> None:
-    assert caches_allowance(3 * GIB, GIB) == 3 * GIB, "a limit is taken at its word"
-    assert caches_allowance(None, 100 * GIB) == 80 * GIB
+    assert caches_allowance(3 * GIB, host(GIB)) == 3 * GIB, "a limit is taken at its word"
+    assert caches_allowance(None, host(100 * GIB)) == 80 * GIB
     assert node_allowance(100 * GIB) == 80 * GIB
+
+
+def test_in_a_pool_shared_with_the_gpu_datasets_and_caches_leave_it_half_together() -> None:
+    dataset = dataset_allowance(None, host(90 * GIB), single_pool=True)
+    assert dataset.size == 40 * GIB and "half of all memory kept for the GPU" in dataset.why
+    assert caches_allowance(None, host(90 * GIB), single_pool=True) == 40 * GIB
+    assert caches_allowance(None, host(60 * GIB), single_pool=True) == 10 * GIB, "after a dataset took 30"
+    assert caches_allowance(None, host(40 * GIB), single_pool=True) == 0
+    assert dataset_allowance(80, host(90 * GIB), single_pool=True).size == 80 * GIB, "a limit is the user's word"
+
+
+def test_a_run_ends_after_all_was_given_back_and_before_nothing_responds() -> None:
+    for total in (4 * GIB, 128 * GIB, 480 * GIB):
+        assert 128 * MIB <= end_mark(total) < low_mark(total)
 
 
 def test_caches_of_small_entries_come_first_and_what_is_over_is_room_for_all() -> None:
@@ -58,13 +73,11 @@ def test_caches_of_small_entries_come_first_and_what_is_over_is_room_for_all() -
 def test_embeds_keep_headroom_and_obey_their_limit() -> None:
     headroom = int(0.05 * 96 * GIB)
     assert embeds_allowance(HOPPER, 50 * GIB, 80 * GIB).size == 50 * GIB - headroom
-    assert embeds_allowance(HOPPER, GIB, None).size == 0
+    assert embeds_allowance(HOPPER, GIB, GIB).size == 0
     by_limit = embeds_allowance(HOPPER, 50 * GIB, 3 * GIB)
     assert (by_limit.size, by_limit.why) == (3 * GIB, "hbm_limit_gb")
-    by_share = embeds_allowance(HOPPER, 50 * GIB, None)
-    assert (by_share.size, by_share.why) == (5 * GIB, "10% of 50 GiB")
-    assert embeds_allowance(replace(HOPPER, integrated=True), 50 * GIB, None).size == 0
-    assert embeds_allowance(NOTHING, 0, None).why == "no CUDA device"
+    assert embeds_allowance(replace(HOPPER, integrated=True), 50 * GIB, GIB).size == 0
+    assert embeds_allowance(NOTHING, 0, GIB).why == "no CUDA device"
 
 
 def test_the_pool_is_a_multiple_of_hbm() -> None:

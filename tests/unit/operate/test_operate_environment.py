@@ -188,3 +188,12 @@ def test_running_the_script_says_to_source_it(tmp_path: Path) -> None:
     done = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert "source this file" in done.stderr
+
+
+def test_rounding_of_pinned_memory_is_advised_where_torch_knows_it(stock: TorchBuild, tmp_path: Path) -> None:
+    newer = torch_with(tmp_path / "newer", "expandable_segments", "pinned_max_round_threshold_mb")
+    (note,) = decide({}, newer).notes
+    assert "pinned_max_round_threshold_mb:16" in note
+    assert ALLOCATOR not in decide({}, newer).values, "advice, not a change"
+    assert decide({ALLOCATOR: "pinned_max_round_threshold_mb:64"}, newer).notes == []
+    assert decide({}, stock).notes == []

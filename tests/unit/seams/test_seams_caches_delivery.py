@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
+from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
@@ -18,6 +20,7 @@ from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
+from simpletuner_gh200.units import GIB
 
 
 def delivery(**keys):
@@ -111,3 +114,61 @@ def test_memory_that_was_given_back_is_not_kept_by_copies_that_are_done():
     feature.batch_prepared(None, {})
     gc.collect()
     assert gone() is None
+
+
+class Hopper(NullDriver):
+    """A device with little memory left once training has begun."""
+
+    def __init__(self):
+        super().__init__("a test")
+        self.free = 80 * GIB
+
+    def capabilities(self, ordinal):
+        return replace(super().capabilities(ordinal), mode="numa", device_total=96 * GIB, absence=None)
+
+    def memory_info(self, ordinal):
+        return self.free, 96 * GIB
+
+
+def feature_with(**keys):
+    feature = CachesFeature()
+    feature.runtime = Runtime(Launch())
+    feature.runtime.settings = resolve({"cache_config": keys}, {})
+    feature._copier = object()
+    return feature
+
+
+def test_embeds_take_device_memory_only_where_a_limit_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    heard = []
+    monkeypatch.setattr(caches, "on_out_of_memory", heard.append)
+    assert feature_with(text_cache_type="unified_memory")._hbm_tier([FewDrops()]) is None
+    assert feature_with(text_cache_type="unified_memory", hbm_limit_gb=0)._hbm_tier([FewDrops()]) is None
+    tier = feature_with(text_cache_type="unified_memory", hbm_limit_gb=3)._hbm_tier([FewDrops()])
+    assert isinstance(tier, HbmTier)
+    assert heard == [tier.give_up]
+    assert feature_with(hbm_limit_gb=3)._hbm_tier([]) is None
+    assert "hbm_limit_gb has nothing to do here" in caplog.text
+
+
+class FewDrops:
+    """A table, as far as the tier looks at one that it was just given."""
+
+    control = SimpleNamespace(drops=0)
+
+
+def test_device_memory_for_embeds_is_measured_after_the_first_optimizer_step(monkeypatch):
+    device, allowed = Hopper(), []
+    monkeypatch.setattr(caches, "current", lambda: device)
+    feature = feature_with(text_cache_type="unified_memory", hbm_limit_gb=40)
+    feature._copier = None
+    feature._hbm = SimpleNamespace(allow=allowed.append)
+    trainer = SimpleNamespace(state={"global_step": 100})
+    feature.before_train(trainer)
+    for _micro_batch in range(3):
+        feature.batch_prepared(trainer, {})
+    assert allowed == [], "resumed at 100: this run has not stepped yet"
+    trainer.state["global_step"], device.free = 101, 20 * GIB
+    for _micro_batch in range(3):
+        feature.batch_prepared(trainer, {})
+    assert allowed == [20 * GIB - int(0.05 * 96 * GIB)], "once, of what training has left"

@@ -14,6 +14,7 @@ from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.seams import bootstrap
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
 from simpletuner_gh200.seams.features.oversubscription.feature import OversubscriptionFeature
@@ -164,3 +165,16 @@ def test_a_device_that_cannot_is_refused_with_the_reason() -> None:
     ):
         asked().start(trainer())
     assert "use_uvm" in str(refused.value)
+
+
+def test_a_rank_keeps_its_memory_on_cpu_nodes_from_the_start(monkeypatch):
+    """Before anything of SimpleTuner's or torch's is imported: what is there by then stays where it is."""
+    asked = []
+    monkeypatch.setattr(bootstrap, "stay_on_cpu_nodes", lambda: asked.append("policy"))
+    monkeypatch.setattr(bootstrap.wrapt, "register_post_import_hook", lambda hook, module: asked.append(module))
+    bootstrap.activate()
+    try:
+        assert asked[0] == "policy", "first of all"
+        assert len(asked) > 1
+    finally:
+        bootstrap.deactivate()

@@ -10,8 +10,9 @@ import pytest
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.store.codecs import NUMBERS, choose, codec, estimate
 from simpletuner_gh200.store.discovery import walk
-from simpletuner_gh200.store.problems import FileProblem, FileProblems, printable
+from simpletuner_gh200.store.problems import FileProblem, FileProblems
 from simpletuner_gh200.store.staging import too_large
+from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.units import GIB
 from tests.unit.store.store_samples import fill
 

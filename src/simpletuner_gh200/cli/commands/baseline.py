@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, screen
 
 app = typer.Typer(
     help="Capture how fast a run is, and compare two of them.", no_args_is_help=True, rich_markup_mode="rich"
@@ -42,7 +42,7 @@ def capture(
     doctor = examine(Context(allocate=False)).to_json()
     flags = [word for word in context.args if word != "--"]
     capture_baseline(output, flags, steps=steps, doctor=doctor, nsys=nsys)
-    print((output / REPORT).read_text(encoding="utf-8"), end="")
+    say((output / REPORT).read_text(encoding="utf-8").rstrip("\n"))
 
 
 @app.command()
@@ -72,7 +72,7 @@ def compare(
         for row in found:
             change = f"{row.change:+.1%} ± {row.error:.1%}" if row.change is not None else row.reason
             table.add_row(row.metric, _number(row.before), _number(row.after), change, row.judgement)
-        Console().print(table)
+        screen().print(table)
     if regressed(found):
         raise typer.Exit(1)
 

@@ -6,11 +6,11 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.bench.suite import all_suites, find_suite
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, screen
 
 
 def bench(
@@ -40,7 +40,7 @@ def bench(
     table.add_column("value", justify="right")
     for key, value in flatten(numbers):
         table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console().print(table)
+    screen().print(table)
 
 
 def _list(as_json: bool) -> None:
@@ -49,7 +49,7 @@ def _list(as_json: bool) -> None:
         print(json.dumps({"suites": offered}))
         return
     for name, text in offered.items():
-        print(f"{name:10} {text}")
+        say(f"{name:10} {text}")
 
 
 def flatten(numbers: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

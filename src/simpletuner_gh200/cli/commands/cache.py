@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.units import format_bytes
 
 app = typer.Typer(no_args_is_help=True, help="List, check, rewrite and delete the packs of unified caches.")
@@ -115,11 +116,11 @@ def _run(
         print(json.dumps({"caches": found, "problems": problems}))
     else:
         for one in found:
-            print(line(one))
+            say(line(one))
         for problem in problems:
-            print(f"problem: {problem}")
+            say(f"problem: {problem}")
         if not found:
-            print(f"no packed caches in {cache_dir}")
+            say(f"no packed caches in {cache_dir}")
     if problems:
         raise typer.Exit(1)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import screen
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.telemetry.redact import redact
 
@@ -54,7 +54,7 @@ def check(
 
 
 def _print(rows: list[tuple[str, Any, str]], datasets: list[str], notes: list[str]) -> None:
-    console = Console()
+    console = screen()
     table = Table(title="Effective settings", title_justify="left")
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")

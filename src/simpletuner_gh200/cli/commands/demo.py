@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, screen
 
 
 def demo(
@@ -33,7 +33,7 @@ def demo(
 
     preflight.check_installation()
     if not as_json:
-        print(f"Training a tiny SDXL in {folder} (the log goes to {folder}/training.log) ...", file=sys.stderr)
+        say(f"Training a tiny SDXL in {folder} (the log goes to {folder}/training.log) ...", error=True)
     watched = sys.stderr.isatty() and not as_json
     result = run_demo(folder, steps=steps, show=_show if watched else None).to_json()
     if as_json:
@@ -44,11 +44,11 @@ def demo(
     table.add_column(overflow="fold")
     for label, text in summary_lines(result):
         table.add_row(label, text)
-    Console().print(table)
+    screen().print(table)
 
 
 def _show(line: str) -> None:
-    print("  " + line, end="", file=sys.stderr)
+    say("  " + line.rstrip("\n"), error=True)
 
 
 COMMAND = Command("demo", demo, panel="Train")

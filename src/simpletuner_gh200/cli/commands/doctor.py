@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import screen
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, write_report
 from simpletuner_gh200.errors import UsageError
@@ -58,7 +59,7 @@ def doctor(
     if as_json:
         print(json.dumps(examination.to_json()))
     else:
-        _print(examination, Console(), verbose=verbose, output=output)
+        _print(examination, screen(), verbose=verbose, output=output)
     if not examination.ok:
         raise typer.Exit(1)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Annotated
 
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.config.allocator import find_torch
 from simpletuner_gh200.operate.environment import decide, shell_in_use, spell
 
@@ -41,7 +41,7 @@ def env(
         print(json.dumps(document))
         return
     for note in exports.notes:
-        print(f"gh200: {note}", file=sys.stderr)
+        say(f"gh200: {note}", error=True)
     print(commands)
 
 

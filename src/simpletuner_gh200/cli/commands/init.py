@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.operate.models import choose_model
 from simpletuner_gh200.operate.project import Wish, write
 
@@ -53,9 +54,9 @@ def init(
         cpu=cpu,
     )
     for path in write(wish, force=force):
-        print(path)
+        say(path)
     config = shlex.quote(str(folder / "config" / "config.json"))
-    print(f"next: gh200 config check {config} && gh200 doctor {config} && gh200 train --config {config}")
+    say(f"next: gh200 config check {config} && gh200 doctor {config} && gh200 train --config {config}")
 
 
 COMMAND = Command(name="init", run=init, panel="Operate")

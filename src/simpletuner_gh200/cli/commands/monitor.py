@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.operate.monitor.alerts import alerts
 from simpletuner_gh200.operate.monitor.follow import Follower, newest_run, wait_for
 from simpletuner_gh200.operate.monitor.view import view
@@ -36,13 +37,13 @@ def monitor(
 
       gh200 monitor output/my-run --json | jq .alerts
     """
-    console = Console()
+    console = screen()
     if as_json or once:
         _look_once(Follower(run or newest_run(Path())), console, as_json=as_json)
         return
     try:
         if run is not None:
-            print(f"waiting for records in {run}; Ctrl-C leaves the run alone", flush=True)
+            say(f"waiting for records in {run}; Ctrl-C leaves the run alone")
             wait_for(run, every)
         _watch(Follower(run or newest_run(Path())), console, every)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
@@ -52,9 +53,9 @@ def ramp(
     if as_json:
         print(json.dumps({**report.to_json(), "notes": notes}))
         return
-    _print(report, notes, Console())
+    _print(report, notes, screen())
     if output is not None:
-        print(f"drawn into {output}")
+        say(f"drawn into {output}")
 
 
 def _draw(report: RampPreview, path: Path) -> None:

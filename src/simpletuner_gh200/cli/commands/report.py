@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.operate.report.page import build, write
 
 
@@ -30,7 +31,7 @@ def report(
       gh200 report output/my-run -o my-run.html --doctor gh200_diagnostic_report.json
     """
     write(build(run, doctor=doctor), output)
-    print(output)
+    say(output)
 
 
 COMMAND = Command(name="report", run=report, panel="Operate")

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import screen
 
 REPORT = Path("gh200_selftest_report.json")
 SYMBOLS = {"pass": "✅", "fail": "❌", "skip": "➖"}
@@ -37,7 +38,7 @@ def selftest(
     from simpletuner_gh200.diagnostics.selftest.run import write_report
     from simpletuner_gh200.memory.driver import detect
 
-    console = Console(stderr=as_json)
+    console = screen(stderr=as_json)
     result = run(detect.current(), ordinal=device)
     write_report(result, output)
     for row in result.rows:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.settings import resolve_dataset
 from simpletuner_gh200.errors import DatasetTooLarge, UsageError
@@ -65,18 +66,16 @@ def stage_folder(
 
 
 def _show(found: dict[str, Any]) -> None:
-    from simpletuner_gh200.store.problems import printable
-
-    print(f"{found['staged']} of {found['files']} files, {format_bytes(found['bytes'])}")
-    print(f"held: {format_bytes(found['held_bytes'])} in {found['seconds']:.1f} s ({found['gb_per_s']:.2f} GB/s)")
+    say(f"{found['staged']} of {found['files']} files, {format_bytes(found['bytes'])}")
+    say(f"held: {format_bytes(found['held_bytes'])} in {found['seconds']:.1f} s ({found['gb_per_s']:.2f} GB/s)")
     for extension, why in found["choices"].items():
-        print(f"  .{printable(extension) or '(none)'}: {why}")
+        say(f"  .{extension or '(none)'}: {why}")
     for name, size in found["estimates"].items():
-        print(f"with {name}: about {format_bytes(size)}")
+        say(f"with {name}: about {format_bytes(size)}")
     for reason, count in found["problem_counts"].items():
-        print(f"{count} {reason}")
+        say(f"{count} {reason}")
     for line in found["first_problems"]:
-        print(f"  {line}")
+        say(f"  {line}")
 
 
 COMMAND = Command("stage", stage_folder, panel="Measure")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.telemetry.redact import redact_command, redact_text
 
@@ -58,9 +59,9 @@ def train(
         checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
     )
     for notice in (*notices, *planned.notices):
-        print(f"gh200: {notice}", file=sys.stderr)
+        say(f"gh200: {notice}", error=True)
     if dry_run:
-        print(planned.shown())
+        say(planned.shown())
         return
     named = checked.config.get("output_dir")
     output = Path(str(named)) if named else None
@@ -69,7 +70,7 @@ def train(
     last = closing_line(ended, output=output, again=again, resumes=bool(checked.config.get("resume_from_checkpoint")))
     if last is not None:
         # SimpleTuner's progress bar may have been left in the middle of its line.
-        print(f"{'' if ended.signal is None else chr(10)}gh200: {redact_text(last)}", file=sys.stderr)
+        say(f"{'' if ended.signal is None else chr(10)}gh200: {redact_text(last)}", error=True)
     raise typer.Exit(ended.exit_code)
 
 

@@ -160,9 +160,9 @@ def _print_one(verdict: Verdict, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(verdict.to_json()))
         return
-    from rich.console import Console
+    from simpletuner_gh200.cli.terminal import screen
 
-    console = Console()
+    console = screen()
     console.print(_seam_table(verdict))
     console.print(_feature_table(verdict))
     broken = len(verdict.broken)
@@ -174,16 +174,16 @@ def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
         document = {"ok": all(verdict.ok for verdict in verdicts), "releases": [v.to_json() for v in verdicts]}
         typer.echo(json.dumps(document))
         return
-    from rich.console import Console
     from rich.table import Table
 
+    from simpletuner_gh200.cli.terminal import screen
     from simpletuner_gh200.upstream.features import FEATURES
 
     table = Table("SimpleTuner", *FEATURES, title="features per release")
     table.columns[0].no_wrap = True
     for verdict in verdicts:
         table.add_row(verdict.version, *("on" if verdict.features[name].on else "off" for name in FEATURES))
-    Console().print(table)
+    screen().print(table)
     for verdict in verdicts:
         for row in verdict.broken:
             typer.echo(f"{verdict.version}: {row.name}: {row.found} -> off: {row.feature}")

@@ -1,4 +1,4 @@
-"""GH307 to GH311: what the kernel and the container grant a process."""
+"""GH307 to GH312: what the kernel and the container grant a process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.memory.mapping import LARGE_PAGE
 from simpletuner_gh200.units import GIB, KIB, MIB, format_bytes
 
 _MORE_LOCKED = (
@@ -29,6 +30,8 @@ def locked_memory(context: Context) -> Finding:
     if limit is None:
         return passed("unlimited")
     shown = f"{format_bytes(limit)} may be locked"
+    if context.has_device and context.driver.capabilities(0).host_page_tables:
+        return warned(f"{shown}; registering slabs pins none on this device, NCCL's buffers may", _MORE_LOCKED)
     if limit >= 8 * GIB:
         return warned(f"{shown}; slabs beyond that can't be registered", _MORE_LOCKED)
     return failed(shown, _MORE_LOCKED) if context.nvidia_gpus or context.has_device else warned(shown, _MORE_LOCKED)
@@ -66,6 +69,8 @@ def _mounted_size(context: Context) -> int | None:
 
 
 def huge_pages(context: Context) -> Finding:
+    if context.page_size >= LARGE_PAGE:
+        return passed(f"none wanted: with {format_bytes(context.page_size)} pages a huge one is 512 MiB")
     mode = _chosen(context.read(f"{_HUGE_PAGES}/enabled"))
     if mode is None:
         return skipped("the kernel has no transparent huge pages")
@@ -96,6 +101,20 @@ def cores_for_workers(context: Context) -> Finding:
             f"set num_workers to {usable}, or leave it out; or give the container more CPUs",
         )
     return passed(f"{usable} cores may be used")
+
+
+def memory_policy_calls(context: Context) -> Finding:
+    refused = context.refused_placement
+    if not refused:
+        return passed("mbind, move_pages and memory policies are allowed")
+    shown = ", ".join(f"{call} ({why})" for call, why in refused.items())
+    if len(context.nodes) < 2:
+        return passed(f"refused, and not needed with one memory node: {shown}")
+    return warned(
+        f"refused: {shown}; slabs and pinned memory may land on any node, HBM included, and nobody can see where",
+        "docker run --cap-add SYS_NICE (its default filter refuses these calls without), or a seccomp profile that "
+        "allows them; Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
+    )
 
 
 CHECKS = (
@@ -129,5 +148,12 @@ CHECKS = (
         what="cores and staging workers",
         why="More workers than cores only take turns. A container's CPU quota counts, not what nproc of the host says.",
         run=cores_for_workers,
+    ),
+    Check(
+        code="GH312",
+        what="memory placement calls",
+        why="Slabs are bound to the GPU's own CPU node, and each rank keeps its memory off HBM; containers may forbid "
+        "the calls for it.",
+        run=memory_policy_calls,
     ),
 )

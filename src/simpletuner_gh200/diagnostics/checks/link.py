@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.diagnostics.bandwidth import SIZE, Direction, Measured, coherent_link, measure
+from simpletuner_gh200.diagnostics.bandwidth import Direction, Measured, coherent_link, measure
 from simpletuner_gh200.diagnostics.beyond_hbm import allocate_beyond
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import DriverError
+from simpletuner_gh200.memory.allocate import measured_size
 from simpletuner_gh200.memory.ceilings import managed_room, pool_allowance, trial_fits
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.units import MIB, format_bytes
@@ -32,7 +33,7 @@ def _free(context: Context) -> int:
 
 
 def _size(context: Context) -> int:
-    return min(SIZE, _free(context) // 4)
+    return min(measured_size(context.root), _free(context) // 4)
 
 
 def _one_way(context: Context, direction: Direction, least: float, fix: str) -> Finding:
@@ -48,12 +49,13 @@ def _one_way(context: Context, direction: Direction, least: float, fix: str) -> 
 
 
 def _remote(context: Context, direction: Direction) -> Measured | None:
-    """On the CPU node that is not the device's own; None where there is none."""
+    """On the CPU node that is not the device's own; None where there is none, or memory can't be put there."""
     near = context.driver.capabilities(0).host_node
     far = [node.index for node in context.nodes if node.has_cpus and node.index != near]
     if near is None or not far:
         return None
-    return measure(context.driver, 0, direction, node=far[-1], size=_size(context))
+    found = measure(context.driver, 0, direction, node=far[-1], size=_size(context))
+    return found if found.node == far[-1] else None
 
 
 def to_device(context: Context) -> Finding:
@@ -82,7 +84,7 @@ def remote_node(context: Context) -> Finding:
         return skipped(reason)
     both = [_remote(context, "to device"), _remote(context, "to host")]
     shown = [str(found) for found in both if found is not None]
-    return passed("; ".join(shown)) if shown else skipped("one CPU memory node: nothing is remote")
+    return passed("; ".join(shown)) if shown else skipped("no second CPU memory node that memory could be put on")
 
 
 def beyond_hbm(context: Context) -> Finding:

@@ -34,6 +34,12 @@ def current() -> Driver:
         return _current
 
 
+def single_pool() -> bool:
+    """Do the CPU and this process's GPU share one physical memory?"""
+    driver = current()
+    return driver.capabilities(driver.home).integrated
+
+
 @contextmanager
 def using(driver: Driver) -> Iterator[Driver]:
     """Make ``driver`` the current one inside the block: for tests and for the selftest."""

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from simpletuner_gh200.operate.monitor.alerts import Alert
 from simpletuner_gh200.operate.report.summary import summary
+from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.units import format_bytes, format_seconds
 
@@ -34,10 +35,12 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 def view(run: Recorded, found: Sequence[Alert], *, width: int = 40) -> RenderableType:
     """Everything on one screen."""
     parts: list[RenderableType] = [_heading(run), _progress(run), _curves(run, width)]
-    parts += [Text(f"{'ALARM' if a.level == 'alarm' else 'warning'}: {a.text}", style=_style(a)) for a in found]
+    parts += [
+        Text(f"{'ALARM' if a.level == 'alarm' else 'warning'}: {printable(a.text)}", style=_style(a)) for a in found
+    ]
     if not found:
         parts.append(Text("nothing to be alarmed about", style="dim"))
-    return Panel(Group(*parts), title=Text(str(run.path.parent.parent.name or run.path)), title_align="left")
+    return Panel(Group(*parts), title=Text(printable(run.path.parent.parent.name or run.path)), title_align="left")
 
 
 def spark(values: Sequence[float], width: int) -> str:
@@ -52,7 +55,7 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def _heading(run: Recorded) -> RenderableType:
-    return Text("   ".join(f"{what}: {value}" for what, value in summary(run)[:3]))
+    return Text("   ".join(f"{what}: {printable(value)}" for what, value in summary(run)[:3]))
 
 
 def _progress(run: Recorded) -> RenderableType:
@@ -72,6 +75,10 @@ def _curves(run: Recorded, width: int) -> RenderableType:
         if values:
             table.add_row(Text(title, style="bold"), Text(unit(values[-1])), Text(spark(values, width), style="green"))
     return table
+
+
+def _level(alert: Alert) -> str:
+    return "ALARM" if alert.level == "alarm" else "warning"
 
 
 def _style(alert: Alert) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from simpletuner_gh200.telemetry.printable import printable
+
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 640, 240
@@ -15,6 +17,11 @@ MOST_POINTS = 400
 LARGEST = 1e300
 """Of what is drawn: beyond it the ends of an axis are no numbers any more."""
 COLOURS = ("#0b6e4f", "#c8553d", "#2f4b7c", "#8a5a9e", "#a07800", "#4a7f95")
+
+
+def escaped(text: str) -> str:
+    """For the page: no markup, and nothing that would steer a reader who looks at its source on a terminal."""
+    return escape(printable(text, lines=True))
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ def plot(
     scale = 1024.0 ** max(0, int(math.log(high, 1024))) if binary and high > 1 else 1.0
     marks = [_path(line, COLOURS[number % len(COLOURS)], across, up) for number, line in enumerate(drawn)]
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(label)}">'
         + _grid([tick * scale for tick in ticks(low / scale, high / scale)], up, unit)
         + _steps(min(xs), max(xs), across)
         + "".join(marks)
@@ -103,7 +110,7 @@ def _range(low: float, high: float, *, from_zero: bool) -> tuple[float, float]:
 
 def _path(line: Line, colour: str, across: _Scale, up: _Scale) -> str:
     moves = " ".join(f"{'M' if not n else 'L'}{across(x):.1f},{up(y):.1f}" for n, (x, y) in enumerate(line.points))
-    title = f"<title>{escape(line.name)}</title>"
+    title = f"<title>{escaped(line.name)}</title>"
     if len(line.points) == 1:
         (x, y), *_ = line.points
         return f'<circle class="mark" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3" fill="{colour}">{title}</circle>'
@@ -113,7 +120,7 @@ def _path(line: Line, colour: str, across: _Scale, up: _Scale) -> str:
 def _grid(values: Sequence[float], up: _Scale, unit: Callable[[float], str]) -> str:
     return "".join(
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{escape(unit(value))}</text>'
+        f'<text x="{LEFT - 6}" y="{up(value) + 4:.1f}" text-anchor="end">{escaped(unit(value))}</text>'
         for value in values
     )
 
@@ -131,7 +138,7 @@ def _legend(lines: Sequence[Line]) -> str:
     if len(lines) < 2:
         return ""
     items = (
-        f'<li><span class="swatch" style="background:{COLOURS[number % len(COLOURS)]}"></span>{escape(line.name)}</li>'
+        f'<li><span class="swatch" style="background:{COLOURS[number % len(COLOURS)]}"></span>{escaped(line.name)}</li>'
         for number, line in enumerate(lines)
     )
     return f'<ul class="legend">{"".join(items)}</ul>'

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.report.figures import figures
+from simpletuner_gh200.operate.report.marks import escaped
 from simpletuner_gh200.operate.report.summary import summary
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.telemetry.redact import redact
@@ -43,7 +43,7 @@ def page(run: Recorded, *, title: str, doctor: Mapping[str, Any] | None = None) 
     """The whole report as text."""
     shown = Recorded(run.path, redact(run.start), redact(run.end), run.steps, run.unreadable)
     parts = [
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{escaped(title)}</h1>",
         _definitions(summary(shown)),
         _plots(shown),
         _section("Settings", _settings(shown)),
@@ -56,9 +56,9 @@ def page(run: Recorded, *, title: str, doctor: Mapping[str, Any] | None = None) 
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped(POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+        f"<title>{escaped(title)}</title><style>{STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
     )
 
 
@@ -69,7 +69,7 @@ def _plots(run: Recorded) -> str:
     return (
         '<div class="plots">'
         + "".join(
-            f"<figure><h2>{escape(figure.title)}</h2>{figure.svg}<figcaption>{escape(figure.caption)}</figcaption></figure>"
+            f"<figure><h2>{escaped(figure.title)}</h2>{figure.svg}<figcaption>{escaped(figure.caption)}</figcaption></figure>"
             for figure in drawn
         )
         + "</div>"
@@ -113,18 +113,18 @@ def _seconds(run: Recorded) -> list[tuple[str, str]]:
 
 
 def _section(title: str, content: str) -> str:
-    return f"<details open><summary>{escape(title)}</summary>{content}</details>" if content else ""
+    return f"<details open><summary>{escaped(title)}</summary>{content}</details>" if content else ""
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
-    return "<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in rows) + "</dl>"
+    return "<dl>" + "".join(f"<div><dt>{escaped(a)}</dt><dd>{escaped(b)}</dd></div>" for a, b in rows) + "</dl>"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f"<th>{escaped(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

@@ -111,7 +111,8 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
             outcome.interrupt(str(written), TRY_AGAIN)
             raise
         except KeyboardInterrupt:
-            outcome.interrupt("interrupted by the user")
+            if outcome.status != "failed":  # else a feature of ours had to end the run, and has said why
+                outcome.interrupt("interrupted by the user")
             raise
         except SystemExit as stopped:
             outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"

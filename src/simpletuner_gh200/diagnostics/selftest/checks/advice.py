@@ -67,7 +67,7 @@ def _prefetch(bench: Bench) -> str:
             expect(bool(back), back.reason)
         finally:
             bench.driver.destroy_stream(stream, bench.ordinal)
-    return "to the device and back, confirmed both times"
+    return "to the device and back, as the driver's record says"
 
 
 def _batched_prefetch(bench: Bench) -> str:
@@ -123,7 +123,7 @@ CHECKS = (
     SelfCheck("advice.accessed_by", "accessed-by reads back", _accessed_by),
     SelfCheck("advice.preferred_device", "preferred location: device reads back", _preferred_device),
     SelfCheck("advice.preferred_host", "preferred location: host, mapped for the device, reads back", _preferred_host),
-    SelfCheck("advice.prefetch", "prefetch is confirmed in both directions", _prefetch),
+    SelfCheck("advice.prefetch", "prefetch reads back in both directions", _prefetch),
     SelfCheck("advice.prefetch_batch", "several ranges are prefetched at once", _batched_prefetch),
     SelfCheck("advice.whole_pages", "only whole pages inside the range are advised", _whole_pages),
     SelfCheck("advice.system_memory", "system memory follows the machine's mode", _system_memory),

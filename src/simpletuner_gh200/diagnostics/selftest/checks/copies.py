@@ -54,8 +54,8 @@ class DriverMemory:
 
 
 def _slab(bench: Bench) -> Slab:
-    """Every row full of its own number."""
-    slab = SlabMaker(bench.driver, ordinal=bench.ordinal, measured={}).make(MIB, label="selftest")
+    """As training has it: shared, bound, registered. Every row full of its own number."""
+    slab = SlabMaker(bench.driver, ordinal=bench.ordinal, measured={}).make(MIB, label="selftest", shared=True)
     slab.array.reshape(ROWS, ROW)[:] = [[row % 251] for row in range(ROWS)]
     return slab
 
@@ -126,24 +126,27 @@ def _ordering(bench: Bench) -> str:
     """Host -> device on one stream, an event, device -> host on another: without the wait the bytes would be old."""
     bench.need_device()
     driver, ordinal, size = bench.driver, bench.ordinal, 8 * MIB
-    source, back = map_anonymous(size), map_anonymous(size)
+    maker = SlabMaker(driver, ordinal=ordinal, measured={})
+    source, back = (maker.make(size, label=end, shared=True) for end in ("source", "back"))
     first, second, event = driver.create_stream(ordinal), driver.create_stream(ordinal), driver.create_event(ordinal)
     target = driver.alloc_device(size, ordinal)
     try:
         for value in range(1, 9):
-            source.array()[:] = value
+            source.array[:] = value
             driver.copy([(target, source.address, size)], first, ordinal)
             driver.record_event(event, first, ordinal)
             driver.wait_event(second, event, ordinal)
             driver.copy([(back.address, target, size)], second, ordinal)
             driver.synchronize_stream(second, ordinal)
-            seen = int(back.array()[0]), int(back.array()[-1])
+            seen = int(back.array[0]), int(back.array[-1])
             expect(seen == (value, value), f"round {value}: the second stream saw {seen}")
     finally:
         driver.free(target, ordinal)
         driver.destroy_event(event, ordinal)
         driver.destroy_stream(first, ordinal)
         driver.destroy_stream(second, ordinal)
+        source.close()
+        back.close()
     return "8 rounds over two streams"
 
 

@@ -216,8 +216,12 @@ def _on_device(tensors: Sequence[torch.Tensor], hbm: HbmTier) -> torch.Tensor | 
     alike = {(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors}
     if len(alike) != 1 or any(not tensor.is_contiguous() or tensor.requires_grad for tensor in tensors):
         return None
-    rows = [hbm.on_device(tensor) for tensor in tensors]
-    return torch.cat(rows) if rows[0].dim() == 3 else torch.stack(rows)
+    try:
+        rows = [hbm.on_device(tensor) for tensor in tensors]
+        return torch.cat(rows) if rows[0].dim() == 3 else torch.stack(rows)
+    except torch.cuda.OutOfMemoryError:
+        hbm.give_up()
+        return None
 
 
 def _in_its_container(entry: Found, row: torch.Tensor) -> Any:

@@ -16,10 +16,11 @@ from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
 from simpletuner_gh200.memory.ceilings import embeds_allowance
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.detect import current
+from simpletuner_gh200.memory.out_of_memory import on_out_of_memory
 from simpletuner_gh200.memory.pressure import Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -47,6 +48,8 @@ class CachesFeature(Feature):
         """By the identity of SimpleTuner's cache object."""
         self._copier: Any = None
         self._hbm: HbmTier | None = None
+        self._hbm_allowed = False
+        self._first_step = 0
         self._final: dict[str, Any] = {}
         self._slabs: SlabMaker | None = None
 
@@ -78,6 +81,9 @@ class CachesFeature(Feature):
         self._caches.fill(lazy=settings.fill == "lazy")
         self.batch_path = self._batch_path(found)
 
+    def before_train(self, trainer: Any) -> None:
+        self._first_step = int(trainer.state.get("global_step", 0))
+
     def rebuild_cache(self, cache: Any) -> None:
         table = self._tables.get(id(cache))
         if table is not None:
@@ -89,6 +95,8 @@ class CachesFeature(Feature):
         if self._copier is not None:
             # A cache that was given back or rebuilt copies no more: what its last copies read would stay held.
             self._copier.let_go()
+        if self._hbm is not None and not self._hbm_allowed:
+            self._allow_hbm(self._hbm, int(trainer.state.get("global_step", 0)))
         return batch
 
     def metrics(self, values: dict[str, Any]) -> None:
@@ -148,7 +156,9 @@ class CachesFeature(Feature):
     def _open(self, settings: CacheSettings, found: list[FoundCache], packs: Path | None) -> Caches:
         group = NodeGroup.from_environment("caches")
         limit = settings.memory_limit_gb
-        self._slabs = maker = SlabMaker(current(), asked=settings.slab, ranks=group.local_world_size)
+        driver = current()
+        speeds = node_speeds(group, driver, driver.home) if settings.slab == "auto" else None
+        self._slabs = maker = SlabMaker(driver, asked=settings.slab, ranks=group.local_world_size, measured=speeds)
         return Caches(
             [cache.wanted for cache in found],
             allowed=gib_to_bytes(limit) if limit is not None else None,
@@ -198,22 +208,31 @@ class CachesFeature(Feature):
         return DeviceDelivery(self._copier)
 
     def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:
-        """None without a device of its own memory: then embeds are joined on the host."""
-        limit = self.settings.part(CacheSettings).hbm_limit_gb
+        """None unless ``hbm_limit_gb`` asks for it: embeds are joined on the host then."""
+        if not self.settings.part(CacheSettings).hbm_limit_gb:
+            return None
         if self._copier is None or not embeds:
-            if limit is not None:
-                why = "batches are not put on a device" if self._copier is None else "no text cache is served"
-                logger.warning("gh200: hbm_limit_gb has nothing to do here: %s", why)
+            why = "batches are not put on a device" if self._copier is None else "no text cache is served"
+            logger.warning("gh200: hbm_limit_gb has nothing to do here: %s", why)
             return None
         import torch
 
-        driver, ordinal = current(), torch.cuda.current_device()
-        free, _total = driver.memory_info(ordinal)
-        asked = gib_to_bytes(limit) if limit is not None else None
-        allowed = embeds_allowance(driver.capabilities(ordinal), free, asked)
-        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed.size), allowed.why)
-        self._hbm = HbmTier(embeds, allowed.size, through(self._copier, torch.device("cuda", ordinal)))
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._hbm = HbmTier(embeds, through(self._copier, device))
+        on_out_of_memory(self._hbm.give_up)
         return self._hbm
+
+    def _allow_hbm(self, tier: HbmTier, global_step: int) -> None:
+        """Once, after the first optimizer step: model, gradients and optimizer have what they need by then."""
+        limit = self.settings.part(CacheSettings).hbm_limit_gb
+        if limit is None or global_step <= self._first_step:
+            return
+        self._hbm_allowed = True
+        driver = current()
+        free, _total = driver.memory_info(driver.home)
+        allowed = embeds_allowance(driver.capabilities(driver.home), free, gib_to_bytes(limit))
+        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed.size), allowed.why)
+        tier.allow(allowed.size)
 
 
 def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.store.problems import printable
 from simpletuner_gh200.store.reader import StagedDataset
+from simpletuner_gh200.telemetry.printable import printable
 
 if TYPE_CHECKING:
     Local = Any

@@ -1,0 +1,44 @@
+"""The way out of every command: words and tables, with nothing in them that could steer the terminal.
+
+Commands say plain lines with ``say`` and draw with ``screen()``. What a name or a value holds that doesn't print is
+shown escaped, even where a command forgot about it: styles and cursor movements of our own are not text to rich.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
+
+from simpletuner_gh200.telemetry.printable import printable
+
+
+def say(words: object, *, error: bool = False) -> None:
+    """One line, or several, on standard output or standard error."""
+    print(printable(str(words), lines=True), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def screen(*, stderr: bool = False) -> Console:
+    """A console for tables and styles."""
+    console = Console(stderr=stderr)
+    console.push_render_hook(_PrintableText())
+    return console
+
+
+class _PrintableText(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Printable(renderable) for renderable in renderables]
+
+
+class _Printable:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self._renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text, lines=True), segment.style)
