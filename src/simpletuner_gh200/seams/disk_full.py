@@ -16,7 +16,7 @@ _SIGNS = (
     "StorageFull",
     "Disk quota exceeded",
     "PytorchStreamWriter failed",
-    "unexpected pos",
+    "iostream error",
 )
 """Of safetensors and of torch, whose writer forgets the cause."""
 

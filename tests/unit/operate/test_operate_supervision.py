@@ -22,9 +22,9 @@ from simpletuner_gh200.seams.rank import run_rank
 MIDDLE = """
     import subprocess, sys
     ranks = [subprocess.Popen([sys.executable, {rank!r}, str(number)], start_new_session={apart}) for number in {ranks}]
-    codes = [rank.wait() for rank in ranks]
-    print("the middle speaks", codes, flush=True)
-    sys.exit(any(codes))
+    for rank in ranks:
+        print("the middle speaks", rank.wait(), flush=True)
+    sys.exit(any(rank.returncode for rank in ranks))
 """
 RANK = """
     import os, signal, sys, time
@@ -32,8 +32,8 @@ RANK = """
     os.environ["RANK"] = number = sys.argv[1]
     line = Lifeline.from_environment(os.environ)
     line.hold()
-    def ready(name):
-        open({folder!r} + f"/{{name}}.new", "w").write(str(os.getpid()))
+    def ready(name, pid=None):
+        open({folder!r} + f"/{{name}}.new", "w").write(str(pid or os.getpid()))
         os.rename({folder!r} + f"/{{name}}.new", {folder!r} + f"/{{name}}.pid")
 """
 SLEEPS = 'line.tell(phase="caching"); ready(number); time.sleep(60)'
@@ -120,11 +120,14 @@ def test_a_rank_that_finds_its_launcher_gone_does_not_start(monkeypatch):
 
 
 def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
-    """One rank ends by itself, one never would; the middle, which would print about them, doesn't get to."""
+    """One rank ends by itself, one never would, nor what it started; the middle, which would print, doesn't get to."""
     body = """
+        import subprocess
         line.tell(phase="caching")
         if number == "1":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            helper = subprocess.Popen(["sleep", "60"], start_new_session=True)
+            ready("helper", helper.pid)
         ready(number)
         try:
             time.sleep(60)
@@ -151,7 +154,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
     assert seen.signal == signal.SIGINT
     assert seen.phase == "caching"
     assert seen.summaries == {"0": {"status": "interrupted", "rank": 0}}
-    assert all(map(gone, pids(tmp_path, "0", "1")))
+    assert all(map(gone, pids(tmp_path, "0", "1", "helper")))
     assert output.read_text() == ""
 
 

@@ -54,10 +54,19 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path, monkeypatch):
     assert runtime.outcome.status == "not started"
 
 
-def test_a_full_disk_is_the_cause_and_comes_last(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing central directory",
+        "basic_ios::clear: iostream error",
+        'Error while serializing: I/O error: Os { code: 28, kind: StorageFull, message: "No space left on device" }',
+    ],
+    ids=["torch 2.9", "torch 2.14", "safetensors"],
+)
+def test_a_full_disk_is_the_cause_and_comes_last(monkeypatch, words):
     monkeypatch.setattr(disk_full_module, "_free", lambda place: 4096 if place == "/full/output" else 1 << 40)
     outcome = RunOutcome(output_dir="/full/output")
-    outcome.fail(RuntimeError("[enforce fail] . PytorchStreamWriter failed writing file data/3: file write failed"))
+    outcome.fail(RuntimeError(words))
     assert outcome.reason.splitlines()[-1] == "  cause: the disk of /full/output is full (4 KiB left)"
     outcome.fail(DatasetTooLarge("too large", needed=2, allowed=1))
     assert "cause" not in outcome.reason
