@@ -1,4 +1,4 @@
-"""Unit tests never touch the user's cache."""
+"""Unit tests never touch the user's cache, and never wait for an import of SimpleTuner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from simpletuner_gh200.upstream import option_reading
+from tests.unit.few_options import maker_of
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,3 +26,11 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     folder = tmp_path_factory.mktemp("private")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A child that hands out a small table at once, in place of the one that imports SimpleTuner."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(option_reading, "MAKER", maker_of(tmp_path_factory.mktemp("options")))
+        yield

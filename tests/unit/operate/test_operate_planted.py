@@ -22,6 +22,7 @@ SECRETS = {
 
 CONFIG = {
     "model_family": "sdxl",
+    "model_type": "lora",
     "hub_token": SECRETS["hub"],
     "webhook_config": json.dumps([{"webhook_type": "discord", "webhook_url": SECRETS["webhook"]}]),
     "aws_secret_access_key": SECRETS["bucket"],

@@ -15,7 +15,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.models import FAMILIES, choose_model
 from simpletuner_gh200.operate.preflight import check_configuration
-from simpletuner_gh200.operate.project import Wish, files, write
+from simpletuner_gh200.operate.project import Wish, files, plan_project, write
 from simpletuner_gh200.upstream.options import option_names
 
 EXAMPLES = Path(__file__).parents[3] / "config"
@@ -94,7 +94,7 @@ def test_no_example_is_left_out() -> None:
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 4), (2, 1), (2, 4)])
 def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: int, gpus: int) -> None:
     wish = Wish(tmp_path / "run", choose_model("flux"), data, nodes=nodes, gpus_per_node=gpus)
-    write(wish)
+    write(plan_project(wish))
     checked = check_configuration(explicit=str(tmp_path / "run/config/config.json"), env_name=None, flags=())
     assert checked.settings.in_memory_datasets == ("train_images",)
     config = checked.config
@@ -107,28 +107,28 @@ def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: in
 def test_the_ramp_comes_out_even_for_any_number_of_ranks(tmp_path: Path, data: Path) -> None:
     for ranks in (1, 3, 8):
         wish = Wish(tmp_path, choose_model("sdxl"), data, gpus_per_node=ranks, batch=3)
-        block = json.loads(files(wish)["config/config.json"])["gh200_optimizations"]
+        block = json.loads(files(plan_project(wish))["config/config.json"])["gh200_optimizations"]
         assert block["initial_effective_batch_size"] == 3 * ranks
         assert block["target_effective_batch_size"] % (3 * ranks) == 0
 
 
 def test_captions_decide_the_strategy(tmp_path: Path, data: Path) -> None:
     wish = Wish(tmp_path, choose_model("sdxl"), data)
-    assert json.loads(files(wish)["config/datasets.json"])[0]["caption_strategy"] == "textfile"
+    assert json.loads(files(plan_project(wish))["config/datasets.json"])[0]["caption_strategy"] == "textfile"
     (data / "a.txt").unlink()
-    assert json.loads(files(wish)["config/datasets.json"])[0]["caption_strategy"] == "filename"
+    assert json.loads(files(plan_project(wish))["config/datasets.json"])[0]["caption_strategy"] == "filename"
 
 
 def test_nothing_is_replaced_unless_told_to(tmp_path: Path, data: Path) -> None:
     wish = Wish(tmp_path / "run", choose_model("sdxl"), data)
-    write(wish)
+    write(plan_project(wish))
     (tmp_path / "run/config/config.json").write_text("mine")
     (tmp_path / "run/config/datasets.json").unlink()
     with pytest.raises(UsageError, match="--force"):
-        write(wish)
+        write(plan_project(wish))
     assert (tmp_path / "run/config/config.json").read_text() == "mine"
     assert not (tmp_path / "run/config/datasets.json").exists()
-    write(wish, force=True)
+    write(plan_project(wish), force=True)
     assert (tmp_path / "run/config/config.json").read_text() != "mine"
 
 
@@ -152,4 +152,4 @@ def test_a_local_pipeline_tells_its_family(tmp_path: Path) -> None:
 def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, folder: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="--data"):
-        write(Wish(tmp_path / "run", choose_model("sdxl"), tmp_path / folder))
+        plan_project(Wish(tmp_path / "run", choose_model("sdxl"), tmp_path / folder))

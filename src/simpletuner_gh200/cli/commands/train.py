@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
 from simpletuner_gh200.telemetry.redact import redact_text
 
 
@@ -34,48 +34,31 @@ def train(
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
     from simpletuner_gh200.operate import launching, preflight
+    from simpletuner_gh200.operate.closing import closing_lines
     from simpletuner_gh200.seams.rank import KILL_SWITCH
 
-    flags, env = _upstream_spelling(context.args, env)
-    preflight.check_installation()
+    flags, env = upstream_spelling(context.args, env)
     if os.environ.get(KILL_SWITCH) == "0":
-        checked = preflight.check_stock(explicit=config, env_name=env)
-        notices = [f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension"]
+        ready = preflight.check_stock(explicit=config, env_name=env, flags=flags)
+        _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
-        checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
-        notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
-    planned = launching.launch_command(
-        checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
-    )
-    for notice in (*notices, *planned.notices):
-        print(f"gh200: {notice}", file=sys.stderr)
+        ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
+    for note in ready.notes:
+        _say(redact_text(note))
     if dry_run:
-        print(planned.shown())
+        print(ready.launch.shown())
         return
-    ended = launching.run(planned)
+    ended = launching.run(ready.launch)
     for summary in ended.summaries[:1]:
         if summary["status"] != "completed":
-            print(f"gh200: training {summary['status']}: {redact_text(str(summary['reason']))}", file=sys.stderr)
+            _say(f"training {summary['status']}: {redact_text(str(summary['reason']))}")
+        for label, text in closing_lines(summary):
+            _say(f"{label}: {text}")
     raise typer.Exit(ended.exit_code)
 
 
-def _upstream_spelling(words: list[str], env: str | None) -> tuple[list[str], str | None]:
-    """SimpleTuner also takes ``key=value`` without dashes, and ``env=NAME`` and ``example=NAME`` among them."""
-    flags: list[str] = []
-    for position, word in enumerate(words):
-        before = words[position - 1] if position else ""
-        after_flag = before.startswith("--") and "=" not in before
-        if not word.startswith("--") and "=" not in word and not after_flag:
-            raise UsageError(f"{word!r} is not a flag", remedy=f"did you mean --config {word}?")
-        if word.startswith("--") or "=" not in word or after_flag:
-            flags.append(word)
-        elif word.startswith("env="):
-            env = word.removeprefix("env=")
-        elif word.startswith("example="):
-            env = "examples/" + word.removeprefix("example=")
-        else:
-            flags.append(f"--{word}")
-    return flags, env
+def _say(words: str) -> None:
+    print(f"gh200: {words}", file=sys.stderr, flush=True)
 
 
 COMMAND = Command(
