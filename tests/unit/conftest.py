@@ -29,8 +29,14 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 
 @pytest.fixture(autouse=True, scope="session")
-def few_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A child that hands out a small table at once, in place of the one that imports SimpleTuner."""
+def no_import_of_simpletuner() -> Iterator[None]:
+    """Reading its options would import it, in a child, for a quarter of a minute: here it fails at once."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(option_reading, "MAKER", maker_of(tmp_path_factory.mktemp("options")))
+        patched.setattr(option_reading, "MAKER", ("not-in-unit-tests",))
         yield
+
+
+@pytest.fixture
+def few_options(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, private_cache: Path) -> None:
+    """A child that hands out a small table at once."""
+    monkeypatch.setattr(option_reading, "MAKER", maker_of(tmp_path_factory.mktemp("options")))

@@ -31,7 +31,7 @@ _OPTIONS = (
     Option("learning_rate", "float"),
     Option("caption_dropout_probability", "float"),
     Option("model_family", choices=("flux", "sd3", "sdxl", "qwen_image"), folded=True),
-    Option("model_type", choices=("full", "lora"), required=True),
+    Option("model_type", choices=("full", "lora")),
     Option("mixed_precision", choices=("no", "fp16", "bf16", "fp8")),
 )
 

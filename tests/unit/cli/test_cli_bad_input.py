@@ -13,6 +13,8 @@ from simpletuner_gh200 import launch
 from simpletuner_gh200.cli.main import main
 from tests.unit.nobody import as_nobody
 
+pytestmark = pytest.mark.usefixtures("few_options")
+
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):

@@ -61,6 +61,7 @@ def test_folders_that_nobody_can_look_for_here(entry):
 def test_a_missing_folder_is_named_and_a_tilde_explained(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "a.png").touch()
     assert Dataset({"id": "a", "instance_data_dir": str(tmp_path / "cats")}).missing() == []
     (missing,) = Dataset({"id": "a", "instance_data_dir": "no/cats"}).missing()
     assert str(missing) == "dataset 'a'.instance_data_dir: 'no/cats': no such folder (create it or correct the path)"
