@@ -37,6 +37,8 @@ def no_import_of_simpletuner() -> Iterator[None]:
 
 
 @pytest.fixture
-def few_options(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, private_cache: Path) -> None:
-    """A child that hands out a small table at once."""
-    monkeypatch.setattr(option_reading, "MAKER", maker_of(tmp_path_factory.mktemp("options")))
+def few_options(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that hands out a small table at once, and a place of the test's own in the cache to keep it."""
+    folder = tmp_path_factory.mktemp("options")
+    monkeypatch.setattr(option_reading, "MAKER", maker_of(folder))
+    monkeypatch.setattr(option_reading, "KIND", folder.name)

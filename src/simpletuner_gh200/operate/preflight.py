@@ -169,7 +169,7 @@ def _written(checker: Checker, located: Located, flags: Sequence[str], env_name:
         problems += checker.flags(extra)
         given |= {flag.removeprefix("--") for flag, _value in flag_words(extra)}
         there = {**os.environ, **sourced(env_name or os.environ.get("ENV")), **variables}
-        given |= {option for name, option in checker.table.variables.items() if there.get(name)}
+        given |= {flag.partition("=")[0] for name, flag in checker.table.variables.items() if there.get(name)}
     elif located.path is not None:
         values = read_training_config(located.path)
         problems, notes = checker.keys(values)

@@ -43,7 +43,7 @@ def read_options() -> OptionTable:
         options,
         frozenset(_older_flags(rewritten, options, cmd_args)),
         frozenset(_other_keys(options, cli_utils)),
-        {variable: flag.removeprefix("--").partition("=")[0] for variable, flag in env_file.env_to_args_map.items()},
+        {variable: flag.removeprefix("--") for variable, flag in env_file.env_to_args_map.items()},
         _switch_words(actions),
     )
 
@@ -109,7 +109,7 @@ def _with_rewritten_values(option: Option, cmd_args: ModuleType, cli_utils: Modu
         value = _at_the_parser(cmd_args, [f"--{option.name}={text}"])[0].partition("=")[2]
         return value in option.choices
 
-    folded = all(arrives(choice.upper()) for choice in option.choices)
+    folded = all(arrives(choice.swapcase()) for choice in option.choices)
     words = {word for module in (cmd_args, cli_utils) for word in _words_in(module)} - set(option.choices)
     translated = sorted(word for word in words if arrives(word))
     return Option(option.name, option.kind, (*option.choices, *translated), folded, option.required, option.bare)

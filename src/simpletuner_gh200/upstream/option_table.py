@@ -56,7 +56,7 @@ class OptionTable:
     other_keys: frozenset[str] = frozenset()
     """Keys of a file that it translates, or passes over: older spellings, and notes of its Web UI."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variable of a ``config.env`` -> the option it sets."""
+    """Variable of a ``config.env`` -> the option it sets, in one case with the value: ``option=value``."""
     switch_words: frozenset[str] = frozenset({"true", "false"})
 
     def to_json(self) -> dict[str, Any]:
@@ -127,12 +127,14 @@ class Checker:
         problems: list[Problem] = []
         notes: list[str] = []
         for variable, text in variables.items():
-            name = self.table.variables.get(variable)
-            option = self.table.options.get(name) if name is not None else None
-            if option is not None:
-                texts = _as_passed_on(text)
-                problems += self._values(variable, option, texts or [])
-            elif name is None and variable not in self.table.variables:
+            name, _, fixed = self.table.variables.get(variable, "").partition("=")
+            texts = _as_passed_on(text) or []
+            if name in self.table.options:
+                problems += [] if fixed else self._values(variable, self.table.options[name], texts)
+            elif name and texts:
+                what = f"stands for --{name}, which is unknown to SimpleTuner {self.table.version}"
+                problems.append(Problem(variable, what, "leave it out"))
+            elif not name:
                 near = difflib.get_close_matches(variable, self.table.variables, n=1, cutoff=_VARIABLE_NEAR)
                 notes += [f"{variable}: SimpleTuner reads no such variable (did you mean {near[0]!r}?)"] if near else []
         return problems, notes
@@ -170,14 +172,13 @@ class Checker:
     def _accepted(self, option: Option, near: str = "") -> str | None:
         if not option.choices:
             return None
-        if len(option.choices) <= _SHOWN_CHOICES:
-            return f"accepted: {', '.join(map(repr, option.choices))}"
         close = difflib.get_close_matches(near, option.choices, n=1, cutoff=_NEAR)
-        asked = f"did you mean {close[0]!r}? " if close else ""
-        return f"{asked}accepted: {', '.join(option.choices)}"
+        if close and len(option.choices) > _SHOWN_CHOICES:
+            return f"did you mean {close[0]!r}? it is one of {len(option.choices)}"
+        return f"accepted: {', '.join(map(repr, option.choices))}"
 
     def _unknown(self, name: str, where: str, *, flag: bool = False, what: str | None = None) -> Problem:
-        what = what or f"unknown to SimpleTuner {self.table.version}"
+        what = what or self._why_unknown(name)
         if name in REMOVED:
             return Problem(where, f"{what} ({REMOVED[name]})", "leave it out")
         own = {text.removeprefix("--"): text for text in self.own_flags} if flag else {}
@@ -187,6 +188,13 @@ class Checker:
         if not close:
             return Problem(where, what, "leave it out")
         return Problem(where, what, f"did you mean '{own.get(close[0]) or ('--' if flag else '') + close[0]}'?")
+
+    def _why_unknown(self, name: str) -> str:
+        """SimpleTuner's parser guesses a name that is cut short; nobody else who reads the configuration does."""
+        meant = {option.name for spelling, option in self.table.options.items() if spelling.startswith(name)}
+        if len(meant) == 1:
+            return "not written out, so that only SimpleTuner's parser would guess what is meant"
+        return f"unknown to SimpleTuner {self.table.version}"
 
 
 def _as_passed_on(value: object) -> list[str | None] | None:
