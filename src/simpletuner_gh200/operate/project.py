@@ -76,7 +76,7 @@ def plan_project(wish: Wish) -> Project:
 def files(project: Project) -> dict[str, str]:
     """Path below the folder -> content. Paths inside are absolute, so that a run may start anywhere."""
     wish = project.wish
-    config = {**training_config(wish), **our_blocks(wish)}
+    config = training_config(wish)
     for decision in project.decisions:
         config.update(decision.training)
     return {
@@ -124,6 +124,19 @@ def decide(wish: Wish, data: Survey) -> Iterator[Decision]:
         f"it has {format_bytes(data.bytes)} now, and room to grow by half",
         dataset={"in_memory": {"compression": "auto", "memory_limit_gb": limit}},
     )
+    yield Decision(
+        "latents and text embeds cached in memory the GPU reaches",
+        "no file is opened for a sample, and the next start takes them from packs",
+        training={
+            "cache_config": {
+                "vae_cache_type": "unified_memory",
+                "text_cache_type": "unified_memory",
+                "cache_dir": str(wish.folder.absolute() / "cache" / "gh200"),
+                "persistent_cache": True,
+            }
+        },
+    )
+    yield _ramp(wish)
     yield _checkpointing(wish)
 
 
@@ -141,6 +154,25 @@ def _captions(data: Survey) -> Decision:
 
 def _caption_source(strategy: str) -> dict[str, Any]:
     return {"caption_strategy": strategy}
+
+
+def _ramp(wish: Wish) -> Decision:
+    first = wish.batch * wish.ranks
+    length = min(400, max(1, wish.steps))
+    return Decision(
+        f"an effective batch that grows from {first} to {first * 8} over {length} micro-batches",
+        "small batches learn fast at first, large ones are steady later; batch_rampup_steps counts micro-batches per "
+        "rank, not optimizer steps",
+        training={
+            "gh200_optimizations": {
+                "enable_uvm_hints": True,
+                "enable_batch_size_rampup": True,
+                "initial_effective_batch_size": first,
+                "target_effective_batch_size": first * 8,
+                "batch_rampup_steps": length,
+            }
+        },
+    )
 
 
 def _checkpointing(wish: Wish) -> Decision:
@@ -226,25 +258,6 @@ _ON_A_CPU: Mapping[str, Any] = {
     "optimizer": "optimi-adamw",
     "disable_bucket_pruning": True,
 }
-
-
-def our_blocks(wish: Wish) -> dict[str, Any]:
-    effective = wish.batch * wish.ranks
-    return {
-        "cache_config": {
-            "vae_cache_type": "unified_memory",
-            "text_cache_type": "unified_memory",
-            "cache_dir": str(wish.folder.absolute() / "cache" / "gh200"),
-            "persistent_cache": True,
-        },
-        "gh200_optimizations": {
-            "enable_uvm_hints": True,
-            "enable_batch_size_rampup": True,
-            "initial_effective_batch_size": effective,
-            "target_effective_batch_size": effective * 8,
-            "batch_rampup_steps": min(400, max(1, wish.steps)),
-        },
-    }
 
 
 def dataset_list(project: Project) -> list[dict[str, Any]]:

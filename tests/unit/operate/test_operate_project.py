@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.files import read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import modernise
 from simpletuner_gh200.config.packages import find_package
@@ -153,3 +155,43 @@ def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, folder: str) ->
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="--data"):
         plan_project(Wish(tmp_path / "run", choose_model("sdxl"), tmp_path / folder))
+
+
+def said(*words: str) -> str:
+    result = CliRunner().invoke(build_app(), ["init", *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_init_says_what_it_found_and_what_it_chose_and_why(tmp_path: Path, data: Path) -> None:
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl", "--batch", "2")
+    assert "found 1 images, 1 with a caption beside them, 109 B" in shown
+    assert "chose captions from .txt files: each image has one" in shown
+    assert "chose square crops from the centre: " in shown and '"crop": false' in shown
+    assert "chose no validation pictures: " in shown and "validation_prompt" in shown
+    assert "grows from 2 to 16 over 400 micro-batches" in shown and "not optimizer steps" in shown
+    assert "chose activations computed again" in shown
+    assert f"wrote {tmp_path / 'run/config/config.json'}" in shown
+
+
+def test_a_caption_that_is_missing_is_why_names_are_used(tmp_path: Path, data: Path) -> None:
+    (data / "b.png").write_bytes(b"y")
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl")
+    assert "found 2 images, 1 with a caption" in shown
+    assert "chose file names as captions: only 1 of 2 images have a .txt" in shown
+    (entry, _embeds) = json.loads((tmp_path / "run/config/datasets.json").read_text())
+    assert entry["caption_strategy"] == "filename"
+
+
+def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
+    for wish in (
+        Wish(tmp_path, choose_model("flux"), data, gpus_per_node=2),
+        Wish(tmp_path, choose_model("sdxl"), data, cpu=True),
+    ):
+        project = plan_project(wish)
+        written = files(project)
+        config, (entry, _embeds) = (json.loads(written[f"config/{name}.json"]) for name in ("config", "datasets"))
+        for decision in project.decisions:
+            assert decision.training or decision.dataset
+            assert decision.training.items() <= config.items()
+            assert decision.dataset.items() <= entry.items()
