@@ -8,7 +8,7 @@ from packaging.version import Version
 from simpletuner_gh200.upstream import support, wheels
 from simpletuner_gh200.upstream.check import check_installed
 from simpletuner_gh200.upstream.select import check_release
-from simpletuner_gh200.upstream.verdict_cache import cache_root
+from simpletuner_gh200.upstream.user_cache import cache_root
 
 pytestmark = pytest.mark.releases
 

@@ -64,6 +64,28 @@ def test_two_ranks_through_gh200_train(workbench, tmp_path):
     assert {summary["features"]["ramp"] for summary in summaries} == {"on"}
     datasets = [summary["details"]["store"]["tiny-images"] for summary in summaries]
     assert [("staged" in found, found["files"]) for found in datasets] == [(True, 48), (False, 48)], "one copy for both"
+    for line in ("trained: 3 of 3 optimizer steps", "weights: ", "batch ramp: effective batch 4"):
+        assert ended.stdout.count(f"gh200: {line}") == 1, ended.stdout[-4000:]
+
+
+def test_slips_in_simpletuners_own_options_stop_before_it_is_imported(workbench):
+    """With the options of the installed release, and its own examples of a sound run: this project."""
+    workbench.configure(max_train_steps=2)
+    config = str(workbench.project.config)
+    sound = run(workbench, "gh200", "train", "--config", config, "--dry-run", "--max_train_steps", "3")
+    assert sound.returncode == 0 and "not checked" not in sound.stdout, sound.stdout
+    workbench.configure(lerning_rate=1e-4, mixed_precision="fp17", pretrained_model_name_or_path="/no/model")
+    ways = (("config", "check", config), ("train", "--config", config), ("train", "--config", config, "--dry-run"))
+    answers = {(way.returncode, way.stdout) for way in (run(workbench, "gh200", *w, "--sed=1") for w in ways)}
+    ((code, shown),) = answers
+    assert code == 2
+    for meant in (
+        "'--seed'?",
+        "'learning_rate'?",
+        "'no', 'fp16', 'bf16', 'fp8'",
+        "'/no/model': no such file or folder",
+    ):
+        assert meant in shown, shown
 
 
 @pytest.mark.one_release("4.")

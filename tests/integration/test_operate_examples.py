@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.operate.models import choose_model
-from simpletuner_gh200.operate.project import Wish, write
+from simpletuner_gh200.operate.project import Wish, plan_project, write
 from simpletuner_gh200.telemetry.reading import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ SHARDED = Path(__file__).with_name("sharded_flux.py")
 def test_a_project_of_init_trains_unchanged(workbench, tmp_path):
     project = workbench.project
     wish = Wish(tmp_path, choose_model(str(project.model)), project.images, steps=3, batch=2, resolution=64, cpu=True)
-    write(wish)
+    write(plan_project(wish))
     run = workbench.train(argv=["--config", str(tmp_path / "config" / "config.json")])
     assert run.ok, run.explain()
     assert run.summaries[0]["global_step"] == 3

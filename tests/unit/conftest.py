@@ -1,4 +1,4 @@
-"""Unit tests never touch the user's cache."""
+"""Unit tests never touch the user's cache, and never wait for an import of SimpleTuner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from simpletuner_gh200.upstream import option_reading
+from tests.unit.few_options import maker_of
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,3 +26,19 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     folder = tmp_path_factory.mktemp("private")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_import_of_simpletuner() -> Iterator[None]:
+    """Reading its options would import it, in a child, for a quarter of a minute: here it fails at once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(option_reading, "MAKER", ("not-in-unit-tests",))
+        yield
+
+
+@pytest.fixture
+def few_options(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that hands out a small table at once, and a place of the test's own in the cache to keep it."""
+    folder = tmp_path_factory.mktemp("options")
+    monkeypatch.setattr(option_reading, "MAKER", maker_of(folder))
+    monkeypatch.setattr(option_reading, "KIND", folder.name)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.blocks import InMemorySettings
+from simpletuner_gh200.config.folders import Survey, survey
 from simpletuner_gh200.config.part import DATASET_BLOCK
 from simpletuner_gh200.config.settings import resolve_dataset
 from simpletuner_gh200.errors import ConfigError, Problem
@@ -23,6 +24,8 @@ IN_MEMORY = "in_memory"
 _ON_THIS_MACHINE = {"local", IN_MEMORY}
 _HOLD_CACHES = {"text_embeds", "image_embeds", "conditioning_image_embeds", "distillation_cache"}
 _DEALT = {"image", "video", "conditioning", "eval"}
+_CAPTIONED = {"image", "video"}
+_PLACE = "name the folder that holds them"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Dataset:
     entry: Mapping[str, Any]
     model_family: str | None = None
     """What ``{model_family}`` in a path stands for; in a rank SimpleTuner has filled it in already."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """The training configuration, for what an entry leaves to it."""
 
     @property
     def id(self) -> str:
@@ -112,14 +117,49 @@ class Dataset:
                 found.extend(bad.problems)
         return found
 
+    @property
+    def captions_beside(self) -> bool:
+        """Does SimpleTuner look for a ``.txt`` beside each sample, and stop where there is none?"""
+        alone = self.entry.get("only_instance_prompt") or self.run.get("only_instance_prompt")
+        strategy = self.entry.get("caption_strategy", self.run.get("caption_strategy"))
+        return self.kind in _CAPTIONED and strategy == "textfile" and not _true(alone) and not self._listed_before
+
+    @property
+    def _listed_before(self) -> bool:
+        """Is the run told not to look through the folder, because its index has been made elsewhere?"""
+        return bool(self.entry.get("skip_file_discovery"))
+
     def missing(self) -> list[Problem]:
-        """What it names and this machine does not have."""
+        """What it names and this machine does not have: the folder, samples in it, captions beside them."""
         folder = self.local_folder
-        if folder is None or folder.is_dir():
+        if folder is None:
             return []
-        literal = str(folder).startswith("~") or "$" in str(folder)
-        remedy = "SimpleTuner expands no ~ and no $: write it out" if literal else "create it or correct the path"
-        return [Problem(f"{self.where}.instance_data_dir", f"{str(folder)!r}: no such folder", remedy)]
+        where = f"{self.where}.instance_data_dir"
+        if not folder.is_dir():
+            literal = str(folder).startswith("~") or "$" in str(folder)
+            remedy = "SimpleTuner expands no ~ and no $: write it out" if literal else "create it or correct the path"
+            return [Problem(where, f"{str(folder)!r}: no such folder", remedy)]
+        if self._listed_before:
+            return []
+        found = survey(folder)
+        if not found.files:
+            return [Problem(where, f"{str(folder)!r}: no files in it", "mount the data, or correct the path")]
+        if self.kind in _CAPTIONED and not found.samples and not found.others:
+            return [Problem(where, f"{str(folder)!r}: {found.files} files, none of them an image or a video", _PLACE)]
+        return [self._uncaptioned(folder, found)] if self.captions_beside and found.without_caption else []
+
+    def _uncaptioned(self, folder: Path, found: Survey) -> Problem:
+        lacking = found.samples - found.captioned
+        names = ", ".join(found.without_caption) + (", ..." if lacking > len(found.without_caption) else "")
+        message = (
+            f"'textfile', but {lacking} of {found.samples} files in {str(folder)!r} have no .txt beside them: {names}"
+        )
+        remedy = "write the captions, or set it to 'filename' or 'instanceprompt'"
+        return Problem(f"{self.where}.caption_strategy", message, remedy)
+
+
+def _true(value: object) -> bool:
+    return value is True or str(value).strip().lower() in {"1", "true", "yes", "on"}
 
 
 def with_in_memory_for_all(entries: list[dict[str, Any]], block: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ FILE_NAMES = {"json": "config.json", "toml": "config.toml", "env": "config.env"}
 _ENV_SPELLINGS = {
     "DATALOADER_CONFIG": "data_backend_config",
     "OUTPUT_DIR": "output_dir",
+    "MODEL_NAME": "pretrained_model_name_or_path",
+    "MODEL_FAMILY": "model_family",
     "MAX_NUM_STEPS": "max_train_steps",
     "TRAIN_BATCH_SIZE": "train_batch_size",
     "GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
@@ -184,18 +186,22 @@ def split_flag(flag: str) -> tuple[str, str | None]:
     return name.replace("-", "_"), value if separator else None
 
 
+def flag_words(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """(flag as it was typed, its value) of each flag; None where it stands alone."""
+    position = 0
+    while position < len(words):
+        flag, separator, value = words[position].partition("=")
+        text = value if separator else None
+        if text is None and position + 1 < len(words) and not words[position + 1].startswith("--"):
+            position += 1
+            text = words[position]
+        yield flag, text
+        position += 1
+
+
 def as_mapping(flags: Sequence[str]) -> dict[str, str]:
     """Flags as key -> text, a switch being ``true``; later ones win."""
-    mapping: dict[str, str] = {}
-    position = 0
-    while position < len(flags):
-        name, value = split_flag(flags[position])
-        if value is None and position + 1 < len(flags) and not flags[position + 1].startswith("--"):
-            position += 1
-            value = flags[position]
-        mapping[name] = "true" if value is None else value
-        position += 1
-    return mapping
+    return {split_flag(flag)[0]: "true" if value is None else value for flag, value in flag_words(flags)}
 
 
 def take(flags: Sequence[str], *names: str) -> tuple[str | None, list[str]]:

@@ -192,20 +192,32 @@ def _validated(
 ) -> PartModel | None:
     """The model, or None; ``variables`` names the variable of each key that came from the environment."""
     places = {key: (variables or {}).get(key, f"{where}.{key}") for key in part.names()}
+    model, reasons = _model(part, values)
+    if model is None:
+        problems.extend(
+            Problem(places[key], f"{values[key]!r}: {' or '.join(dict.fromkeys(found))}")
+            for key, found in reasons.items()
+        )
+        # What is wrong between the other keys is found now too, not when these are corrected.
+        sound, _none = _model(part, {key: value for key, value in values.items() if key not in reasons})
+    else:
+        sound = model
+    if part.check is not None and sound is not None:
+        problems.extend(Problem(places[key], message) for key, message in part.check(sound) if key not in reasons)
+    return model
+
+
+def _model(part: Part, values: Mapping[str, Any]) -> tuple[PartModel | None, dict[str, list[str]]]:
+    """The model; or None, and key -> what is wrong with its value."""
     try:
-        model = part.model.model_validate(values)
+        return part.model.model_validate(values), {}
     except ValidationError as invalid:
         # A union reports each of its branches: they are one problem.
         reasons: dict[str, list[str]] = {}
         for error in invalid.errors(include_url=False):
             key = str(error["loc"][0])
             reasons.setdefault(key, []).append(_reason(error, part, key))
-        for key, found in reasons.items():
-            problems.append(Problem(places[key], f"{values[key]!r}: {' or '.join(dict.fromkeys(found))}"))
-        return None
-    if part.check is not None:
-        problems.extend(Problem(places[key], message) for key, message in part.check(model))
-    return model
+        return None, reasons
 
 
 def _reason(error: Any, part: Part, key: str) -> str:

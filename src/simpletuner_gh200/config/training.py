@@ -51,7 +51,7 @@ class Training:
     def missing(self) -> list[Problem]:
         """What it names and this machine does not have. SimpleTuner refuses most of it, but late."""
         found = [problem for dataset in self.enabled() for problem in dataset.missing()]
-        return [*found, *_output_problems(self.values.get("output_dir"))]
+        return [*_model_problems(self.values), *found, *_output_problems(self.values.get("output_dir"))]
 
     def raise_if_bad(self, *, here: bool = False) -> Settings:
         """The settings in force; one ConfigError with every problem, ``here`` with what this machine lacks too."""
@@ -144,7 +144,7 @@ def _datasets(training: Training, path: object, problems: list[Problem]) -> tupl
             problems += _problems_of(unreadable)
     entries = with_in_memory_for_all(entries, training.modern.in_memory_for_all)
     family = training.values.get("model_family")
-    return tuple(Dataset(entry, str(family) if family else None) for entry in entries)
+    return tuple(Dataset(entry, str(family) if family else None, training.values) for entry in entries)
 
 
 def _misspelt_blocks(values: Mapping[str, Any]) -> tuple[Problem, ...]:
@@ -157,6 +157,28 @@ def _misspelt_blocks(values: Mapping[str, Any]) -> tuple[Problem, ...]:
         if close:
             problems.append(Problem(key, "a block SimpleTuner would ignore", f"did you mean {close[0]!r}?"))
     return tuple(problems)
+
+
+def _model_problems(values: Mapping[str, Any]) -> list[Problem]:
+    """Weights named by a path that is not there. What may be a name on the hub is left to SimpleTuner."""
+    problems = []
+    for key, value in values.items():
+        if not key.endswith("_name_or_path") or not isinstance(value, str) or "{" in value:
+            continue
+        text = value.strip()
+        if not _is_path(text) or os.path.exists(text):
+            continue
+        literal = text.startswith("~") or "$" in text
+        remedy = (
+            "SimpleTuner expands no ~ and no $: write it out" if literal else "correct the path, or name a repository"
+        )
+        problems.append(Problem(key, f"{text!r}: no such file or folder", remedy))
+    return problems
+
+
+def _is_path(text: str) -> bool:
+    """Can it be nothing but a path? ``models/mine`` may be a repository too."""
+    return text.startswith(("/", "./", "../", "~", "$"))
 
 
 def _output_problems(output: object) -> list[Problem]:

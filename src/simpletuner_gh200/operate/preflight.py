@@ -1,25 +1,55 @@
-"""Before a run: everything that can be known to be wrong without starting it, all of it in one message."""
+"""Before a run: everything that can be known to be wrong without starting it, all of it in one message.
+
+``gh200 config check`` and ``gh200 train`` both ask here, so that they say the same in the same words. Nothing heavy is
+imported: SimpleTuner's own options come from a table that a child process made once.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.config.files import Located, locate_training_config
+from simpletuner_gh200.config.files import (
+    Located,
+    flag_words,
+    locate_training_config,
+    read_env_variables,
+    read_training_config,
+)
+from simpletuner_gh200.config.legacy import LEGACY_FLAG, OLDER_KEYS
 from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
-from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.errors import FeatureUnavailable, UsageError
+from simpletuner_gh200.config.training import Training, read_training
+from simpletuner_gh200.errors import ConfigError, DatasetTooLarge, FeatureUnavailable, Problem, UsageError
+from simpletuner_gh200.memory.ceilings import Allowance
+from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.operate import checkpoints
+from simpletuner_gh200.operate.launching import LaunchCommand, launch_command, sourced
 from simpletuner_gh200.seams.decide import all_features, decide, losses
+from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.check import check_installed
+from simpletuner_gh200.upstream.option_reading import installed_options
+from simpletuner_gh200.upstream.option_table import Checker
 
 OLDEST = Version("3.1.0")
 """The first SimpleTuner whose seams we know."""
+
+_FLAGS_OF_TRAIN = ("--config", "--env", "--dry-run", "--checkpoint-on-interrupt", "--help")
+_FLAGS_OF_CHECK = ("--json", "--help")
+"""What the two commands take besides SimpleTuner's options."""
+
+_OURS = frozenset({*TRAINING_BLOCKS, *OLDER_KEYS, LEGACY_FLAG, "datasets"})
+"""Names that we take off a configuration before SimpleTuner looks at it."""
+
+Say = Callable[[str], None]
+_FROM_ELSEWHERE = {"data_backend_config": "datasets"}
+"""Option -> key of ours that stands for it."""
 
 
 @dataclass(frozen=True)
@@ -30,30 +60,147 @@ class Checked:
     config: Mapping[str, Any]
     """The file with the command line's flags on top."""
     settings: Settings
+    notes: tuple[str, ...] = ()
+    """What a person should know, and what was not checked."""
 
 
-def check_configuration(*, explicit: str | None, env_name: str | None, flags: Sequence[str]) -> Checked:
-    """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
-    located = _locate(explicit, env_name)
-    training = read_training(located, os.environ, flags=flags)
-    return Checked(located, training.values, training.raise_if_bad(here=True))
+@dataclass(frozen=True)
+class Ready:
+    """Everything was checked, down to the command that would run."""
+
+    checked: Checked
+    launch: LaunchCommand
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.checked.notes, *self.launch.notices)
 
 
-def check_stock(*, explicit: str | None, env_name: str | None) -> Checked:
+def check_run(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Ready:
+    """Before a start: installation, configuration, datasets, models, seams, launch."""
+    check_installation()
+    return _ready(explicit, env_name, flags, say, starting=True)
+
+
+def check_file(path: str, flags: Sequence[str], say: Say) -> Ready:
+    """The same for a file that nobody is starting yet: what flags and a machine may still bring is only noted."""
+    return _ready(path, None, flags, say, starting=False)
+
+
+def _ready(explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say, *, starting: bool) -> Ready:
+    checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say, starting=starting)
+    if starting or _installed("simpletuner"):
+        checked = replace(checked, notes=(*checked.notes, *check_seams(checked.settings)))
+    if starting:
+        resumption = checkpoints.resumption(checked.config)
+        flags = [*flags, *resumption.flags]
+        checked = replace(checked, notes=(*checked.notes, *filter(None, [resumption.notice])))
+    return Ready(checked, _launch(checked, flags, explicit=explicit, env_name=env_name))
+
+
+def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[str]) -> Ready:
     """With the kill switch on nothing of ours is looked at; the file must only be one SimpleTuner itself would read."""
+    check_installation()
     located = _locate(explicit, env_name)
     if explicit is not None and located.backend != "json":
         raise UsageError(
             f"{explicit}: with SIMPLETUNER_GH200=0 SimpleTuner reads a .{located.backend} only from its own places",
             remedy="move it to config/, and leave --config out",
         )
-    return Checked(located, {}, resolve({}, {}))
+    checked = Checked(located, {}, resolve({}, {}))
+    return Ready(checked, _launch(checked, flags, explicit=explicit, env_name=env_name))
+
+
+def _launch(checked: Checked, flags: Sequence[str], *, explicit: str | None, env_name: str | None) -> LaunchCommand:
+    return launch_command(
+        checked.located, flags, os.environ, explicit=explicit is not None, env_name=env_name, config=checked.config
+    )
+
+
+def check_configuration(
+    *,
+    explicit: str | None,
+    env_name: str | None,
+    flags: Sequence[str],
+    say: Say = lambda _words: None,
+    starting: bool = True,
+) -> Checked:
+    """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
+    options = installed_options(say)
+    own = _FLAGS_OF_TRAIN if starting else _FLAGS_OF_CHECK
+    checker = Checker(options.table, _OURS, own) if options.table is not None else None
+    problems = checker.flags(flags) if checker is not None else []
+    try:
+        located = _locate(explicit, env_name)
+    except UsageError:
+        if problems:  # a misspelt --config is why nothing was found
+            raise ConfigError(problems, source="the command line") from None
+        raise
+    training = read_training(located, os.environ, flags=flags)
+    notes = [*(training.settings.notes if training.settings is not None else ()), *options.notes]
+    if checker is not None and (training.values or not training.problems):
+        written = _written(checker, located, flags, env_name)
+        problems += [*written.problems, *(written.missing if starting else ())]
+        notes += [*written.notes, *(() if starting else map(str, written.missing))]
+    problems += [*training.problems, *training.missing(), *_oversized(training, notes)]
+    if problems:
+        raise ConfigError(problems, source=training.source)
+    return Checked(located, training.values, training.raise_if_bad(), tuple(notes))
 
 
 def _locate(explicit: str | None, env_name: str | None) -> Located:
     return locate_training_config(
         os.environ, explicit=explicit, env_name=env_name, examples=find_package("simpletuner")
     )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What SimpleTuner would make of a file: stops at, goes without, drops."""
+
+    problems: list[Problem]
+    missing: list[Problem]
+    notes: list[str]
+
+
+def _written(checker: Checker, located: Located, flags: Sequence[str], env_name: str | None) -> _Written:
+    given = {flag.removeprefix("--") for flag, _value in flag_words(flags)}
+    problems: list[Problem] = []
+    notes: list[str] = []
+    if located.path is not None and located.backend == "env":
+        variables = read_env_variables(located.path)
+        extra = variables.get("TRAINER_EXTRA_ARGS", "").split()
+        problems, notes = checker.variables(variables)
+        problems += checker.flags(extra)
+        given |= {flag.removeprefix("--") for flag, _value in flag_words(extra)}
+        there = {**os.environ, **sourced(env_name or os.environ.get("ENV")), **variables}
+        given |= {flag.partition("=")[0] for name, flag in checker.table.variables.items() if there.get(name)}
+    elif located.path is not None:
+        values = read_training_config(located.path)
+        problems, notes = checker.keys(values)
+        given |= {key for key, value in values.items() if value not in (None, "")}
+    given |= {option for option, key in _FROM_ELSEWHERE.items() if key in given}
+    return _Written(problems, checker.missing(given), notes)
+
+
+def _oversized(training: Training, notes: list[str]) -> Iterator[Problem]:
+    """Datasets that are to be held in memory and are over their limit, by the rules of the staging itself."""
+    from simpletuner_gh200.store.staging import check_size, request_for
+
+    for name, folder, block in training.in_memory():
+        if not folder.is_dir() or block.per_node == "shard":
+            continue  # reported elsewhere; of a shard each node holds its part only
+        request, limit = request_for(folder, block), block.memory_limit_gb
+        available = host_memory().available
+        why = f"memory_limit_gb {limit:g}" if limit is not None else "no limit"
+        try:
+            size = check_size(request, Allowance(gib_to_bytes(limit) if limit is not None else 1 << 62, why))
+        except DatasetTooLarge as large:
+            yield Problem(f"dataset {name!r}.in_memory.memory_limit_gb", large.message, large.remedy)
+            continue
+        if size > available and block.compression is None:
+            room = f"{format_bytes(size)} of files, and this machine has {format_bytes(available)} available"
+            notes.append(f"dataset {name!r}: {room}")
 
 
 def check_installation() -> str:

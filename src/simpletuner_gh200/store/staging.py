@@ -96,6 +96,13 @@ def stage(
     return memory, report
 
 
+def check_size(request: StagingRequest, allowed: Allowance) -> int:
+    """The bytes below ``request.root``; DatasetTooLarge where staging would refuse them before it reads one."""
+    listing = walk(request.root, request.extensions)
+    _check_before(listing, choose(request.compression, listing), allowed)
+    return listing.size
+
+
 class _Run:
     """One staging: its threads, and what stops them all."""
 

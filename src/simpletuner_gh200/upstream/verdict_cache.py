@@ -6,27 +6,18 @@ The key is a digest of what was read, so there is nothing to invalidate; an entr
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from simpletuner_gh200 import upstream
+from simpletuner_gh200.upstream import user_cache
 from simpletuner_gh200.upstream.source import JoinedSource, installed_version
 from simpletuner_gh200.upstream.spec import SeamSpec
 from simpletuner_gh200.upstream.verdict import Verdict
 
 SCHEMA = "1"
-
-
-def cache_root() -> Path:
-    """Our folder in the user's cache, private to the user; made when first asked for."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    root = Path(base) / "simpletuner-gh200"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return root
+KIND = "verdicts"
 
 
 def key(source: JoinedSource, specs: Mapping[str, SeamSpec], version: str | None) -> str:
@@ -41,27 +32,15 @@ def key(source: JoinedSource, specs: Mapping[str, SeamSpec], version: str | None
 
 
 def load(entry: str) -> Verdict | None:
+    found = user_cache.load(KIND, entry)
     try:
-        return Verdict.from_json(json.loads(_path(entry).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        return Verdict.from_json(found) if found is not None else None
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def store(entry: str, verdict: Verdict) -> None:
-    """Written whole or not at all; a cache that can't be written (a read-only home, say) only costs time."""
-    try:
-        target = _path(entry)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(verdict.to_json(), file)
-        os.replace(name, target)
-    except OSError:
-        return
-
-
-def _path(entry: str) -> Path:
-    return cache_root() / "verdicts" / f"{entry}.json"
+    user_cache.store(KIND, entry, verdict.to_json())
 
 
 @lru_cache(maxsize=1)

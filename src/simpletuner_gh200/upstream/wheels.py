@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.source import PACKAGE, WheelSource
-from simpletuner_gh200.upstream.verdict_cache import cache_root
+from simpletuner_gh200.upstream.user_cache import cache_root
 
 OLDEST = Version("3.1")
 """The first release line the contract is written for."""

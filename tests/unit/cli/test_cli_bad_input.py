@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -12,15 +13,23 @@ from simpletuner_gh200 import launch
 from simpletuner_gh200.cli.main import main
 from tests.unit.nobody import as_nobody
 
+pytestmark = pytest.mark.usefixtures("few_options")
+
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A sound configuration without a model; tests break one thing each."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "cat.png").write_bytes(b"a cat")
     datasets = [{"id": "cats", "type": "local", "dataset_type": "image", "instance_data_dir": "images"}]
     (tmp_path / "datasets.json").write_text(json.dumps(datasets))
-    config = {"data_backend_config": "datasets.json", "output_dir": "output", "model_family": "sdxl"}
+    config = {
+        "data_backend_config": "datasets.json",
+        "output_dir": "output",
+        "model_family": "sdxl",
+        "model_type": "lora",
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     def change(**keys):
@@ -75,7 +84,7 @@ def test_broken_json(project, capsys, monkeypatch):
 
 
 def test_missing_dataset_folder(project, capsys, monkeypatch):
-    (project() / "images").rmdir()
+    shutil.rmtree(project() / "images")
     code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json")
     assert code == 2
     assert "dataset 'cats'.instance_data_dir: 'images': no such folder" in shown
@@ -83,7 +92,7 @@ def test_missing_dataset_folder(project, capsys, monkeypatch):
 
 def test_problems_of_different_kinds_come_together(project, capsys, monkeypatch):
     folder = project(cache_config={"nonsense": 1}, output_dir="config.json/below")
-    (folder / "images").rmdir()
+    shutil.rmtree(folder / "images")
     code, shown = gh200(capsys, monkeypatch, "train", "--config", "config.json")
     assert code == 2
     assert shown.count("\n  - ") == 3
@@ -122,8 +131,8 @@ def test_output_folder_that_is_not_writable(project, tmp_path_factory, capfd, mo
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--num_processes", "two"), "'two' is not a number of ranks"),
-        (("--num_processes",), "--num_processes needs a value"),
+        (("--num_processes", "two"), "--num_processes: 'two' is not a whole number"),
+        (("--num_processes",), "--num_processes: needs a value"),
         (("--accelerate_extra_args", "'abc"), "close the quotation"),
         (("--accelerate_config", "none.yaml"), "'none.yaml': no such file"),
         (("other.json",), "did you mean --config other.json?"),

@@ -45,6 +45,7 @@ def test_the_table_and_the_drawing_are_printed(config: Path) -> None:
     assert "accumulation" in shown
     assert "█" in shown
     assert "8 optimizer steps" in shown
+    assert "batch_rampup_steps 12 counts micro-batches per rank, not optimizer steps" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(("name", "magic"), [("ramp.svg", b"<svg"), ("ramp.png", b"\x89PNG")])

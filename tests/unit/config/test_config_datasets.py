@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
+from simpletuner_gh200.config.folders import survey
 from simpletuner_gh200.errors import ConfigError
 
 
@@ -61,6 +63,7 @@ def test_folders_that_nobody_can_look_for_here(entry):
 def test_a_missing_folder_is_named_and_a_tilde_explained(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "a.png").touch()
     assert Dataset({"id": "a", "instance_data_dir": str(tmp_path / "cats")}).missing() == []
     (missing,) = Dataset({"id": "a", "instance_data_dir": "no/cats"}).missing()
     assert str(missing) == "dataset 'a'.instance_data_dir: 'no/cats': no such folder (create it or correct the path)"
@@ -113,3 +116,50 @@ def test_in_memory_for_all_reaches_local_images_only():
     assert [dataset.id for dataset in held if dataset.in_memory] == ["a", "b"]
     assert held[0].entry["in_memory"] == block
     assert with_in_memory_for_all(entries, None) == entries
+
+
+# -- what lies in the folder -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.png", "a.txt", "b.JPG", "sub/c.mp4", "sub/c.txt", "notes.json", "d.xyz"):
+        (tmp_path / name).write_text("four")
+    (tmp_path / "sub" / "again").symlink_to(tmp_path)
+    return tmp_path
+
+
+def test_samples_captions_and_bytes_are_counted_once(pictures: Path) -> None:
+    found = survey(pictures, sizes=True)
+    assert (found.files, found.samples, found.captioned, found.others) == (7, 3, 2, 1)
+    assert (found.bytes, found.without_caption) == (28, ("b.JPG",))
+    assert survey(pictures).bytes == 0
+
+
+def missing(folder: Path, run: dict[str, Any] | None = None, **entry: Any) -> list[str]:
+    whole = {"id": "a", "instance_data_dir": str(folder), **entry}
+    return [str(problem) for problem in Dataset(whole, None, run or {}).missing()]
+
+
+def test_a_sample_without_a_caption_is_named_where_simpletuner_would_stop_at_it(pictures: Path) -> None:
+    (problem,) = missing(pictures, caption_strategy="textfile")
+    assert "1 of 3 files" in problem and "no .txt beside them: b.JPG (write the captions" in problem
+    assert missing(pictures, {"caption_strategy": "textfile"}) == [problem]
+    assert missing(pictures, {"caption_strategy": "textfile"}, caption_strategy="filename") == []
+    assert missing(pictures) == []
+    assert missing(pictures, caption_strategy="textfile", only_instance_prompt=True) == []
+    assert missing(pictures, {"only_instance_prompt": "true"}, caption_strategy="textfile") == []
+    assert missing(pictures, caption_strategy="textfile", skip_file_discovery="vae") == []
+    assert missing(pictures, caption_strategy="textfile", dataset_type="conditioning") == []
+    (pictures / "b.txt").touch()
+    assert missing(pictures, caption_strategy="textfile") == []
+
+
+def test_a_folder_without_samples_is_refused_and_one_of_an_unknown_kind_is_not(tmp_path: Path) -> None:
+    assert "no files in it" in missing(tmp_path)[0]
+    (tmp_path / "a.txt").touch()
+    assert "1 files, none of them an image or a video" in missing(tmp_path)[0]
+    assert missing(tmp_path, dataset_type="audio") == []
+    (tmp_path / "a.heic").touch()
+    assert missing(tmp_path) == []

@@ -37,7 +37,11 @@ def test_variables_of_an_env_file_are_added_to_and_extra_arguments_are_options(t
     text = "MODEL_NAME=x y\nTRAINER_EXTRA_ARGS='--output_dir=out'\nTRAINER_EXTRA_ARGS+=' --resolution 64'\n"
     file = write(tmp_path / "config.env", text)
     assert read_env_variables(file)["MODEL_NAME"] == "x y"
-    assert read_training_config(file) == {"output_dir": "out", "resolution": "64"}
+    assert read_training_config(file) == {
+        "output_dir": "out",
+        "pretrained_model_name_or_path": "x y",
+        "resolution": "64",
+    }
     assert read_env_variables(tmp_path / "none.env") == {}
 
 

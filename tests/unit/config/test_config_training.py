@@ -39,6 +39,7 @@ def both(config, located, environment=None):
 
 
 def test_launcher_and_rank_agree_on_settings_and_datasets(written, tmp_path):
+    (tmp_path / "a.png").touch()
     entries = [
         {"id": "a", "instance_data_dir": str(tmp_path), "type": "in_memory", "in_memory": {"verify": "none"}},
         {"id": "b", "instance_data_dir": str(tmp_path), "type": "in_memory", "disabled": True},
@@ -143,6 +144,7 @@ def test_datasets_may_stand_in_the_configuration_itself(written):
 
 def test_the_model_family_in_a_path_is_filled_in(written, tmp_path):
     (tmp_path / "sdxl").mkdir()
+    (tmp_path / "sdxl" / "a.png").touch()
     entries = [{"id": "a", "instance_data_dir": str(tmp_path / "{model_family}")}]
     _config, located = written(entries, model_family="sdxl")
     read_training(located, {}).raise_if_bad(here=True)

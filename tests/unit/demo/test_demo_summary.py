@@ -1,31 +1,38 @@
 from __future__ import annotations
 
-from simpletuner_gh200.demo.summary import summary_lines
+import pytest
+
+from simpletuner_gh200.demo.summary import Progress, progress_in, summary_lines
 
 RESULT = {
     "simpletuner": "4.10.1",
     "python": "3.13.0",
     "torch": "2.14.1",
-    "global_step": 24,
-    "checkpoint": "/somewhere/output/checkpoint-24",
-    "seconds": {"train": 2.5},
+    "seconds": {"prepare": 20.0, "train": 2.5},
     "seams": {"trainer.train": "ok", "trainer.init_hooks": "off: changed"},
-    "features": {"ramp": "on", "store": "off: not asked for"},
-    "ramp": {"changes": [{"step": 0, "effective": 2}, {"step": 9, "effective": 8}], "samples": 70},
 }
+SUMMARY = {"output_dir": "/somewhere/output", "global_step": 24, "max_train_steps": 24, "seconds": {"train": 2.5}}
 
 
-def test_people_see_what_ran_where_the_time_went_and_what_is_off():
-    lines = dict(summary_lines(RESULT))
-    assert "SimpleTuner 4.10.1" in lines["ran"]
-    assert lines["seconds"] == "train 2.5 s"
-    assert lines["seams"].startswith("1 of 2 in place")
-    assert lines["seam"] == "trainer.init_hooks is off: changed"
-    assert lines["features"] == "on: ramp"
-    assert lines["feature"] == "store is off: not asked for"
-    assert lines["ramp"] == "effective batch 2 (step 0) → 8 (step 9); 70 samples"
-    assert lines["checkpoint"].endswith("checkpoint-24")
+def test_people_see_what_ran_and_where_the_time_went_and_no_seam_that_is_in_place() -> None:
+    lines = summary_lines(RESULT, SUMMARY)
+    said = dict(lines)
+    assert "SimpleTuner 4.10.1, torch 2.14.1, Python 3.13.0" in said["ran"]
+    assert said["trained"] == "24 of 24 optimizer steps"
+    assert said["time"] == "making the project 20.0 s, training and saving 2.5 s"
+    assert said["seam"] == "trainer.init_hooks is off: changed"
+    assert "trainer.train" not in str(lines)
 
 
-def test_features_that_were_not_on_bring_no_line():
-    assert not {"dataset", "cache"} & {label for label, _ in summary_lines(RESULT)}
+@pytest.mark.parametrize(
+    ("line", "progress"),
+    [
+        ("[INFO] Loading data backend config from x.json", Progress("filling datasets and caches")),
+        ("[INFO] Loading diffusion model from model", Progress("loading the model")),
+        ("Epoch 1/3, Steps:  25%|##5  | 6/24 [00:09<00:23,  3.9s/it, lr=0.001]", Progress("training", 6)),
+        ("Epoch 1/3 Steps: 0%| | 0/8 [00:00<?] Epoch 1/3, Steps: 12%|#| 1/8 [00:09<01:04]", Progress("training", 1)),
+        ("Loading captions:   0%|   | 0/24 [00:00<?, ?it/s]", Progress()),
+    ],
+)
+def test_the_log_says_how_far_training_is(line: str, progress: Progress) -> None:
+    assert progress_in(line) == progress

@@ -98,6 +98,7 @@ class Machine:
         images = self.data / "images"
         images.mkdir(parents=True, exist_ok=True)
         (images / "a.txt").write_text("a caption")
+        (images / "a.jpg").write_bytes(b"an image")
         entry = {"id": "pictures", "type": "in_memory", "instance_data_dir": str(images), **(dataset or {})}
         (self.data / "datasets.json").write_text(json.dumps([entry]))
         self.config = self.data / "config.json"

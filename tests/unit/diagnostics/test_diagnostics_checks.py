@@ -277,7 +277,7 @@ CASES = [
     ("GH401", not_json, "fail", "not JSON"),
     ("GH402", removed_option, "warn", "enable_group_offload"),
     ("GH403", missing_folder, "fail", "/nowhere/at/all"),
-    ("GH403", empty_folder, "fail", "(empty)"),
+    ("GH403", empty_folder, "fail", "no files in it"),
     ("GH404", over_ceiling, "fail", "memory_limit_gb of 0.5"),
     ("GH404", over_memory, "fail", "500 GiB of files, 400 GiB"),
     ("GH405", cache_on_a_file, "fail", "/proc/version"),

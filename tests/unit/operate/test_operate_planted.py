@@ -12,6 +12,8 @@ import pytest
 
 from simpletuner_gh200.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("few_options")
+
 SECRETS = {
     "hub": "hf_" + "Lm5" * 11,
     "wandb": "89abcdef" * 5,
@@ -22,6 +24,7 @@ SECRETS = {
 
 CONFIG = {
     "model_family": "sdxl",
+    "model_type": "lora",
     "hub_token": SECRETS["hub"],
     "webhook_config": json.dumps([{"webhook_type": "discord", "webhook_url": SECRETS["webhook"]}]),
     "aws_secret_access_key": SECRETS["bucket"],
@@ -36,7 +39,6 @@ def run(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", SECRETS["hub"])
     monkeypatch.setenv("WANDB_API_KEY", SECRETS["wandb"])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["gh200", *arguments])

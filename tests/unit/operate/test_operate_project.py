@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.files import read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import modernise
 from simpletuner_gh200.config.packages import find_package
@@ -15,7 +17,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.models import FAMILIES, choose_model
 from simpletuner_gh200.operate.preflight import check_configuration
-from simpletuner_gh200.operate.project import Wish, files, write
+from simpletuner_gh200.operate.project import Wish, files, plan_project, write
 from simpletuner_gh200.upstream.options import option_names
 
 EXAMPLES = Path(__file__).parents[3] / "config"
@@ -94,7 +96,7 @@ def test_no_example_is_left_out() -> None:
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 4), (2, 1), (2, 4)])
 def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: int, gpus: int) -> None:
     wish = Wish(tmp_path / "run", choose_model("flux"), data, nodes=nodes, gpus_per_node=gpus)
-    write(wish)
+    write(plan_project(wish))
     checked = check_configuration(explicit=str(tmp_path / "run/config/config.json"), env_name=None, flags=())
     assert checked.settings.in_memory_datasets == ("train_images",)
     config = checked.config
@@ -107,28 +109,28 @@ def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: in
 def test_the_ramp_comes_out_even_for_any_number_of_ranks(tmp_path: Path, data: Path) -> None:
     for ranks in (1, 3, 8):
         wish = Wish(tmp_path, choose_model("sdxl"), data, gpus_per_node=ranks, batch=3)
-        block = json.loads(files(wish)["config/config.json"])["gh200_optimizations"]
+        block = json.loads(files(plan_project(wish))["config/config.json"])["gh200_optimizations"]
         assert block["initial_effective_batch_size"] == 3 * ranks
         assert block["target_effective_batch_size"] % (3 * ranks) == 0
 
 
 def test_captions_decide_the_strategy(tmp_path: Path, data: Path) -> None:
     wish = Wish(tmp_path, choose_model("sdxl"), data)
-    assert json.loads(files(wish)["config/datasets.json"])[0]["caption_strategy"] == "textfile"
+    assert json.loads(files(plan_project(wish))["config/datasets.json"])[0]["caption_strategy"] == "textfile"
     (data / "a.txt").unlink()
-    assert json.loads(files(wish)["config/datasets.json"])[0]["caption_strategy"] == "filename"
+    assert json.loads(files(plan_project(wish))["config/datasets.json"])[0]["caption_strategy"] == "filename"
 
 
 def test_nothing_is_replaced_unless_told_to(tmp_path: Path, data: Path) -> None:
     wish = Wish(tmp_path / "run", choose_model("sdxl"), data)
-    write(wish)
+    write(plan_project(wish))
     (tmp_path / "run/config/config.json").write_text("mine")
     (tmp_path / "run/config/datasets.json").unlink()
     with pytest.raises(UsageError, match="--force"):
-        write(wish)
+        write(plan_project(wish))
     assert (tmp_path / "run/config/config.json").read_text() == "mine"
     assert not (tmp_path / "run/config/datasets.json").exists()
-    write(wish, force=True)
+    write(plan_project(wish), force=True)
     assert (tmp_path / "run/config/config.json").read_text() != "mine"
 
 
@@ -152,4 +154,44 @@ def test_a_local_pipeline_tells_its_family(tmp_path: Path) -> None:
 def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, folder: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="--data"):
-        write(Wish(tmp_path / "run", choose_model("sdxl"), tmp_path / folder))
+        plan_project(Wish(tmp_path / "run", choose_model("sdxl"), tmp_path / folder))
+
+
+def said(*words: str) -> str:
+    result = CliRunner().invoke(build_app(), ["init", *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_init_says_what_it_found_and_what_it_chose_and_why(tmp_path: Path, data: Path) -> None:
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl", "--batch", "2")
+    assert "found 1 images, 1 with a caption beside them, 109 B" in shown
+    assert "chose captions from .txt files: each image has one" in shown
+    assert "chose square crops from the centre: " in shown and '"crop": false' in shown
+    assert "chose no validation pictures: " in shown and "validation_prompt" in shown
+    assert "grows from 2 to 16 over 400 micro-batches" in shown and "not optimizer steps" in shown
+    assert "chose activations computed again" in shown
+    assert f"wrote {tmp_path / 'run/config/config.json'}" in shown
+
+
+def test_a_caption_that_is_missing_is_why_names_are_used(tmp_path: Path, data: Path) -> None:
+    (data / "b.png").write_bytes(b"y")
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl")
+    assert "found 2 images, 1 with a caption" in shown
+    assert "chose file names as captions: only 1 of 2 images have a .txt" in shown
+    (entry, _embeds) = json.loads((tmp_path / "run/config/datasets.json").read_text())
+    assert entry["caption_strategy"] == "filename"
+
+
+def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
+    for wish in (
+        Wish(tmp_path, choose_model("flux"), data, gpus_per_node=2),
+        Wish(tmp_path, choose_model("sdxl"), data, cpu=True),
+    ):
+        project = plan_project(wish)
+        written = files(project)
+        config, (entry, _embeds) = (json.loads(written[f"config/{name}.json"]) for name in ("config", "datasets"))
+        for decision in project.decisions:
+            assert decision.training or decision.dataset
+            assert decision.training.items() <= config.items()
+            assert decision.dataset.items() <= entry.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.upstream import check as checking
-from simpletuner_gh200.upstream import facts, verdict_cache
+from simpletuner_gh200.upstream import facts, user_cache, verdict_cache
 from simpletuner_gh200.upstream.features import FEATURES, ON, Status, consequences
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import Fact, SeamSpec, all_specs
@@ -143,7 +143,7 @@ def test_the_same_texts_are_checked_once(private_cache: Path, monkeypatch: pytes
 def test_a_torn_entry_is_made_again(private_cache: Path) -> None:
     entry = verdict_cache.key(joined(b"x = 1\n"), all_specs(), None)
     first = checking.check_remembered(joined(b"x = 1\n"))
-    path = verdict_cache.cache_root() / "verdicts" / f"{entry}.json"
+    path = user_cache.cache_root() / "verdicts" / f"{entry}.json"
     path.write_text('{"version": "1"', encoding="utf-8")
     assert checking.check_remembered(joined(b"x = 1\n")) == first
     assert verdict_cache.load(entry) == first
@@ -151,9 +151,9 @@ def test_a_torn_entry_is_made_again(private_cache: Path) -> None:
 
 def test_the_cache_is_private_to_the_user(private_cache: Path) -> None:
     checking.check_remembered(joined(b"x = 1\n"))
-    assert verdict_cache.cache_root().stat().st_mode & 0o077 == 0
+    assert user_cache.cache_root().stat().st_mode & 0o077 == 0
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(private_cache: Path) -> None:
-    (verdict_cache.cache_root() / "verdicts").write_text("in the way", encoding="utf-8")
+    (user_cache.cache_root() / "verdicts").write_text("in the way", encoding="utf-8")
     assert checking.check_remembered(joined(b"x = 1\n")) == checking.check_remembered(joined(b"x = 1\n"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -34,21 +36,43 @@ def demo(
     preflight.check_installation()
     if not as_json:
         say(f"Training a tiny SDXL in {folder} (the log goes to {folder}/training.log) ...", error=True)
-    watched = sys.stderr.isatty() and not as_json
-    result = run_demo(folder, steps=steps, show=_show if watched else None).to_json()
+    with _watched(steps, on=sys.stderr.isatty() and not as_json) as show:
+        done = run_demo(folder, steps=steps, show=show)
+    result = done.to_json()
     if as_json:
         print(json.dumps(result))
         return
     table = Table(title="gh200 demo", title_justify="left", show_header=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, text in summary_lines(result):
+    for label, text in summary_lines(result, done.summary):
         table.add_row(label, text)
     screen().print(table)
 
 
-def _show(line: str) -> None:
-    say("  " + line.rstrip("\n"), error=True)
+@contextmanager
+def _watched(steps: int, *, on: bool) -> Iterator[Callable[[str], None] | None]:
+    """A line that says what is going on and how far it is; gives what is to be told of each line of the log."""
+    if not on:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from simpletuner_gh200.demo.summary import progress_in
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen(stderr=True), transient=True) as bar:
+        task = bar.add_task("making a tiny model", total=None)
+
+        def show(line: str) -> None:
+            found = progress_in(line)
+            phase = found.phase or ("starting SimpleTuner" if bar.tasks[0].description.startswith("making") else None)
+            if found.step is not None:
+                bar.update(task, total=steps, completed=found.step, description=f"training, step {found.step}/{steps}")
+            elif phase is not None:
+                bar.update(task, description=phase)
+
+        yield show
 
 
 COMMAND = Command("demo", demo, panel="Train")

@@ -11,7 +11,8 @@ import typer
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.operate.models import choose_model
-from simpletuner_gh200.operate.project import Wish, write
+from simpletuner_gh200.operate.project import Project, Wish, plan_project, write
+from simpletuner_gh200.units import format_bytes
 
 
 def init(
@@ -53,10 +54,22 @@ def init(
         resolution=resolution,
         cpu=cpu,
     )
-    for path in write(wish, force=force):
-        say(path)
+    project = plan_project(wish)
+    written = write(project, force=force)
+    for line in _found_and_chosen(project):
+        say(line)
+    for path in written:
+        say(f"wrote {path}")
     config = shlex.quote(str(folder / "config" / "config.json"))
     say(f"next: gh200 config check {config} && gh200 doctor {config} && gh200 train --config {config}")
+
+
+def _found_and_chosen(project: Project) -> list[str]:
+    data = project.data
+    return [
+        f"found {data.samples} images, {data.captioned} with a caption beside them, {format_bytes(data.bytes)}",
+        *(f"chose {decision.what}: {decision.why}" for decision in project.decisions),
+    ]
 
 
 COMMAND = Command(name="init", run=init, panel="Operate")

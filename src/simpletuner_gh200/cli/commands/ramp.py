@@ -34,7 +34,8 @@ def ramp(
 ) -> None:
     """Show how the effective batch grows over a run: every change, the samples it takes, a drawing.
 
-    The configuration needs only the ramp's keys, train_batch_size and max_train_steps.
+    The configuration needs only the ramp's keys, train_batch_size and max_train_steps. The length of the ramp,
+    batch_rampup_steps, counts micro-batches per rank, while max_train_steps counts optimizer steps.
 
     Examples:
 
@@ -74,6 +75,10 @@ def _print(report: RampPreview, notes: list[str], console: Console) -> None:
         console.print(line, markup=False, highlight=False, style="green")
     reached = report.target_reached
     end = f"the target from optimizer step {reached} on" if reached is not None else "the target is not reached"
+    console.print(
+        f"batch_rampup_steps {report.ramp.ramp_steps} counts micro-batches per rank, not optimizer steps",
+        highlight=False,
+    )
     console.print(
         f"{report.steps} optimizer steps, {report.total_samples} samples, "
         f"{report.total_samples // report.ramp.unit} micro-batches per rank; {end}",

@@ -12,7 +12,7 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
 from simpletuner_gh200.telemetry.redact import redact_command, redact_text
 
 
@@ -40,57 +40,39 @@ def train(
 
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
-    from simpletuner_gh200.operate import checkpoints, launching, preflight
+    from simpletuner_gh200.operate import launching, preflight
+    from simpletuner_gh200.operate.closing import closing_lines
     from simpletuner_gh200.operate.ending import closing_line
     from simpletuner_gh200.seams.rank import KILL_SWITCH
 
-    flags, env = _upstream_spelling(context.args, env)
-    preflight.check_installation()
+    flags, env = upstream_spelling(context.args, env)
     if os.environ.get(KILL_SWITCH) == "0":
-        checked = preflight.check_stock(explicit=config, env_name=env)
-        notices = [f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension"]
+        ready = preflight.check_stock(explicit=config, env_name=env, flags=flags)
+        _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
-        checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
-        notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
-    resumption = checkpoints.resumption(checked.config)
-    flags.extend(resumption.flags)
-    notices += [resumption.notice] if resumption.notice else []
-    planned = launching.launch_command(
-        checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
-    )
-    for notice in (*notices, *planned.notices):
-        say(f"gh200: {notice}", error=True)
+        ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
+    for note in ready.notes:
+        _say(redact_text(note))
     if dry_run:
-        say(planned.shown())
+        say(ready.launch.shown())
         return
-    named = checked.config.get("output_dir")
-    output = Path(str(named)) if named else None
-    ended = launching.run(planned, output, checkpoint_on_interrupt=checkpoint_on_interrupt)
+    values = ready.checked.config
+    output = Path(str(values["output_dir"])) if values.get("output_dir") else None
+    ended = launching.run(ready.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt)
+    if ended.signal is not None:
+        say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line
+    for summary in ended.summaries[:1]:
+        for label, text in closing_lines(summary):
+            _say(f"{label}: {redact_text(text)}")
     again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
-    last = closing_line(ended, output=output, again=again, resumes=bool(checked.config.get("resume_from_checkpoint")))
+    last = closing_line(ended, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
     if last is not None:
-        # SimpleTuner's progress bar may have been left in the middle of its line.
-        say(f"{'' if ended.signal is None else chr(10)}gh200: {redact_text(last)}", error=True)
+        _say(redact_text(last))
     raise typer.Exit(ended.exit_code)
 
 
-def _upstream_spelling(words: list[str], env: str | None) -> tuple[list[str], str | None]:
-    """SimpleTuner also takes ``key=value`` without dashes, and ``env=NAME`` and ``example=NAME`` among them."""
-    flags: list[str] = []
-    for position, word in enumerate(words):
-        before = words[position - 1] if position else ""
-        after_flag = before.startswith("--") and "=" not in before
-        if not word.startswith("--") and "=" not in word and not after_flag:
-            raise UsageError(f"{word!r} is not a flag", remedy=f"did you mean --config {word}?")
-        if word.startswith("--") or "=" not in word or after_flag:
-            flags.append(word)
-        elif word.startswith("env="):
-            env = word.removeprefix("env=")
-        elif word.startswith("example="):
-            env = "examples/" + word.removeprefix("example=")
-        else:
-            flags.append(f"--{word}")
-    return flags, env
+def _say(words: str) -> None:
+    say(f"gh200: {words}", error=True)
 
 
 COMMAND = Command(

@@ -53,11 +53,8 @@ def datasets_exist(context: Context) -> Finding:
     if not folders:
         return skipped("no dataset in it reads a folder of this machine")
     bad = [str(problem) for dataset in context.training.enabled() for problem in dataset.missing()]
-    bad += [
-        f"{name}: {folder} (empty)" for name, folder in folders.items() if folder.is_dir() and not os.listdir(folder)
-    ]
     if bad:
-        return failed(f"missing or empty: {'; '.join(bad)}", "mount the data, or correct instance_data_dir")
+        return failed("; ".join(bad), "mount the data, or correct instance_data_dir")
     return passed(f"{len(folders)} folder{'s' if len(folders) > 1 else ''} with files")
 
 

@@ -1,0 +1,222 @@
+"""A release's training options as data, and what that release would make of keys, flags and variables.
+
+The table is made from SimpleTuner's own parser (``seams/options.py``, in a process of its own); here nothing is
+imported. A *problem* is what would stop SimpleTuner, half a minute into its start; a *note* is what it would drop
+without a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from simpletuner_gh200.config.files import flag_words
+from simpletuner_gh200.errors import Problem
+from simpletuner_gh200.upstream.options import REMOVED
+
+Kind = Literal["text", "int", "float", "switch", "any"]
+"""What a value has to be; ``any``: SimpleTuner has a function of its own that decides."""
+
+_NEAR = 0.7
+_VARIABLE_NEAR = 0.85
+"""Variables are many and mostly not SimpleTuner's: only one that is hardly anything else is spoken of."""
+
+_SHOWN_CHOICES = 12
+_SHOWN_VALUE = 60
+_PLACEHOLDER = re.compile(r"\{env:|\$")
+"""Only the run will know what stands there."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of SimpleTuner's parser."""
+
+    name: str
+    kind: Kind = "text"
+    choices: tuple[str, ...] = ()
+    folded: bool = False
+    """Letter case does not matter: SimpleTuner lowers it before it compares."""
+    required: bool = False
+    bare: bool = False
+    """May stand without a value."""
+
+
+@dataclass(frozen=True)
+class OptionTable:
+    """Every option of one installed SimpleTuner."""
+
+    version: str
+    options: Mapping[str, Option]
+    """By every spelling, aliases included; without dashes."""
+    older_flags: frozenset[str] = frozenset()
+    """Flags, and keys, that it turns into one of the options before it parses them."""
+    other_keys: frozenset[str] = frozenset()
+    """Keys of a file that it translates, or passes over: older spellings, and notes of its Web UI."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variable of a ``config.env`` -> the option it sets, in one case with the value: ``option=value``."""
+    switch_words: frozenset[str] = frozenset({"true", "false"})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "options": {spelling: asdict(option) for spelling, option in self.options.items()},
+            "older_flags": sorted(self.older_flags),
+            "other_keys": sorted(self.other_keys),
+            "variables": dict(self.variables),
+            "switch_words": sorted(self.switch_words),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> OptionTable:
+        options = {
+            spelling: Option(**{**fields, "choices": tuple(fields["choices"])})
+            for spelling, fields in data["options"].items()
+        }
+        older, other, words = (frozenset(data[name]) for name in ("older_flags", "other_keys", "switch_words"))
+        return cls(data["version"], options, older, other, data["variables"], words)
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Judges what was written against a table. ``ours`` are names that we take off before SimpleTuner looks."""
+
+    table: OptionTable
+    ours: frozenset[str] = frozenset()
+    own_flags: tuple[str, ...] = ()
+    """Flags of the command itself, as they are typed: suggested like the others."""
+
+    def keys(self, values: Mapping[str, Any]) -> tuple[list[Problem], list[str]]:
+        """(problems, notes) about the keys of a JSON or TOML file."""
+        problems: list[Problem] = []
+        notes: list[str] = []
+        for written, value in values.items():
+            key = written.strip().lstrip("-")
+            if key in self.ours or key in self.table.older_flags or key in self.table.other_keys:
+                continue
+            option = self.table.options.get(key)
+            texts = _as_passed_on(value)
+            if option is not None:
+                problems += [] if texts is None else self._values(key, option, texts)
+            elif texts:
+                problems.append(self._unknown(key, f"{key} = {_quoted(value)}"))
+            elif value is not None and value != "":
+                notes.append(str(self._unknown(key, key, what=f"SimpleTuner {self.table.version} ignores it")))
+        return problems, notes
+
+    def flags(self, words: Sequence[str]) -> list[Problem]:
+        """Problems of a command line's flags."""
+        problems = []
+        for flag, value in flag_words(words):
+            name = flag.removeprefix("--")
+            plain = name.replace("-", "_")
+            if plain in self.ours or name in self.table.older_flags:
+                continue
+            option = self.table.options.get(name)
+            if option is None:
+                shown = flag if value is None else f"{flag} {_quoted(value)}"
+                problems.append(self._unknown(name, shown, flag=True))
+            else:
+                problems += self._values(flag, option, [value])
+        return problems
+
+    def variables(self, variables: Mapping[str, str]) -> tuple[list[Problem], list[str]]:
+        """(problems, notes) about the variables of a ``config.env``."""
+        problems: list[Problem] = []
+        notes: list[str] = []
+        for variable, text in variables.items():
+            name, _, fixed = self.table.variables.get(variable, "").partition("=")
+            texts = _as_passed_on(text) or []
+            if name in self.table.options:
+                problems += [] if fixed else self._values(variable, self.table.options[name], texts)
+            elif name and texts:
+                what = f"stands for --{name}, which is unknown to SimpleTuner {self.table.version}"
+                problems.append(Problem(variable, what, "leave it out"))
+            elif not name:
+                near = difflib.get_close_matches(variable, self.table.variables, n=1, cutoff=_VARIABLE_NEAR)
+                notes += [f"{variable}: SimpleTuner reads no such variable (did you mean {near[0]!r}?)"] if near else []
+        return problems, notes
+
+    def missing(self, given: Iterable[str]) -> list[Problem]:
+        """Options that SimpleTuner can't do without and that are not among those ``given``."""
+        there = {self.table.options[name].name for name in given if name in self.table.options}
+        wanted = {option.name for option in self.table.options.values() if option.required} - there
+        what = f"not set; SimpleTuner {self.table.version} needs it"
+        return [Problem(name, what, self._accepted(self.table.options[name])) for name in sorted(wanted)]
+
+    # -- one option ------------------------------------------------------------------------------------
+
+    def _values(self, where: str, option: Option, texts: Sequence[str | None]) -> list[Problem]:
+        found = (self._refusal(option, text) for text in texts if text is None or not _PLACEHOLDER.search(text))
+        return [Problem(where, *refusal) for refusal in found if refusal is not None]
+
+    def _refusal(self, option: Option, text: str | None) -> tuple[str, str | None] | None:
+        """(what is wrong, remedy), by the rules of ``argparse``: the text is converted, then compared."""
+        if text is None:
+            return None if option.bare else ("needs a value", self._accepted(option))
+        value: object = text
+        if option.kind in ("int", "float"):
+            try:
+                value = int(text) if option.kind == "int" else float(text)
+            except ValueError:
+                return f"{_quoted(text)} is not a {'whole ' if option.kind == 'int' else ''}number", None
+        if option.kind == "switch" and text.strip().lower() not in self.table.switch_words:
+            return f"{_quoted(text)} is neither true nor false", None
+        shown = str(value).strip().lower() if option.folded else str(value)
+        if option.choices and shown not in option.choices:
+            return f"{_quoted(text)} is not among its values", self._accepted(option, near=shown)
+        return None
+
+    def _accepted(self, option: Option, near: str = "") -> str | None:
+        if not option.choices:
+            return None
+        close = difflib.get_close_matches(near, option.choices, n=1, cutoff=_NEAR)
+        if close and len(option.choices) > _SHOWN_CHOICES:
+            return f"did you mean {close[0]!r}? it is one of {len(option.choices)}"
+        return f"accepted: {', '.join(map(repr, option.choices))}"
+
+    def _unknown(self, name: str, where: str, *, flag: bool = False, what: str | None = None) -> Problem:
+        what = what or self._why_unknown(name)
+        if name in REMOVED:
+            return Problem(where, f"{what} ({REMOVED[name]})", "leave it out")
+        own = {text.removeprefix("--"): text for text in self.own_flags} if flag else {}
+        known = [*own, *self.table.options, *self.ours, *self.table.older_flags]
+        spelt = name.replace("-", "_")
+        close = [spelt] if spelt in known else difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+        if not close:
+            return Problem(where, what, "leave it out")
+        return Problem(where, what, f"did you mean '{own.get(close[0]) or ('--' if flag else '') + close[0]}'?")
+
+    def _why_unknown(self, name: str) -> str:
+        """SimpleTuner's parser guesses a name that is cut short; nobody else who reads the configuration does."""
+        meant = {option.name for spelling, option in self.table.options.items() if spelling.startswith(name)}
+        if len(meant) == 1:
+            return "not written out, so that only SimpleTuner's parser would guess what is meant"
+        return f"unknown to SimpleTuner {self.table.version}"
+
+
+def _as_passed_on(value: object) -> list[str | None] | None:
+    """The texts that a value of a file becomes on its way to SimpleTuner's parser.
+
+    None among them is a flag without a value. No text: it is passed over. None instead of a list: a block, which
+    is passed on as a whole or not at all.
+    """
+    if isinstance(value, Mapping):
+        return None
+    if isinstance(value, bool):
+        return [None] if value else ["false"]
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() == "true":
+            return [None]
+        return [] if text.lower() in {"", "false"} else [text]
+    if isinstance(value, Iterable):
+        return [str(item).strip() for item in value if str(item).strip()]
+    return [] if value is None else [str(value)]
+
+
+def _quoted(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_VALUE else text[: _SHOWN_VALUE - 4] + "...'"

@@ -1,0 +1,95 @@
+"""What `gh200 train` says when training has ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.cli.main import main
+from simpletuner_gh200.operate import launching, preflight
+from simpletuner_gh200.operate.closing import closing_lines, time_split
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> dict[str, Any]:
+    output = tmp_path / "out put"
+    for step in (2, 10, 9):
+        (output / f"checkpoint-{step}").mkdir(parents=True)
+        for name in ("training_state.json", "random_states_0.pkl"):  # what a whole one has at least
+            (output / f"checkpoint-{step}" / name).write_text("{}")
+    (output / "checkpoint-12.tmp").mkdir()
+    (output / "pytorch_lora_weights.safetensors").touch()
+    return {
+        "status": "completed",
+        "reason": None,
+        "global_step": 10,
+        "max_train_steps": 10,
+        "output_dir": str(output),
+        "seconds": {"import": 12.0, "configure": 0.01, "models": 1.0, "data": 4.0, "model load": 2.0, "train": 70.0},
+        "features": {"ramp": "on", "prefetch": "off: not asked for", "caches": "off: seam collate.fn: gone"},
+        "details": {
+            "telemetry": {"file": "x.jsonl"},
+            "store": {"cats": {"files": 4, "bytes": 4096, "held_bytes": 2048, "served": 7, "elsewhere": 1}},
+            "caches": {
+                "vae-cats": {"hits": 30, "misses": 2, "entries": 4, "bytes": 1024},
+                "text": {"hits": 0, "misses": 0, "entries": 0, "bytes": 0},
+            },
+            "ramp": {"changes": [{"step": 0, "effective": 2}, {"step": 9, "effective": 8}], "samples": 70},
+            "pressure": {"given_back": []},
+        },
+    }
+
+
+def test_everything_a_person_wants_next(summary: dict[str, Any]) -> None:
+    output = summary["output_dir"]
+    assert closing_lines(summary) == [
+        ("trained", "10 of 10 optimizer steps"),
+        (
+            "time",
+            "importing SimpleTuner 12.0 s, loading 3.0 s, datasets and caches 4.0 s, training and saving 1 min 10 s",
+        ),
+        (
+            "in-memory dataset",
+            "cats: 4 files, 4 KiB of files in 2 KiB of memory; 7 reads from memory, 1 from disk",
+        ),
+        ("unified cache", "vae-cats: 30 of 32 reads served without opening a file; 4 entries, 1 KiB"),
+        ("unified cache", "text: nothing was read from it; 0 entries, 0 B"),
+        ("batch ramp", "effective batch 2 (step 0) → 8 (step 9); 70 samples"),
+        ("feature", "caches is off: seam collate.fn: gone"),
+        ("weights", f"{output}/pytorch_lora_weights.safetensors"),
+        ("last checkpoint", f"{output}/checkpoint-10"),
+        ("report", f"gh200 report '{output}'"),
+    ]
+
+
+def test_a_run_that_never_began_to_train_has_nothing_to_close_with() -> None:
+    assert closing_lines({"status": "failed", "output_dir": None, "seconds": {"import": 9.0}}) == []
+
+
+def test_nothing_is_named_that_is_not_there(tmp_path: Path) -> None:
+    assert closing_lines({"output_dir": str(tmp_path), "global_step": 3}) == [("trained", "3 optimizer steps")]
+    assert time_split({}) == []
+
+
+def test_train_closes_with_it(
+    summary: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The preflight and the launch are the real ones; what is launched only leaves a summary, as a rank does."""
+    leave = (
+        "import json, os, sys; from simpletuner_gh200.seams.lifeline import Lifeline;"
+        "Lifeline.from_environment(os.environ).tell(summary=json.loads(sys.argv[1]))"
+    )
+    command = launching.LaunchCommand((sys.executable, "-c", leave, json.dumps(summary)), {})
+    monkeypatch.setattr(preflight, "launch_command", lambda *_words, **_more: command)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", str(tmp_path / "config.json")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr().err
+    assert not ended.value.code, shown
+    for line in ("gh200: weights: ", "gh200: last checkpoint: ", "gh200: time: ", "gh200: report: gh200 report"):
+        assert line in shown

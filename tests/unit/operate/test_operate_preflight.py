@@ -1,0 +1,205 @@
+"""One preflight: `config check` and `train` find the same problems, in the same words, and import nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.cli.main import main
+from simpletuner_gh200.upstream import option_reading
+
+pytestmark = [
+    pytest.mark.usefixtures("few_options"),
+    pytest.mark.skipif(find_spec("simpletuner") is None, reason="SimpleTuner is not installed in this environment"),
+]
+
+Write = Callable[..., str]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """A sound project with changes in its configuration and its image dataset; returns the file's name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "images" / f"{name}.png").write_bytes(bytes(1000))
+        (tmp_path / "images" / f"{name}.txt").write_text("a caption")
+
+    def change(dataset: dict[str, Any] | None = None, **keys: Any) -> str:
+        entry = {
+            "id": "cats",
+            "type": "in_memory",
+            "dataset_type": "image",
+            "instance_data_dir": "images",
+            "caption_strategy": "textfile",
+            **(dataset or {}),
+        }
+        config = {"model_family": "sdxl", "model_type": "lora", "data_backend_config": "datasets.json", **keys}
+        (tmp_path / "datasets.json").write_text(json.dumps([entry]))
+        (tmp_path / "config.json").write_text(json.dumps({**config, "output_dir": "output"}))
+        return "config.json"
+
+    return change
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gh200", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return call
+
+
+def refused_alike(run: Run, config: str, *flags: str) -> str:
+    """All three ways in say the same, and exit with 2."""
+    ways = (("config", "check", config), ("train", "--config", config), ("train", "--config", config, "--dry-run"))
+    answers = {run(*way, *flags) for way in ways}
+    assert len(answers) == 1, answers
+    ((code, out, err),) = answers
+    assert code == 2 and out == ""
+    return err
+
+
+def test_a_sound_project_passes(write: Write, run: Run) -> None:
+    config = write()
+    code, out, err = run("config", "check", config)
+    assert code == 0 and "no problems" in out and err == ""
+    code, out, err = run("train", "--config", config, "--dry-run", "--max_train_steps=3", "learning_rate=1")
+    assert code == 0 and "simpletuner_gh200.launch" in out
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"lerning_rate": 1}, "did you mean 'learning_rate'?"),
+        ({"--max_train_step": 3}, "did you mean 'max_train_steps'?"),
+        ({"mixed_precision": "fp17"}, "mixed_precision: 'fp17' is not among its values"),
+        ({"pretrained_model_name_or_path": "/no/model"}, "'/no/model': no such file or folder"),
+        ({"pretrained_vae_model_name_or_path": "./vae"}, "pretrained_vae_model_name_or_path: './vae'"),
+        ({"pretrained_model_name_or_path": "~/model"}, "SimpleTuner expands no ~"),
+        ({"accelerate_config": "none.yaml"}, "'none.yaml': no such file"),
+        ({"num_processes": "0"}, "'0' is not a number of ranks"),
+    ],
+)
+def test_a_key_of_simpletuner(write: Write, run: Run, keys: dict[str, Any], words: str) -> None:
+    assert words in refused_alike(run, write(**keys))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        ({"instance_data_dir": "nowhere"}, "'nowhere': no such folder"),
+        ({"instance_data_dir": "empty"}, "'empty': no files in it"),
+        ({"instance_data_dir": "texts"}, "'texts': 1 files, none of them an image"),
+        ({"instance_data_dir": "bare"}, "1 of 1 files in 'bare' have no .txt beside them: sub/c.png"),
+        ({"in_memory": {"memory_limit_gb": 1e-6}}, "cats'.in_memory.memory_limit_gb: the dataset needs 1.97 KiB"),
+    ],
+)
+def test_a_dataset(write: Write, run: Run, tmp_path: Path, dataset: dict[str, Any], words: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").touch()
+    (tmp_path / "bare" / "sub").mkdir(parents=True)
+    (tmp_path / "bare" / "sub" / "c.png").touch()
+    assert words in refused_alike(run, write(dataset))
+
+
+def test_a_flag_that_is_wrong_stops_a_dry_run_too(write: Write, run: Run) -> None:
+    shown = refused_alike(run, write(), "--max_train_step", "3", "--learning_rate=fast")
+    assert "did you mean '--max_train_steps'?" in shown and "'fast' is not a number" in shown
+
+
+def test_a_misspelt_flag_of_our_own_is_why_nothing_was_found(write: Write, run: Run) -> None:
+    code, _out, err = run("train", "--confg", write())
+    assert code == 2 and "did you mean '--config'?" in err and "no training configuration" not in err
+
+
+def test_everything_that_is_wrong_comes_at_once(write: Write, run: Run) -> None:
+    blocks = {"enable_batch_size_rampup": True, "ramp_curve": "cubic", "batch_rampup_step": 4}
+    shown = refused_alike(
+        run,
+        write(
+            {"in_memory": {"compression": "rar", "verify": "twice"}, "instance_data_dir": "nowhere"},
+            lerning_rate=1,
+            gh200_optimizations=blocks,
+            cache_config={"fil": "lazy", "slab": "big"},
+            pretrained_model_name_or_path="/no/model",
+        ),
+        "--sed=1",
+    )
+    assert shown.count("\n  - ") == 12, shown
+    for place in ("initial_effective_batch_size: needed", "batch_rampup_steps: needed", "ramp_curve: 'cubic'"):
+        assert f"gh200_optimizations.{place}" in shown
+
+
+def test_an_env_file(run: Run, write: Write, tmp_path: Path) -> None:
+    write()
+    lines = ["MODEL_TYPE=lora", "LEARNING_RATE=fast", "MODEL_NAME=/no/model", "TRAINER_EXTRA_ARGS='--sed=1'"]
+    (tmp_path / "run.env").write_text("\n".join(lines))
+    shown = refused_alike(run, "run.env")
+    for words in ("LEARNING_RATE: 'fast' is not a number", "--sed '1': ", "'/no/model': no such file"):
+        assert words in shown
+    (tmp_path / "run.env").write_text("MODEL_TYPE=lora\nLERNING_RATE=1\n")
+    code, out, _err = run("config", "check", "run.env")
+    assert code == 0 and "did you mean 'LEARNING_RATE'?" in " ".join(out.split())
+
+
+def test_what_is_still_to_be_given_is_noted_until_the_start(
+    write: Write, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    from tests.unit.few_options import TABLE
+
+    needed = replace(TABLE, options={**TABLE.options, "seed": replace(TABLE.options["seed"], required=True)})
+    (tmp_path / "needed.json").write_text(json.dumps(needed.to_json()))
+    show = f"print(open({str(tmp_path / 'needed.json')!r}).read())"
+    monkeypatch.setattr(option_reading, "MAKER", (sys.executable, "-S", "-c", show))
+    config = write()
+    code, out, _err = run("config", "check", config)
+    assert code == 0 and "seed: not set" in out
+    code, _out, err = run("train", "--config", config, "--dry-run")
+    assert code == 2 and "seed: not set; SimpleTuner 9.9 needs it" in err
+    assert run("train", "--config", config, "--dry-run", "--seed=1")[0] == 0
+
+
+def test_a_table_that_cannot_be_had_stops_nothing(write: Write, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(option_reading, "MAKER", (sys.executable, "-S", "-c", "raise SystemExit('torn in two')"))
+    config = write(lerning_rate=1)
+    code, out, err = run("train", "--config", config, "--dry-run")
+    assert code == 0 and "simpletuner_gh200.launch" in out
+    assert "own options were not checked" in err and "torn in two" in err
+    code, out, _err = run("config", "check", config, "--json")
+    assert code == 0 and "not checked" in json.loads(out)["notes"][0]
+
+
+def test_secrets_in_unknown_keys_and_flags_stay_hidden(write: Write, run: Run) -> None:
+    shown = refused_alike(
+        run, write(api_token="hidden-one"), "--acces_token", "hidden-two", "--my_password=hidden-three"
+    )
+    assert shown.count("unknown to SimpleTuner") == 3
+    assert "hidden-" not in shown.replace("<hidden>", "")
+
+
+def test_nothing_heavy_is_imported(write: Write, tmp_path: Path) -> None:
+    code = (
+        "import sys; from simpletuner_gh200.upstream import option_reading; option_reading.MAKER = ('none',);"
+        "from simpletuner_gh200.operate.preflight import check_run;"
+        "check_run(explicit='config.json', env_name=None, flags=(), say=print);"
+        "assert not {'torch', 'simpletuner', 'diffusers', 'accelerate'} & set(sys.modules), 'heavy'"
+    )
+    write()
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
