@@ -11,7 +11,8 @@ each cache            its need, small entries first                   a hit save
 a copy per GPU        80 % of what is free on the GPU's own node      what is no cache stays near, too
 hot embeds in HBM     their limit, or 10 % of what is free            training comes first
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
-the managed pool      so many times HBM                               it is what ``use_uvm`` asks for
+model state in Grace  so many times HBM, within its rank's share      a run ends with an error, not with a kill
+                      of what the host can give
 the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
 ====================  ==============================================  ==========================================
 
@@ -48,6 +49,10 @@ EMBEDS_SHARE = 0.1
 DEVICE_HEADROOM = 0.05
 LEAST_DEVICE_HEADROOM = 2 * GIB
 """HBM we leave to torch and to fragmentation, beyond what is in use when we look."""
+
+STATE_RESERVE = 2 * GIB
+STATE_RESERVE_SHARE = 0.03
+"""Of the host, beside model state: it is unswappable, so the kernel can only kill where nothing else is left."""
 
 TRIAL_SHARE = 0.9
 """Of all memory that managed pages can be in, for an allocation that is made only to see whether it can be."""
@@ -122,7 +127,7 @@ def embeds_allowance(caps: Capabilities, free: int, limit: int | None) -> Allowa
         return Allowance(0, "no CUDA device")
     if caps.integrated:
         return Allowance(0, "one physical pool: a device copy would be a second copy of the same memory")
-    headroom = max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * caps.device_total))
+    headroom = device_headroom(caps.device_total)
     spare = max(0, free - headroom)
     asked = limit if limit is not None else int(free * EMBEDS_SHARE)
     if asked < spare:
@@ -130,9 +135,36 @@ def embeds_allowance(caps: Capabilities, free: int, limit: int | None) -> Allowa
     return Allowance(spare, f"{format_bytes(free)} free less {format_bytes(headroom)} headroom")
 
 
-def pool_allowance(ratio: float, device_total: int) -> int:
-    """Of the managed pool: ``uvm_oversubscription_ratio`` times HBM."""
-    return int(ratio * device_total)
+def device_headroom(total: int) -> int:
+    """HBM that is left to torch and to fragmentation."""
+    return max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * total))
+
+
+def state_reserve(host_total: int) -> int:
+    """Host memory that model state never takes: what is pinned for it can't be paged out or given back."""
+    return max(STATE_RESERVE, int(STATE_RESERVE_SHARE * host_total))
+
+
+def state_allowance(*, ratio: float, device_total: int, host: HostMemory, claimed: int, ranks: int) -> Allowance:
+    """Of one rank's optimizer state and EMA in Grace.
+
+    At most ``uvm_oversubscription_ratio`` times HBM, and no more than its share of what the host can really give:
+    ``claimed`` is what caches and datasets have been promised and not taken yet. Without a device only the host counts.
+    """
+    reserve = state_reserve(host.total)
+    share = max(host.available - claimed - reserve, 0) // max(ranks, 1)
+    wanted = int(ratio * device_total)
+    if device_total and wanted <= share:
+        return Allowance(wanted, f"{ratio:g} x HBM")
+    why = f"{format_bytes(host.available)} by {host.limit}, less {format_bytes(reserve)} reserve"
+    if claimed:
+        why += f" and {format_bytes(claimed)} promised to caches"
+    return Allowance(share, why if ranks <= 1 else f"{why}, divided among {ranks} ranks")
+
+
+def trial_size(scale: float, device_total: int) -> int:
+    """Of the doctor's trial beyond HBM."""
+    return int(scale * device_total)
 
 
 def managed_room(caps: Capabilities, available: int) -> int:

@@ -60,9 +60,13 @@ class PoolState:
     limit: int
     allocations: int
     refused: int
-    unadvised: int
+    unadvised: int = 0
     """Allocations whose advice the driver did not take."""
     last_error: int = 0
+
+
+def out_of_pool(size: int, state: PoolState, why: str) -> str:
+    return ""
 
 
 class Pool(Protocol):
