@@ -45,6 +45,11 @@ def pooled_width(config: Mapping[str, Any]) -> int:
     return int(together) - 6 * int(config.get("addition_time_embed_dim") or 0) if together else 0
 
 
+def latent_shape(foundation: Any, request: Mapping[str, Any]) -> tuple[int, ...]:
+    """Batch, channels and what the request says of the rest; a film has its frames in between."""
+    return (int(request["batch"]), int(foundation.LATENT_CHANNEL_COUNT), *request["latent"])
+
+
 def make(latents: Sequence[int], *, tokens: int, config: Mapping[str, Any]) -> dict[str, Any]:
     """Real tensors, zeros: they are small, and what prepares a batch may look at their values."""
     size = latents[0]

@@ -7,7 +7,6 @@ and checkpointing are theirs. Only loading is ours: the class is made from its c
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,10 +91,10 @@ def shortened(model: torch.nn.Module, lengths: Mapping[str, int]) -> torch.nn.Mo
     return model
 
 
-def prepare(trainer: Any, config: Mapping[str, Any], lengths: Mapping[str, int]) -> Any:
-    """The component to be trained, adapters and checkpointing as configured, on ``meta``."""
+def prepare(trainer: Any, made: torch.nn.Module) -> Any:
+    """The component to be trained, adapters and checkpointing as configured; ``made`` is what loading gives."""
     foundation = trainer.model
-    with _loading_nothing(foundation, config, lengths, trainer.config.weight_dtype):
+    with _loading_nothing(foundation, made):
         trainer.init_load_base_model()
     trainer.init_freeze_models()
     with torch.device("meta"):
@@ -111,11 +110,8 @@ def prepare(trainer: Any, config: Mapping[str, Any], lengths: Mapping[str, int])
 
 
 @contextlib.contextmanager
-def _loading_nothing(
-    foundation: Any, config: Mapping[str, Any], lengths: Mapping[str, int], dtype: torch.dtype
-) -> Iterator[None]:
+def _loading_nothing(foundation: Any, made: torch.nn.Module) -> Iterator[None]:
     kind = foundation.MODEL_CLASS
-    made = shortened(on_meta(kind, config, dtype), lengths)
     ours = {"from_pretrained": staticmethod(lambda *_args, **_kwargs: made)}
     replaced = [(kind, ours)]
     if hasattr(type(foundation), "_module_has_meta_tensors"):
@@ -152,10 +148,6 @@ def into_fake(model: torch.nn.Module, mode: Any) -> None:
                 if buffer is not None:
                     kept.append(buffer)
                     module._buffers[name] = fake(buffer)
-
-
-def configuration_of(path: str) -> Mapping[str, Any]:
-    return json.loads(Path(path).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def parameters(model: torch.nn.Module) -> tuple[Sequence[torch.nn.Parameter], Sequence[torch.nn.Parameter]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -36,16 +37,13 @@ class Counted:
     """The most that was alive beyond the weights during the step, gradients included."""
     flops: int
 
-    def __add__(self, other: Counted) -> Counted:
-        return Counted(**{key: value + getattr(other, key) for key, value in asdict(self).items()})
-
-    def times(self, factor: int) -> Counted:
-        return Counted(**{key: value * factor for key, value in asdict(self).items()})
+    def minus(self, other: Counted) -> Counted:
+        return Counted(**{key: value - getattr(other, key) for key, value in asdict(self).items()})
 
 
-def run(trainer: Any, config: Mapping[str, Any], lengths: Mapping[str, int], request: Mapping[str, Any]) -> Counted:
-    """Build with stacks of ``lengths`` and take one step with a batch of the requested shape."""
-    model = build.prepare(trainer, config, lengths)
+def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> Counted:
+    """Take one step of a model on ``meta`` with a batch of the requested shape."""
+    model = build.prepare(trainer, made)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     build.into_fake(model, mode)
     trained, frozen = build.parameters(model)
@@ -53,7 +51,8 @@ def run(trainer: Any, config: Mapping[str, Any], lengths: Mapping[str, int], req
     tokens = request["tokens"] or batches.tokens_of(
         trainer.config.model_family, getattr(trainer.config, "tokenizer_max_length", None)
     )
-    batch = trainer.prepare_batch(batches.make(request["latents"], tokens=tokens, config=config))
+    latents = batches.latent_shape(trainer.model, request)
+    batch = trainer.prepare_batch(batches.make(latents, tokens=tokens, config=request["model"]))
     trainer.accelerator.prepare_model(model, device_placement=False)
     trainer.model.set_prepared_model(model)
     with contextlib.ExitStack() as modes:
@@ -99,12 +98,15 @@ def _step(trainer: Any, batch: Any, live: LiveBytes, known: Mapping[int, int]) -
     return forward, saved
 
 
-def extrapolated(trainer: Any, config: Mapping[str, Any], request: Mapping[str, Any]) -> Counted:
-    """The whole step, from two and three blocks of each stack where that is all it takes."""
-    found = build.stacks(build.on_meta(trainer.model.MODEL_CLASS, config, torch.bfloat16)) if request["extrapolate"] else {}
-    base = run(trainer, config, dict.fromkeys(found, 2), request)
-    whole = base
+def traced(trainer: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The step with two blocks of each stack, and what one more of each adds: a step is linear in alike blocks."""
+    template = build.on_meta(trainer.model.MODEL_CLASS, request["model"], trainer.config.weight_dtype)
+    found = build.stacks(template) if request["extrapolate"] else {}
+    build.shortened(template, dict.fromkeys(found, 3))
+    two = dict.fromkeys(found, 2)
+    base = run(trainer, build.shortened(copy.deepcopy(template), two), request)
+    stacks = {}
     for name, length in found.items():
-        more = run(trainer, config, {**dict.fromkeys(found, 2), name: 3}, request)
-        whole = whole + (more + base.times(-1)).times(length - 2)
-    return whole
+        more = run(trainer, build.shortened(copy.deepcopy(template), {**two, name: 3}), request)
+        stacks[name] = {"count": length, "each": asdict(more.minus(base))}
+    return {"base": asdict(base), "stacks": stacks}
