@@ -14,9 +14,9 @@ from simpletuner_gh200.config.datasets import Dataset
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.plan.rows import Source
 
-_LATENT_FACTORS = {"sana": 32, "ltxvideo": 32, "sanavideo": 32, "deepfloyd": 1}
-_TEMPORAL = {"ltxvideo": 8}
-_VIDEO = ("wan", "ltxvideo", "hunyuanvideo", "kandinsky5-video", "longcat_video", "sanavideo", "cosmos", "wan_s2v")
+_LATENT_FACTORS = {"sana": 32, "ltxvideo": 32, "ltxvideo2": 32, "sanavideo": 32, "deepfloyd": 1}
+_TEMPORAL = {"ltxvideo": 8, "ltxvideo2": 8}
+_VIDEO = ("wan", "ltxvideo", "ltxvideo2", "hunyuanvideo", "kandinsky5_video", "longcat_video", "sanavideo", "wan_s2v")
 USUAL_FRAMES = 81
 ALIGNMENT = 64
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".jxl", ".gif")

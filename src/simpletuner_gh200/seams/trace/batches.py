@@ -18,7 +18,7 @@ _TEXT_WIDTHS = (
 )
 """What models call the width of a text embed in their configuration; the first that is there counts."""
 
-_TOKENS = {"sdxl": 77, "sd1x": 77, "kolors": 256, "sd3": 77 + 154, "pixart_sigma": 300, "sana": 300}
+_TOKENS = {"sdxl": 77, "sd1x": 77, "kolors": 256, "sd3": 77 + 154, "pixart": 300, "pixart_sigma": 300, "sana": 300}
 USUAL_TOKENS = 512
 
 
