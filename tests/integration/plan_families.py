@@ -169,7 +169,9 @@ def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
         foundation.set_prepared_model(model)
         trainer.init_post_load_freeze()
         model.train()
-        batch = batches.make((BATCH, foundation.LATENT_CHANNEL_COUNT, *latent_of(family)), tokens=TOKENS, config=FAMILIES[family])
+        batch = batches.make(
+            (BATCH, foundation.LATENT_CHANNEL_COUNT, *latent_of(family)), tokens=TOKENS, config=FAMILIES[family]
+        )
         batch = trainer.prepare_batch(batch)
         given_tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         held = [*model.parameters(), *model.buffers()]
@@ -194,7 +196,9 @@ def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
         }
         optimizer.step()
         inner = getattr(optimizer, "optimizer", optimizer)
-        states = [value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+        states = [
+            value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+        ]
         found["state"] = sum(storages(states).values())
     foundation.set_prepared_model(None)
     return found

@@ -38,5 +38,7 @@ def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
     try:
         target.write_text(json.dumps(with_settings(training.values, settings), indent=2) + "\n", encoding="utf-8")
     except OSError as refused:
-        raise UsageError(f"cannot write {target}: {refused.strerror}", remedy="copy the configuration elsewhere") from None
+        raise UsageError(
+            f"cannot write {target}: {refused.strerror}", remedy="copy the configuration elsewhere"
+        ) from None
     return target

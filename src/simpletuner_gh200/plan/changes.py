@@ -87,7 +87,11 @@ class Change:
         }
 
     def text(self) -> str:
-        cost = "no time" if abs(self.cost) < 0.0005 else f"{format_seconds(abs(self.cost))} a step {'more' if self.cost > 0 else 'less'}"
+        cost = (
+            "no time"
+            if abs(self.cost) < 0.0005
+            else f"{format_seconds(abs(self.cost))} a step {'more' if self.cost > 0 else 'less'}"
+        )
         return f"{self.what} ({', '.join(f'{key}={_shown(value)}' for key, value in self.settings.items())}): {cost}"
 
 

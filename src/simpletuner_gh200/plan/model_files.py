@@ -58,7 +58,9 @@ def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:
         return Path(weights)
     home = Path(environment.get("HF_HOME") or Path(environment.get("HOME", "~"), ".cache", "huggingface")).expanduser()
     hub = Path(environment.get("HF_HUB_CACHE") or home / "hub")
-    snapshots = sorted(hub.glob(f"models--{weights.replace('/', '--')}/snapshots/*"), key=lambda path: path.stat().st_mtime)
+    snapshots = sorted(
+        hub.glob(f"models--{weights.replace('/', '--')}/snapshots/*"), key=lambda path: path.stat().st_mtime
+    )
     return snapshots[-1] if snapshots else None
 
 

@@ -95,7 +95,9 @@ def as_svg(plan: Plan) -> str:
     """A whole document that needs nothing but a viewer."""
     found = bars(plan)
     bottom = TOP + LINE * len(found)
-    marks = [mark for number, bar in enumerate(found) for mark in _bar(bar, scale(found, bar.pool), TOP + LINE * number)]
+    marks = [
+        mark for number, bar in enumerate(found) for mark in _bar(bar, scale(found, bar.pool), TOP + LINE * number)
+    ]
     legend, rows = _legend(found, bottom + 22)
     height = bottom + 34 + 18 * rows
     title = headline(plan)
@@ -122,7 +124,7 @@ def _bar(bar: Bar, whole: int, y: int) -> Iterator[str]:
         shown = f"{row.what}: {format_bytes(row.bytes)}, {row.source}"
         yield (
             f'<rect x="{x:.1f}" y="{y}" width="{max(length, 0.3):.1f}" height="{HEIGHT}" fill="{colour(row.what)}"'
-            f'{_HATCHED if not row.certain else ""}><title>{escape(shown)}</title></rect>'
+            f"{_HATCHED if not row.certain else ''}><title>{escape(shown)}</title></rect>"
         )
         x += length
     if bar.capacity is not None:
@@ -178,7 +180,9 @@ def summary(plan: Plan) -> Iterator[str]:
 
 def step_line(plan: Plan) -> str:
     bound = plan.evaluated.bounds
-    others = ", ".join(f"{name} {format_seconds(value)}" for name, value in bound.seconds.items() if value and name != bound.binding)
+    others = ", ".join(
+        f"{name} {format_seconds(value)}" for name, value in bound.seconds.items() if value and name != bound.binding
+    )
     rate = f" at {plan.machine.flops / 1e12:g} TFLOP/s" if bound.binding == "compute" else ""
     return f"a step takes at least {format_seconds(bound.step)}: {bound.binding} binds{rate}; {others or 'nothing else counts'}"
 
@@ -202,9 +206,16 @@ def as_html(plan: Plan) -> str:
         for row in sorted(plan.table.rows, key=lambda row: (row.pool, -row.bytes))
     ]
     bound = plan.evaluated.bounds
-    limits = [(name, format_seconds(value), "binds" if name == bound.binding else "") for name, value in bound.seconds.items()]
+    limits = [
+        (name, format_seconds(value), "binds" if name == bound.binding else "") for name, value in bound.seconds.items()
+    ]
     tried = [
-        (change.what, ", ".join(f"{k}={v}" for k, v in change.settings.items()), "yes" if change.fits else "no", change.text().rpartition(": ")[2])
+        (
+            change.what,
+            ", ".join(f"{k}={v}" for k, v in change.settings.items()),
+            "yes" if change.fits else "no",
+            change.text().rpartition(": ")[2],
+        )
         for change in plan.changes
     ]
     parts = [

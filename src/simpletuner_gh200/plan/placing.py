@@ -113,9 +113,7 @@ def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace
     return choose(step.blocks, hbm_room=room, grace_limit=limit, rates=Rates(machine.d2h, machine.h2d, machine.flops))
 
 
-def _divide_state(
-    facts: RunFacts, step: Step, state: StateFacts, machine: Machine, mix: Mix | None
-) -> tuple[int, int]:
+def _divide_state(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, mix: Mix | None) -> tuple[int, int]:
     """(in HBM, in Grace), as the run's own placement divides it."""
     if not facts.state_in_grace or machine.one_pool or not facts.full:
         return state.bytes, 0  # tensors of a LoRA are below what is worth placing
@@ -127,9 +125,7 @@ def _divide_state(
     return split([*[STATE_PIECE] * whole, *([rest] if rest else [])], placement)
 
 
-def _model(
-    facts: RunFacts, step: Step, state: StateFacts, here: int, there: int, mix: Mix | None
-) -> Iterator[Row]:
+def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int, mix: Mix | None) -> Iterator[Row]:
     source = step.weights_source
     if facts.quantised is not None:
         source = "computed"
@@ -154,7 +150,9 @@ def _model(
 
 def _other_models(facts: RunFacts, sizes: Sizes) -> Iterator[Row]:
     for encoder in sizes.encoders:
-        yield Row(encoder.name, "hbm", "cache", encoder.parameters * facts.bytes_per_weight, encoder.source, encoder.note)
+        yield Row(
+            encoder.name, "hbm", "cache", encoder.parameters * facts.bytes_per_weight, encoder.source, encoder.note
+        )
     if sizes.vae is None:
         return
     weights = sizes.vae.parameters * ELEMENT["bf16"]
@@ -179,7 +177,9 @@ def _host(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants)
         yield Row("caches", "grace", phase, _cached(facts, sizes, machine) // share, data.cached)  # type: ignore[arg-type]
     if any(facts.unified.values()):
         batch = facts.batch * (sizes.latent_bytes + sizes.embed_bytes)
-        yield Row("buffers", "grace", "train", min(4 * batch, IDLE_BUFFERS), "computed", "batches of the unified caches")
+        yield Row(
+            "buffers", "grace", "train", min(4 * batch, IDLE_BUFFERS), "computed", "batches of the unified caches"
+        )
         yield Row("embeds", "hbm", "train", facts.hbm_embeds, "computed", "hbm_limit_gb")
     yield Row("process", "grace", None, constants.process, "assumed", constants.process_note)
 

@@ -163,7 +163,9 @@ def _answers(questions: Mapping[str, dict[str, Any]], *, trace: bool, notes: lis
     else:
         found = [traces.remembered(question) or {} for question in questions.values()]
     answers = dict(zip(questions, found, strict=True))
-    notes += [f"{name}: could not be traced: {answer['error']}" for name, answer in answers.items() if "error" in answer]
+    notes += [
+        f"{name}: could not be traced: {answer['error']}" for name, answer in answers.items() if "error" in answer
+    ]
     return {name: answer for name, answer in answers.items() if answer and "error" not in answer}
 
 
@@ -191,7 +193,9 @@ def refusal(plan: Plan) -> str | None:
         what = f", most of it {largest.what} ({format_bytes(largest.bytes)})" if largest else ""
         capacity = format_bytes(plan.machine.capacity(pool) or 0)
         used = format_bytes(plan.table.used(pool, certain=True))
-        said.append(f"{POOL_NAMES[pool]} has {capacity}, {phase} needs at least {used}{what}: {format_bytes(size)} too much")
+        said.append(
+            f"{POOL_NAMES[pool]} has {capacity}, {phase} needs at least {used}{what}: {format_bytes(size)} too much"
+        )
     return "; ".join(said)
 
 

@@ -59,7 +59,9 @@ class Table:
 
     def in_one_pool(self) -> Table:
         """As on a machine whose device has no memory of its own: what would be in HBM is in the host's memory."""
-        moved = (Row(r.what, "grace" if r.pool == "hbm" else r.pool, r.phase, r.bytes, r.source, r.note) for r in self.rows)
+        moved = (
+            Row(r.what, "grace" if r.pool == "hbm" else r.pool, r.phase, r.bytes, r.source, r.note) for r in self.rows
+        )
         return Table(tuple(moved))
 
 

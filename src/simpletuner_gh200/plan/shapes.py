@@ -175,4 +175,6 @@ def _survey(dataset: Dataset) -> tuple[int, int]:
 def _below(folder: Path | None) -> int:
     if folder is None or not folder.is_dir():
         return 0
-    return sum(os.stat(os.path.join(place, name)).st_size for place, _folders, names in os.walk(folder) for name in names)
+    return sum(
+        os.stat(os.path.join(place, name)).st_size for place, _folders, names in os.walk(folder) for name in names
+    )

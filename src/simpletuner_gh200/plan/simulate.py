@@ -148,7 +148,9 @@ class Simulation:
         self._grace["process"] = constants.process
         allowed = dataset_allowance(None, self._host())
         if sizes.data.held > allowed.size:
-            raise FeatureUnavailable(f"datasets of {format_bytes(sizes.data.held)} where {allowed.why} allow {format_bytes(allowed.size)}")
+            raise FeatureUnavailable(
+                f"datasets of {format_bytes(sizes.data.held)} where {allowed.why} allow {format_bytes(allowed.size)}"
+            )
         self._grace["datasets"] = sizes.data.held
         if any(self.facts.unified.values()):
             kind = choose_kind("auto", caps, ranks=self.facts.ranks)

@@ -101,9 +101,7 @@ def step_request(
     extrapolate: bool = True,
 ) -> dict[str, Any]:
     """A question for the child about one step. ``latent``: (frames,) height, width; ``like``: hopper or cpu."""
-    kept = {
-        key: value for key, value in options.items() if key not in _WITHOUT_INFLUENCE and not names_secret(key)
-    }
+    kept = {key: value for key, value in options.items() if key not in _WITHOUT_INFLUENCE and not names_secret(key)}
     neutral = {
         "pretrained_model_name_or_path": "not/needed",
         "optimizer": "torch-adamw",
@@ -193,7 +191,9 @@ def _path(request: Mapping[str, Any]) -> Path:
 def _context() -> str:
     """Versions, and our own side of the question."""
     versions = [f"{name} {_version(name)}" for name in _PACKAGES]
-    texts = [path.read_text(encoding="utf-8") for folder in tracing.__path__ for path in sorted(Path(folder).glob("*.py"))]
+    texts = [
+        path.read_text(encoding="utf-8") for folder in tracing.__path__ for path in sorted(Path(folder).glob("*.py"))
+    ]
     return "\n".join([*versions, *texts])
 
 

@@ -37,12 +37,15 @@ def plan(
     ranks: Annotated[
         int | None, typer.Option("--ranks", min=1, help="Ranks. Default: num_processes of the configuration, or 1.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it into this .html or .svg file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also draw it into this .html or .svg file.")
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Write the advised settings into a copy, CONFIG.planned.json.")
     ] = False,
     simulate: Annotated[
-        int | None, typer.Option("--simulate", min=1, help="Memory over so many optimizer steps, by the run's own policies.")
+        int | None,
+        typer.Option("--simulate", min=1, help="Memory over so many optimizer steps, by the run's own policies."),
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that was not traced before.")
@@ -100,7 +103,9 @@ def plan(
 
 def _applied(made: Plan, path: Path | None) -> str:
     if path is None:
-        return "nothing to apply: " + ("it is as fast as it can be" if made.fits else "no change that we know makes it fit")
+        return "nothing to apply: " + (
+            "it is as fast as it can be" if made.fits else "no change that we know makes it fit"
+        )
     return f"written to {path}"
 
 
