@@ -65,7 +65,7 @@ def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 
 def train(name: str, dtype: torch.dtype, steps: range, taken: Callable[[Any], Stepper], resumed: bytes | None = None):
-    """Steps with accumulation, clipping and a late first gradient; returns (optimizer, weights, trace of every step)."""
+    """Steps with accumulation, clipping, a late first gradient; returns (optimizer, weights, trace of every step)."""
     parameters = weights(dtype)
     optimizer = make(name, parameters)
     torch.manual_seed(11)  # importing an optimizer may have drawn numbers
@@ -237,11 +237,11 @@ def examine(name: str) -> dict[str, Any]:
     """One row. ``fails`` where it does not run without us, on the weights it is made for."""
     dtype = torch.bfloat16
     try:
-        optimizer, parameters, plain = train(name, dtype, range(STEPS), plainly)
+        _, _, plain = train(name, dtype, range(STEPS), plainly)
     except Exception as failure:  # noqa: BLE001 - whatever upstream's entry raises is the finding
         return {"fails": f"{type(failure).__name__}: {str(failure).splitlines()[0][:120] if str(failure) else ''}"}
     pooled = Pooled()
-    caught_optimizer, caught_parameters, caught = train(name, dtype, range(STEPS), pooled)
+    caught_optimizer, _, caught = train(name, dtype, range(STEPS), pooled)
     row: dict[str, Any] = {"same": caught == plain, "unaccounted": pooled.unaccounted()}
     row["plain_dicts"] = all(type(values) is dict for values in caught_optimizer.state.values())
     row["tensors"] = pooled.caught.tally.tensors

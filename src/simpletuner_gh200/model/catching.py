@@ -81,7 +81,7 @@ class Keeper:
                 self._settle(part, kept)
 
     def sweep(self, owner: str, state: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> Tally:
-        """Look at all state of one owner, given with the parameter it belongs to: strays get their home, all is counted."""
+        """All state of one owner, each with the parameter it belongs to: strays get their home, all is counted."""
         before, found, kept = self._kept[owner], Tally(), dict[int, int]()
         for tensor, parameter in state:
             for part in plain_tensors(tensor):
@@ -148,7 +148,7 @@ class _Entry(dict[Any, Any]):
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> _Entry:  # type: ignore[override, misc]
+    def __ior__(self, other: Any) -> _Entry:  # type: ignore[misc]
         self.update(other)
         return self
 
@@ -192,7 +192,7 @@ class _CatchingState(defaultdict[Any, Any]):
 
 
 class CaughtOptimizer:
-    """One optimizer whose state lives where the keeper puts it. Knows how to take a step; whoever wraps it calls that."""
+    """One optimizer whose state lives where the keeper puts it; whoever wraps its step calls ours."""
 
     def __init__(self, optimizer: Any, keeper: Keeper, name: str = "optimizer") -> None:
         # accelerate's wrapper calls the optimizer it holds; that one makes the state.

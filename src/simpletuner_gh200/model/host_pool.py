@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -37,6 +38,10 @@ class HostPool:
 
     def _gone(self, address: int) -> None:
         self._held -= self._blocks.pop(address, 0)
+
+    def use(self) -> AbstractContextManager[None]:
+        """What is allocated inside is host memory anyway, and moves when it is swept."""
+        return nullcontext()
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._blocks

@@ -55,7 +55,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "checkpoints": FeatureInfo("our state in checkpoints"),
     "ramp": FeatureInfo("batch ramp", needs=("checkpoints",)),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
-    "oversubscription": FeatureInfo("training state beyond HBM"),
+    "state": FeatureInfo("optimizer state and EMA in Grace"),
     "pressure": FeatureInfo("memory given back before the kernel takes it"),
 }
 

@@ -63,7 +63,7 @@ INIT_HOOKS = SeamSpec(
     module=MODULE,
     qualname="Trainer.init_hooks",
     parameters=("self",),
-    features=("checkpoints",),
+    features=("checkpoints", "state"),
     reason="our state is saved and loaded by hooks registered next to upstream's",
     facts=(
         _called_on_self("Trainer.init_hooks"),
@@ -81,6 +81,22 @@ INIT_HOOKS = SeamSpec(
 )
 
 
+INIT_EMA_MODEL = SeamSpec(
+    name="trainer.init_ema_model",
+    module=MODULE,
+    qualname="Trainer.init_ema_model",
+    parameters=("self",),
+    features=("state",),
+    reason="the shadows of EMA are made here, and live in Grace from the start",
+    facts=(
+        _called_on_self("Trainer.init_ema_model"),
+        Fact(
+            "sets ema_model", "its shadows are found there", facts.assigns("Trainer.init_ema_model", "self.ema_model")
+        ),
+    ),
+)
+
+
 STEPS = "self.config.gradient_accumulation_steps"
 
 TRAIN = SeamSpec(
@@ -88,7 +104,7 @@ TRAIN = SeamSpec(
     module=MODULE,
     qualname="Trainer.train",
     parameters=("self",),
-    features=("ramp", "batch_path", "telemetry", "oversubscription", "pressure", "prefetch"),
+    features=("ramp", "batch_path", "telemetry", "state", "pressure", "prefetch"),
     reason="before it everything is prepared and resumed, after it the run is over",
     facts=(
         Fact(
@@ -221,6 +237,7 @@ SPECS = (
     PARSE_ARGUMENTS,
     INIT_DATA_BACKEND,
     INIT_HOOKS,
+    INIT_EMA_MODEL,
     TRAIN,
     PREPARE_BATCH,
     EMIT_EVENT,
