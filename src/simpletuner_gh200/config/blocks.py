@@ -90,6 +90,28 @@ class OversubscriptionSettings(PartModel):
     )
 
 
+class ActivationSettings(PartModel):
+    """What autograd saves for the backward pass, in Grace instead of being computed again."""
+
+    activations: Literal["off", "grace", "auto"] = Field(
+        default="off",
+        description="Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU "
+        "memory and back, auto tries both at the start of a run and keeps what is faster.",
+    )
+    activation_limit_gb: float | None = Field(
+        default=None,
+        gt=0,
+        strict=False,
+        description="CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks.",
+    )
+    activation_hbm_reserve_gb: float | None = Field(
+        default=None, ge=0, strict=False, description="HBM in GiB that they leave free; unset: 5 %, at least 2."
+    )
+    activation_min_tensor_kb: int = Field(
+        default=1024, ge=0, description="Smaller tensors stay where they are, in KiB."
+    )
+
+
 OVERSUBSCRIPTION_VARIABLES = {
     "use_uvm": "GH200_USE_UVM",
     "uvm_oversubscription_ratio": "GH200_UVM_OVERSUBSCRIPTION_RATIO",
@@ -204,6 +226,7 @@ PARTS = (
         environment=OVERSUBSCRIPTION_VARIABLES,
         from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
     ),
+    Part("gh200_optimizations", "activations", ActivationSettings),
     Part("gh200_optimizations", "prefetch", PrefetchSettings, check=_check_prefetch),
     Part("gh200_optimizations", "ramp", RampSettings, check=_check_ramp),
     Part(DATASET_BLOCK, "store", InMemorySettings),

@@ -10,6 +10,7 @@ Which places of SimpleTuner a feature needs is not said here but there: in the c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ class Feature:
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch is ready for the model; also called on evaluation batches."""
         return batch
+
+    def predicting(self, trainer: Any, batch: Mapping[str, Any]) -> AbstractContextManager[object]:
+        """The model is about to predict with gradients on, for a backward pass to come; what to do it in."""
+        return nullcontext()
 
     def metrics(self, values: dict[str, Any]) -> None:
         """Values are on their way to the trackers, or into a status event; add to them in place."""
