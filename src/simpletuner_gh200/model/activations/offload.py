@@ -25,7 +25,7 @@ from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.model.activations.arena import Arena, Place
 from simpletuner_gh200.model.activations.link import Link
 from simpletuner_gh200.model.activations.policy import Rates
-from simpletuner_gh200.model.activations.recognise import PLAIN, Weights, identities
+from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, identities
 from simpletuner_gh200.model.activations.room import Room
 from simpletuner_gh200.model.activations.shape import Shape
 from simpletuner_gh200.model.activations.step import Saved, Step
@@ -72,8 +72,7 @@ class Offloader:
         self._weights = Weights(())
         self._previous: Step | None = None
         self._none: dict[torch.dtype, torch.Tensor] = {}
-        self._kind = link.device.type
-        self._ordinal = -1 if self._kind == "cpu" else link.device.index or 0
+        self._ordinal = -1 if link.device.type == "cpu" else link.device.index or 0
         self.step_now: Step | None = None
         self.shapes: dict[Hashable, Shape] = {}
         self.tensors = self.saved = self.moved = self.brought = 0
@@ -157,13 +156,14 @@ class Offloader:
         weights = self._weights
         if key in weights.storages or key in step.inputs or tensor.get_device() != self._ordinal:
             return _as_it_is(tensor)
-        if torch.is_autocast_enabled(self._kind) and weights.copied_by_autocast(tensor):
+        if weights.shapes and dtype in LOW and weights.copied_by_autocast(tensor):
             return _as_it_is(tensor)
         self.saved += size
         start, length = 0, storage.nbytes()
         if length > WHOLE * size:
             start, length = _part(tensor, length)
-            key = (key, start, length)
+            if start or length != storage.nbytes():
+                key = (key, start, length)
         version = tensor._version
         saved = step.by_storage.get(key)
         if saved is None or saved.version != version:
@@ -322,12 +322,13 @@ def _as_it_is(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _part(tensor: torch.Tensor, length: int) -> tuple[int, int]:
-    """(first byte, bytes) of the storage that the view's elements lie in, from an aligned beginning."""
+    """(first byte, bytes) of the storage that the view lies in, from an aligned beginning; all, where that is most."""
     item = tensor.element_size()
     first = tensor.storage_offset() * item
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) * item + item
     start = first // ALIGNED * ALIGNED
-    return start, min(first + reach, length) - start
+    part = min(first + reach, length) - start
+    return (start, part) if WHOLE * part <= length else (0, length)
 
 
 def _changed(dtype: torch.dtype, shape: Iterable[int], expected: int, found: int) -> RuntimeError:

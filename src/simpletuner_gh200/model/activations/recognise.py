@@ -44,22 +44,25 @@ def identities(tensors: Iterable[torch.Tensor]) -> dict[int, StorageWeakRef]:
     return found
 
 
+LOW = frozenset({torch.bfloat16, torch.float16})
+
+
 class Weights:
     """Parameters and buffers of a model, as they are now."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         listed = list(tensors)
         self.storages = identities(listed)
-        self._shapes = {frozenset(tensor.shape) for tensor in listed if tensor.dtype is torch.float32}
+        self.shapes = {frozenset(tensor.shape) for tensor in listed if tensor.dtype is torch.float32}
 
     def copied_by_autocast(self, tensor: torch.Tensor) -> bool:
-        """Is this the low-precision copy of a weight? A trained one's history says so, a frozen one's shape."""
-        kind = tensor.device.type
-        if not torch.is_autocast_enabled(kind) or tensor.dtype is not torch.get_autocast_dtype(kind):
-            return False
+        """Is this low-precision tensor the copy of a weight? A trained one's history says so, a frozen one's shape.
+
+        Whether autocast is on can't be asked here: it is off inside the operators that it casts for.
+        """
         node: Any = tensor.grad_fn
         if node is None:
-            return not tensor.requires_grad and frozenset(tensor.shape) in self._shapes
+            return not tensor.requires_grad and frozenset(tensor.shape) in self.shapes
         while node is not None and node.name() in VIEWS:
             node = node.next_functions[0][0]
         if node is None or node.name() != "ToCopyBackward0":
