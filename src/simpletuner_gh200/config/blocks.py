@@ -119,6 +119,28 @@ class StateSettings(PartModel):
     )
 
 
+class ActivationSettings(PartModel):
+    """What autograd saves for the backward pass, in Grace instead of being computed again."""
+
+    activations: Literal["off", "grace", "auto"] = Field(
+        default="off",
+        description="Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU "
+        "memory and back, auto tries both at the start of a run and keeps what is faster.",
+    )
+    activation_limit_gb: float | None = Field(
+        default=None,
+        gt=0,
+        strict=False,
+        description="CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks.",
+    )
+    activation_hbm_reserve_gb: float | None = Field(
+        default=None, ge=0, strict=False, description="HBM in GiB that they leave free; unset: 5 %, at least 2."
+    )
+    activation_min_tensor_kb: int = Field(
+        default=1024, ge=0, description="Smaller tensors stay where they are, in KiB."
+    )
+
+
 def _check_state(model: StateSettings) -> list[tuple[str, str]]:
     if model.use_uvm:
         return []
@@ -241,6 +263,7 @@ PARTS = (
         from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
         check=_check_state,
     ),
+    Part("gh200_optimizations", "activations", ActivationSettings),
     Part("gh200_optimizations", "prefetch", PrefetchSettings, check=_check_prefetch),
     Part("gh200_optimizations", "ramp", RampSettings, check=_check_ramp),
     Part(DATASET_BLOCK, "store", InMemorySettings),

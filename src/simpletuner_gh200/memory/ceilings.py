@@ -13,6 +13,8 @@ hot embeds in HBM     their limit, or 10 % of what is free            training c
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 model state in Grace  so many times HBM, within its rank's share      a run ends with an error, not with a kill
                       of what the host can give
+saved activations     their limit, or half of what is free, by ranks  optimizer state and caches live there, too
+the same, in HBM      what is free, less a step's needs and a reserve nothing else is pushed out
 the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
 ====================  ==============================================  ==========================================
 
@@ -53,6 +55,9 @@ LEAST_DEVICE_HEADROOM = 2 * GIB
 STATE_RESERVE = 2 * GIB
 STATE_RESERVE_SHARE = 0.03
 """Of the host, beside model state: it is unswappable, so the kernel can only kill where nothing else is left."""
+
+ACTIVATIONS_SHARE = 0.5
+"""Of the host memory that is free when training begins, for all ranks of a node together, where no limit is set."""
 
 TRIAL_SHARE = 0.9
 """Of all memory that managed pages can be in, for an allocation that is made only to see whether it can be."""
@@ -113,6 +118,19 @@ def node_allowance(free: int) -> int:
     return int(free * NODE_SHARE)
 
 
+def activations_allowance(limit_gb: float | None, host: HostMemory, ranks: int) -> Allowance:
+    """Of one rank's saved activations in Grace: its limit, or its part of a share, never more than there is."""
+    spare = max(host.available - int(host.total * DATASET_HEADROOM), 0)
+    if limit_gb is not None and gib_to_bytes(limit_gb) <= spare:
+        return Allowance(gib_to_bytes(limit_gb), f"activation_limit_gb {limit_gb:g}")
+    if limit_gb is not None:
+        return Allowance(
+            spare, f"activation_limit_gb {limit_gb:g} is more than {format_bytes(spare)}, all that is left"
+        )
+    share = int(spare * ACTIVATIONS_SHARE) // max(ranks, 1)
+    return Allowance(share, f"{ACTIVATIONS_SHARE:.0%} of {format_bytes(spare)}, for {max(ranks, 1)} rank(s)")
+
+
 def low_mark(total: int) -> int:
     """Available memory below which we give back: 3 % of what there is, within bounds that make sense."""
     return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
@@ -165,6 +183,18 @@ def state_allowance(*, ratio: float, device_total: int, host: HostMemory, claime
 def trial_size(scale: float, device_total: int) -> int:
     """Of the doctor's trial beyond HBM."""
     return int(scale * device_total)
+
+
+def activations_reserve(limit_gb: float | None, device_total: int) -> int:
+    """HBM that saved activations leave alone whatever is free."""
+    if limit_gb is not None:
+        return gib_to_bytes(limit_gb)
+    return max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * device_total))
+
+
+def activations_room(free: int, total: int, needs: int, reserve: int) -> int:
+    """HBM for saved activations, of what is free before a step that ``needs`` so much besides them."""
+    return max(min(free, total) - needs - reserve, 0)
 
 
 def managed_room(caps: Capabilities, available: int) -> int:

@@ -42,7 +42,7 @@ class Evaluated:
 def evaluate(facts: RunFacts, situation: Situation) -> Evaluated:
     placed = place(facts, situation.sizes, situation.machine, situation.constants)
     found = bounds(facts, situation.sizes, situation.machine, placed)
-    fits, over = True, {}
+    fits, over = True, dict[str, int]()
     for pool in POOLS:
         capacity = situation.machine.capacity(pool)
         if capacity is None or (pool == "hbm" and situation.machine.one_pool):

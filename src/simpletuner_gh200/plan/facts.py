@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from simpletuner_gh200.config.blocks import CacheSettings, OversubscriptionSettings, RampSettings
+from simpletuner_gh200.config.blocks import ActivationSettings, CacheSettings, RampSettings, StateSettings
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.units import GIB
@@ -79,7 +79,8 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
     values = training.values
     options = {key: value for key, value in values.items() if key not in (*TRAINING_BLOCKS, "datasets")}
     caches = settings.part(CacheSettings)
-    state = settings.part(OversubscriptionSettings)
+    state = settings.part(StateSettings)
+    kept = settings.part(ActivationSettings)
     precision = str(values.get("base_model_precision") or "no_change")
     count = ranks or _whole(values.get("num_processes"), 1)
     ema = truth(values.get("use_ema"))
@@ -101,9 +102,10 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         ema_foreach=not truth(values.get("ema_foreach_disable")),
         state_in_grace=state.use_uvm,
         state_pattern=state.uvm_access_pattern,
-        state_budget=_gib(getattr(state, "uvm_hbm_budget_gb", None)),
+        state_budget=_gib(state.uvm_hbm_budget_gb),
         state_ratio=state.uvm_oversubscription_ratio,
-        **_activation_settings(settings),
+        activations=kept.activations,
+        activation_limit=_gib(kept.activation_limit_gb),
         unified=caches.served(),
         cache_limit=_gib(caches.memory_limit_gb),
         hbm_embeds=_gib(caches.hbm_limit_gb) or 0,
@@ -111,16 +113,6 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         vae_batch=_whole(values.get("vae_batch_size"), 4),
         checkpoints=_whole(values.get("checkpoints_total_limit"), 5),
     )
-
-
-def _activation_settings(settings: Any) -> dict[str, Any]:
-    """Of whichever part has them."""
-    found: dict[str, Any] = {}
-    for part in settings.parts.values():
-        if hasattr(part, "activations"):
-            found["activations"] = part.activations
-            found["activation_limit"] = _gib(getattr(part, "activation_limit_gb", None))
-    return found
 
 
 def _weights(values: Mapping[str, Any]) -> Weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from simpletuner_gh200.errors import UsageError
@@ -48,13 +48,6 @@ class Machine:
         return {"hbm": self.hbm, "grace": self.grace, "disk": self.disk}[pool]
 
 
-_GH200 = {
-    "h2d": 375 * GB,
-    "d2h": 295 * GB,
-    "in_place": 330 * GB,
-    "grace": 480 * GB,
-    "flops": 400e12,
-}
 _GH200_SOURCES = {
     "hbm": "cited: NVIDIA",
     "grace": "cited: NVIDIA",
@@ -67,11 +60,24 @@ _GH200_SOURCES = {
     "network": "cited: 200 Gbit/s a rank",
 }
 
+_GH200 = Machine(
+    "gh200-96",
+    "GH200, 96 GB HBM3",
+    hbm=96 * GB,
+    grace=480 * GB,
+    flops=400e12,
+    hbm_rate=3500 * GB,
+    h2d=375 * GB,
+    d2h=295 * GB,
+    in_place=330 * GB,
+    sources=_GH200_SOURCES,
+)
+
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine("gh200-96", "GH200, 96 GB HBM3", hbm=96 * GB, hbm_rate=3500 * GB, sources=_GH200_SOURCES, **_GH200),
-        Machine("gh200-144", "GH200, 144 GB HBM3e", hbm=144 * GB, hbm_rate=4300 * GB, sources=_GH200_SOURCES, **_GH200),
+        _GH200,
+        replace(_GH200, name="gh200-144", title="GH200, 144 GB HBM3e", hbm=144 * GB, hbm_rate=4300 * GB),
         Machine(
             "gb200",
             "GB200, one GPU and its half of Grace",
@@ -125,8 +131,6 @@ def machine(name: str, *, output: str | None = None) -> Machine:
 
 def this_machine(*, output: str | None = None, driver: Driver | None = None, root: Path = Path("/")) -> Machine:
     """What answers here: capacities are this machine's, rates those of the published machine most like it."""
-    from dataclasses import replace
-
     from simpletuner_gh200.memory.driver.detect import current
 
     driver = driver or current()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simpletuner_gh200.memory.ceilings import (
     IDLE_BUFFERS,
@@ -16,7 +16,7 @@ from simpletuner_gh200.model.activations.policy import Mix, Rates, choose
 from simpletuner_gh200.model.placement import Placement, automatic_budget, split
 from simpletuner_gh200.plan.facts import ELEMENT, RunFacts
 from simpletuner_gh200.plan.machines import Machine
-from simpletuner_gh200.plan.rows import Row, Table, table
+from simpletuner_gh200.plan.rows import Phase, Pool, Row, Source, Table, table
 from simpletuner_gh200.plan.sizes import Sizes, StateFacts, Step, one_step, optimizer_state
 from simpletuner_gh200.units import GIB, MIB
 
@@ -26,6 +26,10 @@ STATE_PIECE = 64 * MIB
 
 FRAGMENTS = 0.03
 """Of torch's bytes, lost between blocks; assumed, 1 to 6 %."""
+
+
+_TRAINED: tuple[Phase, ...] = ("train", "save", "validate")
+_LOADED: tuple[Phase, ...] = ("load", *_TRAINED)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
         *_disk(facts, sizes, step, state),
     ]
     if machine.has_device:
-        context = "measured" if constants.context_measured else "assumed"
+        context: Source = "measured" if constants.context_measured else "assumed"
         rows.append(Row("context", "hbm", None, constants.context, context, constants.context_note))
     torchs = step.weights + step.gradients + step.transient + here
     rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
@@ -77,8 +81,6 @@ def _shard(facts: RunFacts, step: Step) -> Step:
     """Of one rank under FSDP2: its share, and one block gathered while it is used, the next on its way."""
     if not facts.sharded or facts.ranks == 1:
         return step
-    from dataclasses import replace
-
     gathered = 2 * max((step.weights // max(len(step.blocks), 1)), 1)
     return replace(
         step,
@@ -126,11 +128,11 @@ def _divide_state(facts: RunFacts, step: Step, state: StateFacts, machine: Machi
 
 
 def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int, mix: Mix | None) -> Iterator[Row]:
-    source = step.weights_source
+    source: Source = step.weights_source
     if facts.quantised is not None:
         source = "computed"
-    for phase in ("load", "train", "save", "validate"):
-        yield Row("weights", "hbm", phase, step.weights, source)  # type: ignore[arg-type]
+    for phase in _LOADED:
+        yield Row("weights", "hbm", phase, step.weights, source)
     yield Row("weights", "grace", "load", step.weights, source, "read into CPU memory first")
     yield Row("gradients", "hbm", "train", step.gradients, "computed")
     offloaded = mix.offloaded if mix else 0
@@ -139,12 +141,12 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
     note = "an EMA update by foreach" if foreach > step.transient else ""
     yield Row("activations", "hbm", "train", max(step.transient - offloaded, foreach, 0), step.source, note)
     yield Row("activations", "grace", "train", offloaded, step.source, mix.why if mix else "")
-    for phase in ("train", "save", "validate"):
-        yield Row("optimizer", "hbm", phase, here, state.source, facts.optimizer)  # type: ignore[arg-type]
-        yield Row("optimizer", "grace", phase, there, state.source, facts.optimizer)  # type: ignore[arg-type]
+    for phase in _TRAINED:
+        yield Row("optimizer", "hbm", phase, here, state.source, facts.optimizer)
+        yield Row("optimizer", "grace", phase, there, state.source, facts.optimizer)
         if facts.ema:
-            pool = "hbm" if facts.ema_on_device and not facts.state_in_grace else "grace"
-            yield Row("ema", pool, phase, copies, "computed")  # type: ignore[arg-type]
+            pool: Pool = "hbm" if facts.ema_on_device and not facts.state_in_grace else "grace"
+            yield Row("ema", pool, phase, copies, "computed")
     yield Row("checkpoint", "grace", "save", copies, "computed", "safetensors are put together in CPU memory")
 
 
@@ -163,8 +165,8 @@ def _other_models(facts: RunFacts, sizes: Sizes) -> Iterator[Row]:
     if facts.validates:
         decode = sizes.vae_work.get("decode")
         yield Row("vae", "hbm", "validate", weights, sizes.vae.source, sizes.vae.note)
-        source = "assumed" if decode is None else "computed"
-        yield Row("vae work", "hbm", "validate", decode or 4 * GIB, source, "decoding")  # type: ignore[arg-type]
+        source: Source = "assumed" if decode is None else "computed"
+        yield Row("vae work", "hbm", "validate", decode or 4 * GIB, source, "decoding")
 
 
 def _host(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> Iterator[Row]:
@@ -173,8 +175,8 @@ def _host(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants)
     yield Row("datasets", "grace", None, data.held // share, "measured", "once per node")
     if data.held:
         yield Row("staging", "grace", "load", STAGING_WORK, "computed")
-    for phase in ("train", "save", "validate"):
-        yield Row("caches", "grace", phase, _cached(facts, sizes, machine) // share, data.cached)  # type: ignore[arg-type]
+    for phase in _TRAINED:
+        yield Row("caches", "grace", phase, _cached(facts, sizes, machine) // share, data.cached)
     if any(facts.unified.values()):
         batch = facts.batch * (sizes.latent_bytes + sizes.embed_bytes)
         yield Row(

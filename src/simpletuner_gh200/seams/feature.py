@@ -113,6 +113,10 @@ class Feature:
         """A batch is ready for the model; also called on evaluation batches."""
         return batch
 
+    def predicting(self, trainer: Any, batch: Mapping[str, Any]) -> AbstractContextManager[object]:
+        """The model is about to predict with gradients on, for a backward pass to come; what to do it in."""
+        return nullcontext()
+
     def metrics(self, values: dict[str, Any]) -> None:
         """Values are on their way to the trackers, or into a status event; add to them in place."""
 

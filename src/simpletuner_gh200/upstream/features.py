@@ -56,6 +56,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "ramp": FeatureInfo("batch ramp", needs=("checkpoints",)),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "state": FeatureInfo("optimizer state and EMA in Grace"),
+    "activations": FeatureInfo("saved activations in Grace instead of recomputing"),
     "pressure": FeatureInfo("memory given back before the kernel takes it"),
 }
 

@@ -138,6 +138,22 @@ def _prepare_batch(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [wrap_method(module.Trainer, "prepare_batch", after)]
 
 
+def _model_predict(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """The forward pass. Predictions without gradients (a parent's, an evaluation's) are nobody's business."""
+
+    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        moments = runtime.moment("predicting")
+        if not moments or not module.torch.is_grad_enabled():
+            return wrapped(*args, **kwargs)
+        batch = args[0] if args else kwargs["prepared_batch"]
+        with ExitStack() as during:
+            for predicting in moments:
+                during.enter_context(predicting(instance, batch))
+            return wrapped(*args, **kwargs)
+
+    return [wrap_method(module.Trainer, "model_predict", around)]
+
+
 def _emit_event(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     """A training status event with progress is about to be sent: our metrics go with it."""
 
@@ -159,5 +175,6 @@ SEAMS = (
     Seam("trainer.init_ema_model", _init_ema_model),
     Seam("trainer.train", _train),
     Seam("trainer.prepare_batch", _prepare_batch),
+    Seam("trainer.model_predict", _model_predict),
     Seam("trainer.emit_event", _emit_event),
 )

@@ -73,10 +73,10 @@ def _attention(
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     if attn_mask is None and query.dtype in _HALVES:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
         attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+    return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]

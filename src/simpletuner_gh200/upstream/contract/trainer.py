@@ -185,6 +185,42 @@ PREPARE_BATCH = SeamSpec(
 )
 
 
+MODEL_PREDICT = SeamSpec(
+    name="trainer.model_predict",
+    module=MODULE,
+    qualname="Trainer.model_predict",
+    parameters=("self", "prepared_batch", "custom_timesteps"),
+    features=("activations",),
+    reason="the forward pass: what autograd saves in it goes to Grace",
+    facts=(
+        _called_on_self("Trainer.model_predict"),
+        Fact(
+            "the model predicts once",
+            "one forward pass, whose backward pass follows, is one step of what was learned about its shape",
+            facts.calls("Trainer.model_predict", "self.model.model_predict", times=1),
+        ),
+    ),
+)
+
+
+GRADIENT_CHECKPOINTING = SeamSpec(
+    name="trainer.enable_gradient_checkpointing",
+    module=MODULE,
+    qualname="Trainer.enable_gradient_checkpointing",
+    parameters=("self",),
+    features=("activations",),
+    reason="checkpointing stays as SimpleTuner switches it; what is not to be recomputed runs past it, block by block",
+    facts=(
+        _called_on_self("Trainer.enable_gradient_checkpointing"),
+        Fact(
+            "on where the configuration says so",
+            "the same key tells whether blocks can be recomputed",
+            facts.mentions("Trainer.enable_gradient_checkpointing", "self.config.gradient_checkpointing"),
+        ),
+    ),
+)
+
+
 EMIT_EVENT = SeamSpec(
     name="trainer.emit_event",
     module=MODULE,
@@ -240,6 +276,8 @@ SPECS = (
     INIT_EMA_MODEL,
     TRAIN,
     PREPARE_BATCH,
+    MODEL_PREDICT,
+    GRADIENT_CHECKPOINTING,
     EMIT_EVENT,
     MANUAL_VALIDATION,
     MANUAL_CHECKPOINT,
