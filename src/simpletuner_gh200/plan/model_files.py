@@ -46,8 +46,7 @@ def read_components(weights: str, family: str, environment: Mapping[str, str]) -
     """Name -> component of the model that ``weights`` names: a folder, a repository, or nothing but its family."""
     folder = find_model(weights, environment)
     found = {part.name: part for part in _in_folder(folder)} if folder is not None else {}
-    known = published(weights, family)
-    return {**{name: part for name, part in known.items() if name not in found}, **found} if not found else found
+    return found or published(weights, family)
 
 
 def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:

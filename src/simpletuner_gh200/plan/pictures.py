@@ -175,7 +175,7 @@ def summary(plan: Plan) -> Iterator[str]:
         of = f" of {format_bytes(capacity)}" if capacity is not None else ""
         over = capacity is not None and used > capacity
         most = f"; most of it {largest.what}, {format_bytes(largest.bytes)}" if largest is not None else ""
-        yield f"{POOL_NAMES[pool]}: {format_bytes(used)}{of} while it is in phase {phase}{most}{'; TOO MUCH' if over else ''}"
+        yield f"{POOL_NAMES[pool]}: {format_bytes(used)}{of} in {phase}{most}{'; TOO MUCH' if over else ''}"
 
 
 def step_line(plan: Plan) -> str:
@@ -184,7 +184,8 @@ def step_line(plan: Plan) -> str:
         f"{name} {format_seconds(value)}" for name, value in bound.seconds.items() if value and name != bound.binding
     )
     rate = f" at {plan.machine.flops / 1e12:g} TFLOP/s" if bound.binding == "compute" else ""
-    return f"a step takes at least {format_seconds(bound.step)}: {bound.binding} binds{rate}; {others or 'nothing else counts'}"
+    least = f"a step takes at least {format_seconds(bound.step)}: {bound.binding} binds{rate}"
+    return f"{least}; {others or 'nothing else counts'}"
 
 
 # -- page ----------------------------------------------------------------------------------------------------
@@ -232,7 +233,8 @@ def as_html(plan: Plan) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(headline(plan))}</title><style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+        f"<title>{escape(headline(plan))}</title><style>{_STYLE}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
     )
 
 
@@ -241,4 +243,5 @@ def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -
         return ""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<h2>{escape(title)}</h2><div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    rows_of = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<h2>{escape(title)}</h2><div class="wide"><table>{rows_of}</table></div>'

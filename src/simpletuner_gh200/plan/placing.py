@@ -1,4 +1,4 @@
-"""Every byte of a run by pool and phase, from facts, sizes and a machine: by the policies that the run itself uses. Pure."""
+"""Every byte of a run by pool and phase, by the policies that the run itself uses. Pure."""
 
 from __future__ import annotations
 

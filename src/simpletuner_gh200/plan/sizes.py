@@ -19,7 +19,7 @@ UNKNOWN_OPTIMIZER = 8.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """``traces``: by whether blocks are checkpointed, all of ``traced_batch`` samples; empty where nothing was traced."""
+    """``traces``: by whether blocks are checkpointed, of ``traced_batch`` samples; empty where nothing was traced."""
 
     denoiser: Component
     data: Data

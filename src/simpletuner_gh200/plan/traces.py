@@ -27,20 +27,22 @@ from simpletuner_gh200.upstream.verdict_cache import cache_root
 
 _PACKAGES = ("simpletuner", "torch", "diffusers", "transformers", "peft", "accelerate")
 
-_WITHOUT_INFLUENCE = frozenset(
-    """output_dir data_backend_config accelerate_config accelerate_extra_args num_processes num_machines max_train_steps
-    num_train_epochs learning_rate lr_scheduler lr_warmup_steps lr_end seed checkpoint_step_interval checkpointing_steps
-    checkpoints_total_limit resume_from_checkpoint report_to tracker_project_name tracker_run_name push_to_hub
-    hub_model_id validation_disable validation_prompt validation_steps validation_step_interval validation_resolution
-    validation_guidance num_validation_images disable_benchmark caption_dropout_probability resolution resolution_type
-    minimum_image_size gradient_accumulation_steps train_batch_size vae_batch_size cache_dir cache_dir_text cache_dir_vae
-    use_ema ema_device ema_decay pretrained_model_name_or_path pretrained_vae_model_name_or_path
-    pretrained_transformer_model_name_or_path pretrained_unet_model_name_or_path allow_dataset_oversubscription
-    delete_problematic_images disable_bucket_pruning logging_dir webhook_config optimizer optimizer_config
-    fsdp_enable fsdp_version fsdp_reshard_after_forward fsdp_activation_checkpointing fsdp_limit_all_gathers
-    fsdp_state_dict_type fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap base_model_precision
-    deepspeed_config uniform_schedule max_grad_norm""".split()
-)
+_NO_INFLUENCE = """
+output_dir data_backend_config accelerate_config accelerate_extra_args num_processes num_machines
+max_train_steps num_train_epochs learning_rate lr_scheduler lr_warmup_steps lr_end seed checkpoint_step_interval
+checkpointing_steps checkpoints_total_limit resume_from_checkpoint report_to tracker_project_name
+tracker_run_name push_to_hub hub_model_id validation_disable validation_prompt validation_steps
+validation_step_interval validation_resolution validation_guidance num_validation_images disable_benchmark
+caption_dropout_probability resolution resolution_type minimum_image_size gradient_accumulation_steps
+train_batch_size vae_batch_size cache_dir cache_dir_text cache_dir_vae use_ema ema_device ema_decay
+pretrained_model_name_or_path pretrained_vae_model_name_or_path pretrained_transformer_model_name_or_path
+pretrained_unet_model_name_or_path allow_dataset_oversubscription delete_problematic_images
+disable_bucket_pruning logging_dir webhook_config optimizer optimizer_config fsdp_enable fsdp_version
+fsdp_reshard_after_forward fsdp_activation_checkpointing fsdp_limit_all_gathers fsdp_state_dict_type
+fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap base_model_precision deepspeed_config uniform_schedule
+max_grad_norm
+"""
+_WITHOUT_INFLUENCE = frozenset(_NO_INFLUENCE.split())
 """Options that change no size of a step; without them the same model is traced once for many runs."""
 
 

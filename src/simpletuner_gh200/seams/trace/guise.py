@@ -13,12 +13,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-_IN_FLOAT32 = frozenset(
-    """acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
-    cumprod cumsum dist erfinv exp expm1 group_norm kl_div l1_loss layer_norm log log10 log1p log2 log_softmax mse_loss
-    norm pow __pow__ __rpow__ prod reciprocal renorm rsqrt sinh smooth_l1_loss softmax softmin softplus sum tan
-    __rdiv__ __rtruediv__""".split()
-)
+_CUDA_LIST = """
+acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
+cumprod cumsum dist erfinv exp expm1 group_norm kl_div l1_loss layer_norm log log10 log1p log2 log_softmax
+mse_loss norm pow __pow__ __rpow__ prod reciprocal renorm rsqrt sinh smooth_l1_loss softmax softmin softplus sum
+tan __rdiv__ __rtruediv__
+"""
+_IN_FLOAT32 = frozenset(_CUDA_LIST.split())
 """CUDA autocast's list, as PyTorch documents it; the CPU's own list is shorter."""
 
 _HALVES = (torch.bfloat16, torch.float16)

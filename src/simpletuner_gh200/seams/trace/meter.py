@@ -1,4 +1,4 @@
-"""Counting bytes of tensors by their storages: what is alive, what autograd keeps. For real and for fake tensors alike."""
+"""Bytes of tensors by their storages: what is alive, what autograd keeps. For real and for fake tensors alike."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _step(trainer: Any, batch: Any, live: LiveBytes, known: Mapping[int, int]) -
         loss = trainer.model.loss(prepared_batch=batch, model_output=output, apply_conditioning_mask=True)
     del output
     forward = live.peak
-    # What loss.backward() ends in. A function mode is off inside what it handles, and checkpointing computes again there.
+    # What loss.backward() ends in. A function mode is off inside what it handles; checkpointing computes again there.
     torch.autograd.Variable._execution_engine.run_backward(
         (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
