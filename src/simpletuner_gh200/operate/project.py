@@ -13,6 +13,8 @@ from typing import Any
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.models import Model
+from simpletuner_gh200.plan.machines import MACHINES, this_machine
+from simpletuner_gh200.plan.quick import advised
 from simpletuner_gh200.units import GIB
 
 _ROOM = 1.5
@@ -44,7 +46,7 @@ class Wish:
 
 def files(wish: Wish) -> dict[str, str]:
     """Path below the folder -> content. Paths inside are absolute, so that a run may start anywhere."""
-    config = {**training_config(wish), **our_blocks(wish)}
+    config = fitting(wish, {**training_config(wish), **our_blocks(wish)})
     return {
         "config/config.json": json.dumps(config, indent=2) + "\n",
         "config/datasets.json": json.dumps(dataset_list(wish), indent=2) + "\n",
@@ -52,6 +54,14 @@ def files(wish: Wish) -> dict[str, str]:
             nodes=wish.nodes, gpus_per_node=wish.gpus_per_node, blocks=wish.model.family.blocks, cpu=wish.cpu
         ),
     }
+
+
+def fitting(wish: Wish, config: dict[str, Any]) -> dict[str, Any]:
+    """By the plan: for this machine, or for a GH200 where this one has no GPU."""
+    if wish.cpu:
+        return config
+    here = this_machine(output=str(wish.folder))
+    return advised(config, here if here.has_device else MACHINES["gh200-96"])
 
 
 def write(wish: Wish, *, force: bool = False) -> list[Path]:

@@ -109,11 +109,16 @@ def _published() -> Mapping[str, Any]:
     return json.loads(PUBLISHED.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
+def published_model(weights: str, family: str) -> Mapping[str, Any] | None:
+    """By repository, else by family."""
+    models: list[Mapping[str, Any]] = _published()["models"]
+    named = next((model for model in models if weights and weights in model["names"]), None)
+    return named or next((model for model in models if model["family"] == family), None)
+
+
 def published(weights: str, family: str) -> dict[str, Component]:
-    """Of a model whose files are not here: its published configuration and sizes; by repository, else by family."""
-    models = _published()["models"]
-    entry = next((model for model in models if weights and weights in model["names"]), None)
-    entry = entry or next((model for model in models if model["family"] == family), None)
+    """Of a model whose files are not here: its published configuration and sizes."""
+    entry = published_model(weights, family)
     if entry is None:
         return {}
     sizes = _published()["components"]

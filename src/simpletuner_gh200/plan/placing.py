@@ -134,7 +134,8 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
     for phase in _LOADED:
         yield Row("weights", "hbm", phase, step.weights, source)
     yield Row("weights", "grace", "load", step.weights, source, "read into CPU memory first")
-    yield Row("gradients", "hbm", "train", step.gradients, "computed")
+    gradients: Source = "computed" if facts.full or step.source == "computed" else "assumed"
+    yield Row("gradients", "hbm", "train", step.gradients, gradients)
     offloaded = mix.offloaded if mix else 0
     copies = step.trained * facts.bytes_per_weight
     foreach = copies if facts.ema_on_device and facts.ema_foreach else 0

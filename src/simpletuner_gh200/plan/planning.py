@@ -16,6 +16,7 @@ from simpletuner_gh200.plan.changes import Change, Evaluated, Situation, changes
 from simpletuner_gh200.plan.facts import RunFacts, read_facts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.model_files import Component, read_components
+from simpletuner_gh200.plan.published import published_traces
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.shapes import Shape, latent_factors, read_data, shapes_of
 from simpletuner_gh200.plan.sizes import Sizes
@@ -77,19 +78,21 @@ def make_plan(
     *,
     ranks: int | None = None,
     trace: bool = True,
-    like: str | None = None,
+    patience: float | None = None,
 ) -> Plan:
-    """``trace`` False: only what was traced before. ``like``: hopper, or cpu as where there is no device."""
+    """``trace`` False: only what was traced before, without torch. ``patience``: seconds for looking at files."""
     facts = read_facts(training, ranks=ranks)
     if not facts.family:
         raise UsageError("the configuration names no model_family", remedy="set model_family")
-    like = like or ("hopper" if machine.has_device else "cpu")
-    sizes, notes = read_sizes(training, facts, like=like, trace=trace)
+    like = "hopper" if machine.has_device else "cpu"
+    sizes, notes = read_sizes(training, facts, like=like, trace=trace, patience=patience)
     situation = Situation(sizes, machine, constants_for(machine))
     return Plan(machine, situation, evaluate(facts, situation), tuple(notes))
 
 
-def read_sizes(training: Training, facts: RunFacts, *, like: str, trace: bool) -> tuple[Sizes, list[str]]:
+def read_sizes(
+    training: Training, facts: RunFacts, *, like: str, trace: bool, patience: float | None = None
+) -> tuple[Sizes, list[str]]:
     notes: list[str] = []
     parts = _components(facts, trace=trace, notes=notes)
     denoiser = next((part for part in parts if part.kind == "denoiser"), None)
@@ -105,7 +108,7 @@ def read_sizes(training: Training, facts: RunFacts, *, like: str, trace: bool) -
     latent_bytes = _elements(latent) * _latent_channels(vae) * 4
     sizes = Sizes(
         denoiser=denoiser,
-        data=read_data(training, latent_bytes=latent_bytes, embed_bytes=EMBED_BYTES),
+        data=read_data(training, latent_bytes=latent_bytes, embed_bytes=EMBED_BYTES, patience=patience),
         encoders=tuple(part for part in parts if part.kind == "encoder"),
         vae=vae,
         vae_work=answers.get("vae", {}),
@@ -115,8 +118,20 @@ def read_sizes(training: Training, facts: RunFacts, *, like: str, trace: bool) -
         embed_bytes=EMBED_BYTES,
     )
     if not sizes.traces:
+        sizes = _with_published(sizes, facts, shape)
+    if not sizes.traces:
         notes.append("the step was not traced: activations are not counted, weights and gradients are a lower bound")
     return sizes, notes
+
+
+def _with_published(sizes: Sizes, facts: RunFacts, shape: Shape) -> Sizes:
+    """With traces of a published model that were made before, scaled to this shape: a good guess, and marked as one."""
+    weights = str(facts.options.get("pretrained_model_name_or_path") or "")
+    known = published_traces(weights, facts.family, full=facts.full) if sizes.denoiser.parameters else None
+    if known is None:
+        return sizes
+    batch = known.area / shape.area
+    return replace(sizes, traces=known.traces, traced_batch=batch, guessed=True)
 
 
 _BY_CHECKPOINTING = {"checkpointed": True, "plain": False}

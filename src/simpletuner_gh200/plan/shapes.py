@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -68,16 +69,22 @@ def latent_factors(family: str, vae: Mapping[str, Any] | None) -> tuple[int, int
     return spatial, _TEMPORAL.get(family, 4)
 
 
-def read_data(training: Training, *, latent_bytes: int, embed_bytes: int) -> Data:
-    """``latent_bytes`` and ``embed_bytes`` of one sample of the largest shape, for caches that are not there yet."""
+def read_data(training: Training, *, latent_bytes: int, embed_bytes: int, patience: float | None = None) -> Data:
+    """``latent_bytes`` and ``embed_bytes`` of one sample of the largest shape, for caches that are not there yet.
+
+    ``patience``: seconds after which looking at files ends; what was found by then is a lower bound.
+    """
+    until = None if patience is None else time.monotonic() + patience
     family = str(training.values.get("model_family") or "")
     trained = [dataset for dataset in training.enabled() if dataset.kind in ("image", "video")]
     shapes = tuple(shape for dataset in trained for shape in _shapes(dataset, training.values, family))
-    counts = [_survey(dataset) for dataset in trained]
+    counts = [_survey(dataset, until) for dataset in trained]
     samples = sum(count for count, _size in counts)
     held = sum(size for dataset, (_count, size) in zip(trained, counts, strict=True) if dataset.in_memory)
-    latents = sum(_below(dataset.path("cache_dir_vae")) for dataset in trained)
-    embeds = sum(_below(dataset.path("cache_dir")) for dataset in training.enabled() if dataset.kind == "text_embeds")
+    latents = sum(_below(dataset.path("cache_dir_vae"), until) for dataset in trained)
+    embeds = sum(
+        _below(dataset.path("cache_dir"), until) for dataset in training.enabled() if dataset.kind == "text_embeds"
+    )
     return Data(
         shapes=shapes or (_square(training.values, family),),
         samples=samples,
@@ -160,21 +167,25 @@ def _ratios(dataset: Dataset) -> set[float]:
     return found
 
 
-def _survey(dataset: Dataset) -> tuple[int, int]:
+def _survey(dataset: Dataset, until: float | None) -> tuple[int, int]:
     """(images or films, bytes of all files) of a dataset on this machine."""
-    folder = dataset.local_folder
     count = size = 0
-    if folder is not None and folder.is_dir():
-        for place, _folders, names in os.walk(folder):
-            for name in names:
-                count += name.lower().endswith((*_IMAGES, *_MOVIES))
-                size += os.stat(os.path.join(place, name)).st_size
+    for name, length in _files(dataset.local_folder, until):
+        count += name.lower().endswith((*_IMAGES, *_MOVIES))
+        size += length
     return count, size
 
 
-def _below(folder: Path | None) -> int:
+def _files(folder: Path | None, until: float | None) -> Iterator[tuple[str, int]]:
+    """(name, bytes) of every file below ``folder``, as far as one gets by ``until``."""
     if folder is None or not folder.is_dir():
-        return 0
-    return sum(
-        os.stat(os.path.join(place, name)).st_size for place, _folders, names in os.walk(folder) for name in names
-    )
+        return
+    for place, _folders, names in os.walk(folder):
+        for name in names:
+            yield name, os.stat(os.path.join(place, name)).st_size
+            if until is not None and time.monotonic() > until:
+                return
+
+
+def _below(folder: Path | None, until: float | None) -> int:
+    return sum(size for _name, size in _files(folder, until))

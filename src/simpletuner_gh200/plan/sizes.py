@@ -27,7 +27,9 @@ class Sizes:
     vae: Component | None = None
     vae_work: Mapping[str, int] = field(default_factory=dict)
     traces: Mapping[bool, Trace] = field(default_factory=dict)
-    traced_batch: int = 1
+    traced_batch: float = 1
+    guessed: bool = False
+    """Are the traces of another shape, and scaled?"""
     latent_bytes: int = 0
     embed_bytes: int = 0
     """Of one sample as it is cached."""
@@ -70,7 +72,7 @@ def one_step(facts: RunFacts, sizes: Sizes) -> Step:
         saved=round(whole.saved * scale),
         flops=whole.flops * scale,
         weights_source="computed",
-        source="computed",
+        source="assumed" if sizes.guessed else "computed",
         blocks=_blocks(trace, scale),
     )
 

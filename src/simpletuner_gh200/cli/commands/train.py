@@ -22,6 +22,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact command and environment, and start nothing.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan/--no-plan", help="Refuse a run that can't fit on this machine (gh200 plan).")
+    ] = True,
 ) -> None:
     """Train. Takes what `simpletuner train` takes; flags that follow override the configuration file.
 
@@ -33,7 +36,7 @@ def train(
 
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
-    from simpletuner_gh200.operate import launching, preflight
+    from simpletuner_gh200.operate import launching, planned, preflight
     from simpletuner_gh200.seams.rank import KILL_SWITCH
 
     flags, env = _upstream_spelling(context.args, env)
@@ -44,18 +47,21 @@ def train(
     else:
         checked = preflight.check_configuration(explicit=config, env_name=env, flags=flags)
         notices = [*checked.settings.notes, *preflight.check_seams(checked.settings)]
-    planned = launching.launch_command(
+        if plan:
+            notices += planned.check(checked.located, flags, keep=not dry_run)
+    command = launching.launch_command(
         checked.located, flags, os.environ, explicit=config is not None, env_name=env, config=checked.config
     )
-    for notice in (*notices, *planned.notices):
+    for notice in (*notices, *command.notices):
         print(f"gh200: {notice}", file=sys.stderr)
     if dry_run:
-        print(planned.shown())
+        print(command.shown())
         return
-    ended = launching.run(planned)
+    ended = launching.run(command)
     for summary in ended.summaries[:1]:
         if summary["status"] != "completed":
             print(f"gh200: training {summary['status']}: {redact_text(str(summary['reason']))}", file=sys.stderr)
+    planned.learn(checked.config)
     raise typer.Exit(ended.exit_code)
 
 
