@@ -103,6 +103,14 @@ def options(facts: RunFacts, situation: Situation) -> Iterator[Option]:
     """Everything that may be changed by itself, and isn't so already."""
     yield from _places(facts, situation)
     yield from _recompute(facts, situation)
+    disk = situation.machine.disk
+    if (
+        facts.checkpoints > 1
+        and disk is not None
+        and place(facts, situation.sizes, situation.machine).table.used("disk") > disk
+    ):
+        fewer = replace(facts, checkpoints=1)
+        yield Option("one checkpoint kept", {"checkpoints_total_limit": 1}, fewer)
     if facts.batch > 1:
         half = facts.batch // 2
         windows = facts.accumulation * facts.batch // half

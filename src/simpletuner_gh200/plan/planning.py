@@ -127,9 +127,9 @@ def read_sizes(
 def _with_published(sizes: Sizes, facts: RunFacts, shape: Shape) -> Sizes:
     """With traces of a published model that were made before, scaled to this shape: a good guess, and marked as one."""
     weights = str(facts.options.get("pretrained_model_name_or_path") or "")
-    known = published_traces(weights, facts.family, full=facts.full) if sizes.denoiser.parameters else None
-    if known is None:
-        return sizes
+    known = published_traces(weights, facts.family, full=facts.full)
+    if known is None or known.parameters != sizes.denoiser.parameters:
+        return sizes  # another model of the same family
     batch = known.area / shape.area
     return replace(sizes, traces=known.traces, traced_batch=batch, guessed=True)
 
@@ -197,8 +197,11 @@ def _latent_channels(vae: Component | None) -> int:
 
 
 def refusal(plan: Plan) -> str | None:
-    """Why a run can't be, in the plan's words; None where only an assumption stands against it, or nothing does."""
-    over = plan.evaluated.certain_overflow
+    """Why a run can't be, in the plan's words; None where only an assumption stands against it, or nothing does.
+
+    A disk that is too small is no reason: what a run will write may be there already, from its first stretch.
+    """
+    over = {pool: size for pool, size in plan.evaluated.certain_overflow.items() if pool != "disk"}
     if not over:
         return None
     said = []

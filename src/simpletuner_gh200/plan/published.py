@@ -23,6 +23,7 @@ class PublishedTraces:
     """Of one sample of ``area`` pixels (times frames), by whether blocks are checkpointed."""
 
     area: int
+    parameters: int
     traces: Mapping[bool, Trace]
 
 
@@ -34,8 +35,8 @@ def _traces() -> Mapping[str, Any]:
 def published_traces(weights: str, family: str, *, full: bool) -> PublishedTraces | None:
     model = published_model(weights, family)
     entry = _traces().get(model["names"][0]) if model is not None else None
-    if entry is None:
+    if model is None or entry is None:
         return None
     made = entry["full" if full else "lora"]
     traces = {name == "checkpointed": Trace.from_json(found) for name, found in made.items()}
-    return PublishedTraces(entry["area"], traces)
+    return PublishedTraces(entry["area"], model["parameters"], traces)

@@ -132,7 +132,8 @@ def _print(made: Plan, moments: list[Moment], console: Console) -> None:
     console.print(_table(made))
     for told in (*summary(made), step_line(made)):
         console.print(told, markup=False, highlight=False)
-    for change in made.changes[:SHOWN_CHANGES]:
+    useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]
+    for change in useful[:SHOWN_CHANGES]:
         console.print(f"  {'fits' if change.fits else 'not enough'}: {change.text()}", markup=False, highlight=False)
     for note in made.notes:
         console.print(f"note: {note}", markup=False, highlight=False)

@@ -127,13 +127,13 @@ def _loading_nothing(foundation: Any, made: torch.nn.Module) -> Iterator[None]:
             delattr(owner, name) if before is None else setattr(owner, name, before)
 
 
-def into_fake(model: torch.nn.Module, mode: Any) -> None:
-    """Every parameter and buffer becomes a fake tensor on the CPU; what was shared stays shared."""
+def into_fake(model: torch.nn.Module, mode: Any, *, device: str = "cpu") -> None:
+    """Every parameter and buffer becomes a fake tensor; what was shared stays shared."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
-            made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         return made[id(tensor)]
 
     kept: list[Any] = []  # ids stay unique only while their objects live

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -32,18 +33,32 @@ class LikeHopper(TorchFunctionMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
-            return _attention(*args, **kwargs)
+            return attention(*args, **kwargs)
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map(_widened, args), tree_map(_widened, kwargs)
         return func(*args, **kwargs)
 
 
 class AllTrueMasks(TorchFunctionMode):  # type: ignore[misc]
-    """A fake mask has no values, so what it selects has no length; ours select everything, so it has that of all."""
+    """A fake mask has no values, so what it selects has no length; ours select everything, and nothing is padding.
+
+    What a model counts in them is then the number of ``tokens``.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__getitem__" and _selects_by_mask(args):
+        name = getattr(func, "__name__", "")
+        if name == "__getitem__" and _selects_by_mask(args):
             return args[0].clone()
+        if name == "__setitem__" and _selects_by_mask(args):
+            # Padding is written where a mask has it: a row stands for however many there are.
+            return func(args[0], torch.zeros(1, dtype=torch.long), args[2])
+        if name in ("tolist", "item") and isinstance(args[0], FakeTensor):
+            counted = self._tokens if not args[0].is_floating_point() else float(self._tokens)
+            return counted if args[0].ndim == 0 else [counted] * len(args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -56,7 +71,7 @@ def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALVES else value
 
 
-def _attention(
+def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -67,8 +82,9 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Flash attention without a mask and in half precision, the memory-efficient kernel otherwise."""
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     if enable_gqa and query.shape[1] != key.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)

@@ -60,7 +60,7 @@ def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> Coun
         batch = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
         given = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         known = storages([*held, *given])
-        modes.enter_context(AllTrueMasks())
+        modes.enter_context(AllTrueMasks(tokens))
         if request["like"] == "hopper":
             modes.enter_context(LikeHopper())
         operations = modes.enter_context(Operations())
