@@ -1,4 +1,4 @@
-"""Counts, in a real run, what the plan foresees: the micro-batch's saved tensors and peak, gradients, state, weights."""
+"""Counts, in a real run, what the plan foresees: saved tensors and peak of a micro-batch, gradients, state, weights."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _latent_channels(vae: Component | None) -> int:
 def refusal(plan: Plan) -> str | None:
     """Why a run can't be, in the plan's words; None where only an assumption stands against it, or nothing does.
 
-    A disk that is too small is no reason: what a run will write may be there already, from its first stretch.
+    A disk that is too small is no reason: it can be emptied while the run goes on.
     """
     over = {pool: size for pool, size in plan.evaluated.certain_overflow.items() if pool != "disk"}
     if not over:

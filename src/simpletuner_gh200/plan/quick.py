@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ def quick_plan(training: Training, machine: Machine) -> Plan:
     return make_plan(training, machine, trace=False, patience=PATIENCE)
 
 
-def check_fit(training: Training, *, driver: Driver | None = None) -> Plan | None:
+def check_fit(training: Training, *, driver: Driver | None = None, root: Path = Path("/")) -> Plan | None:
     """Before a run on this machine: raises where it can't fit, whatever is assumed; None where nothing can be said.
 
     Never refuses on a machine without a GPU: there somebody tries things out.
     """
-    machine = this_machine(output=str(training.values.get("output_dir") or "."), driver=driver)
+    # The disk is left out: what a run will write may be there already, from its first stretch.
+    machine = replace(this_machine(driver=driver, root=root), disk=None)
     if not training.values.get("model_family"):
         return None
     plan = quick_plan(training, machine)
