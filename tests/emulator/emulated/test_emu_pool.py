@@ -1,4 +1,4 @@
-"""The C allocator of the pool, driven as torch drives it: each mechanism, limit, failures at every call, threads, fork."""
+"""The C allocator of the pool, driven as torch drives it: mechanisms, limit, a failure at any call, threads, fork."""
 
 from __future__ import annotations
 

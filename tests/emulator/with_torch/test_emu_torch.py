@@ -13,7 +13,6 @@ import torch
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
-from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.pool.pool import GracePool
 from simpletuner_gh200.memory.slab import Slab

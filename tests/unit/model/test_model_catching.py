@@ -57,7 +57,9 @@ class Stores:
 
 
 def caught(optimizer: Any, **placement: Any) -> CaughtOptimizer:
-    return CaughtOptimizer(optimizer, Keeper(HostPool(1 << 20), Placement(**{"pattern": "cpu_first", "smallest": 0} | placement)))
+    return CaughtOptimizer(
+        optimizer, Keeper(HostPool(1 << 20), Placement(**{"pattern": "cpu_first", "smallest": 0} | placement))
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -174,9 +174,7 @@ def test_without_a_device_nothing_is_streamed_by_itself(no_gpu: None) -> None:
         ({"optimizer": "my-own"}, {"uvm_streaming": "on"}, "not in the table"),
     ],
 )
-def test_refused_with_the_reason(
-    no_gpu: None, config: dict[str, Any], keys: dict[str, Any], reason: str
-) -> None:
+def test_refused_with_the_reason(no_gpu: None, config: dict[str, Any], keys: dict[str, Any], reason: str) -> None:
     run = trainer(**config)
     with pytest.raises(FeatureUnavailable, match=reason):
         asked(run, **keys).start(run)
