@@ -17,10 +17,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Compiled kernels have other passes, and take minutes; the states they keep are the same.
-os.environ["TORCHDYNAMO_DISABLE"] = "1"
-
 import torch
+import torch._dynamo
 from simpletuner.helpers.training.optimizer_param import optimizer_choices
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +27,9 @@ from simpletuner_gh200.model.host_pool import HostPool
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.streaming import HostLane, StreamedOptimizer
 from simpletuner_gh200.model.tensors import plain_tensors, shares_storage, size_of, tensors_in
+
+# Compiled kernels have other passes, and take minutes; the states they keep are the same.
+torch._dynamo.config.disable = True
 
 STEPS = 12
 LATE = 4
@@ -282,9 +283,13 @@ def names() -> Iterator[str]:
     yield from (name for name in optimizer_choices if not chosen or name in chosen)
 
 
-if __name__ == "__main__":
+def main() -> None:
     rows = {}
     for name in names():
         rows[name] = examine(name)
         print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
-    print(json.dumps(rows))
+    print(json.dumps(rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -180,9 +180,11 @@ class _CatchingState(defaultdict[Any, Any]):
         return self[parameter]
 
     def _watcher(self, parameter: torch.Tensor) -> Callable[[Any], None]:
+        keep = self._keep  # not self: in a cycle, state that is replaced would live until the next collection
+
         def caught(value: Any) -> None:
             for tensor in tensors_in(value):
-                self._keep(tensor, parameter)
+                keep(tensor, parameter)
 
         return caught
 

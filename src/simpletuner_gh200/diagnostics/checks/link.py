@@ -130,7 +130,7 @@ CHECKS = (
     Check(
         code="GH504",
         what="allocation beyond HBM",
-        why="This is what use_uvm stands on: managed memory that spills to Grace instead of failing.",
+        why="Managed memory that spills to Grace instead of failing: what uvm_access_pattern balanced stands on.",
         run=beyond_hbm,
     ),
 )

@@ -163,6 +163,7 @@ static int give_back(const Block *block) {
 static int host_can_give(size_t size) {
     unsigned long long kib = 0;
     char line[128];
+    if (!floor_left) return 1; /* a trial, which asks the driver itself */
     FILE *meminfo = fopen("/proc/meminfo", "re");
     if (!meminfo) return 1;
     while (fgets(line, sizeof line, meminfo))

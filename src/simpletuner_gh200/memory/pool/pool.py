@@ -52,8 +52,8 @@ def out_of_pool(size: int, state: PoolState, why: str) -> str:
     return (
         f"gh200: {format_bytes(size)} more of model state do not fit into Grace memory: {reason} "
         f"({format_bytes(state.held)} held, {format_bytes(state.limit)} allowed: {why}). Raise "
-        "uvm_oversubscription_ratio if that is what limits it, lower cache_config.memory_limit_gb or the ranks per node, "
-        "or take an optimizer that keeps less (docs/reference/optimizers.md)"
+        "uvm_oversubscription_ratio if that is what limits it, lower cache_config.memory_limit_gb or the ranks per "
+        "node, or take an optimizer that keeps less (docs/reference/optimizers.md)"
     )
 
 
@@ -61,7 +61,7 @@ class Allocator:
     """The C side, through ctypes: what torch calls, and its counters. One per process, as its counters are."""
 
     def __init__(self, mechanism: Mechanism, *, limit: int, floor: int = 0, node: int | None = None) -> None:
-        """``floor``: host memory that is never taken; ``node``: CPU node to bind to."""
+        """``floor``: host memory that is never taken, 0: the driver is the judge; ``node``: CPU node to bind to."""
         self.path = SOURCE.library()
         self._library = ctypes.CDLL(str(self.path))
         self._library.gh200_pool_configure.argtypes = (ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)

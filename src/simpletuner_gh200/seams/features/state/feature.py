@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -101,8 +102,10 @@ class StateFeature(Feature):
     @contextlib.contextmanager
     def making_ema(self, trainer: Any) -> Iterator[None]:
         """Shadows are cloned where they stay. Newer releases make them twice: those of the first time can go."""
-        self._shadow_patches.remove()
-        self._shadow = None
+        if self._shadow is not None:
+            self._shadow_patches.remove()
+            self._shadow = trainer.ema_model = None
+            gc.collect()  # a patch and what it wraps hold each other
         with self._open(trainer).pool.use():
             yield
         ema = getattr(trainer, "ema_model", None)
