@@ -133,7 +133,9 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
         source = "computed"
     for phase in _LOADED:
         yield Row("weights", "hbm", phase, step.weights, source)
-    yield Row("weights", "grace", "load", step.weights, "assumed", "read into CPU memory first; mapped files may do with less")
+    yield Row(
+        "weights", "grace", "load", step.weights, "assumed", "read into CPU memory first; mapped files may do with less"
+    )
     gradients: Source = "computed" if facts.full or step.source == "computed" else "assumed"
     yield Row("gradients", "hbm", "train", step.gradients, gradients)
     offloaded = mix.offloaded if mix else 0

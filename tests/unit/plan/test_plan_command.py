@@ -142,13 +142,17 @@ def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(confi
     training = read_training(Located.at(config), {})
     host = tmp_path / "host"
     (host / "proc").mkdir(parents=True)
-    (host / "proc" / "meminfo").write_text("MemTotal: 480000000 kB\nMemFree: 460000000 kB\nMemAvailable: 470000000 kB\n")
+    (host / "proc" / "meminfo").write_text(
+        "MemTotal: 480000000 kB\nMemFree: 460000000 kB\nMemAvailable: 470000000 kB\n"
+    )
     with pytest.raises(RunFailed, match=r"does not fit: HBM has 89\.4 GiB") as refused:
         quick.check_fit(training, driver=SimulatedDriver(MACHINES["gh200-96"]), root=host)
     assert "--no-plan" in str(refused.value)
     assert "use_uvm" in str(refused.value)
     roomy = replace(MACHINES["gh200-96"], hbm=120 * 10**9)
-    assert quick.check_fit(training, driver=SimulatedDriver(roomy), root=host) is not None, "over only by what is assumed"
+    assert quick.check_fit(training, driver=SimulatedDriver(roomy), root=host) is not None, (
+        "over only by what is assumed"
+    )
     nothing = replace(MACHINES["gh200-96"], has_device=False)
     assert quick.check_fit(training, driver=SimulatedDriver(nothing), root=host) is not None
 
