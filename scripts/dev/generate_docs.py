@@ -15,6 +15,14 @@ import typer
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.blocks import parts_of
 from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS
+from simpletuner_gh200.model.optimizer_table import (
+    OptimizerFacts,
+    optimizers,
+    seconds_in_place,
+    seconds_streamed,
+    state_bytes,
+    streaming_wins,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
@@ -23,7 +31,11 @@ NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
 def pages() -> dict[Path, str]:
     """Path -> text of every generated page."""
     reference = ROOT / "docs" / "reference"
-    return {reference / "configuration.md": configuration_page(), reference / "cli.md": cli_page()}
+    return {
+        reference / "configuration.md": configuration_page(),
+        reference / "cli.md": cli_page(),
+        reference / "optimizers.md": optimizers_page(),
+    }
 
 
 def configuration_page() -> str:
@@ -60,6 +72,44 @@ def type_text(annotation: Any) -> str:
     if get_origin(annotation) is tuple:
         return f"list of {type_text(get_args(annotation)[0])}"
     return " or ".join(text for text in map(type_text, get_args(annotation)) if text)
+
+
+READ, WRITTEN = 330e9, 300e9
+"""Bytes per second, as others measured them on a GH200 (docs/concepts/memory.md)."""
+
+
+def optimizers_page() -> str:
+    releases = sorted({release for facts in optimizers().values() for release in facts.releases})
+    lines = [NOTE, "# What optimizers keep", ""]
+    lines += [
+        f"Every optimizer of SimpleTuner {' and '.join(releases)}, run on the CPU by",
+        "`scripts/dev/generate_optimizer_table.py`: plain, with its state caught into a pool, resumed, and streamed. Weights",
+        "and states were the same to the bit in every step, and every state tensor was accounted for; the integration tests",
+        "run it again for what is installed. *Passes* are bytes of state that a step reads and writes, as multiples of the",
+        "state; compiled or fused kernels make fewer. *Seconds* are arithmetic for 10⁹ trained bf16 parameters at 330 GB/s",
+        "read and 300 GB/s written, which others measured: nobody has run it on a GH200 here. A run's log has the rates of",
+        "your machine, and `gh200 selftest --bench` measures more.",
+        "",
+        "| optimizer | bytes per parameter, bf16 / fp32 weights | born | passes, read / written | seconds in place / streamed "
+        "| streamed? |",
+        "|---|---|---|---|---|---|",
+        *(optimizer_row(facts) for facts in optimizers().values()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def optimizer_row(facts: OptimizerFacts) -> str:
+    if facts.fails is not None:
+        return f"| `{facts.name}` | | | | | does not run by itself: {facts.fails} |"
+    kept = " / ".join("–" if each is None else f"{each:g}" for each in (facts.bytes_bf16, facts.bytes_fp32))
+    size = state_bytes(facts.name, 10**9) or 0
+    in_place, streamed = seconds_in_place(facts, size, READ, WRITTEN), seconds_streamed(size, READ, WRITTEN)
+    seconds = f"{in_place:.3f} / {streamed:.3f}" if facts.streamable else f"{in_place:.3f}"
+    wins = "yes" if streaming_wins(facts, size, READ, WRITTEN) else "no gain"
+    return (
+        f"| `{facts.name}` | {kept} | {facts.born} | {facts.reads:g} / {facts.writes:g} | {seconds} "
+        f"| {wins if facts.streamable else f'no: {facts.why_not}'} |"
+    )
 
 
 def cli_page() -> str:

@@ -23,6 +23,8 @@ RUNTIME_SOURCE = HERE / "cudart" / "cudart.c"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 
 PERSONALITIES = ("gh200", "cdmm", "gb10", "pcie", "hmm", "legacy")
+TROUBLED = ("node-refused", "slow-vmm", "fast-vmm", "crashing-vmm")
+"""Machines that differ in what the driver's virtual memory calls do."""
 
 
 def build() -> Path:
@@ -106,6 +108,9 @@ def environment(*, cuda12: bool = False, torch_runtime: Path | None = None, **em
     return wanted | {f"GH200_EMU_{key.upper()}": value for key, value in emulation.items()}
 
 
+KINDS = ("managed", "device", "registered", "pinned", "mapped", "handles", "ranges")
+
+
 class Emulator:
     """The control functions beside the driver's own."""
 
@@ -114,6 +119,7 @@ class Emulator:
         for name in ("emu_calls", "emu_counter", "emu_streams", "emu_events"):
             getattr(self._library, name).restype = ctypes.c_ulong
         self._library.emu_set_hbm.argtypes = (ctypes.c_size_t,)
+        self._library.emu_set_grace.argtypes = (ctypes.c_size_t,)
         self._library.emu_residency.argtypes = (ctypes.c_size_t,)
         self._library.emu_touch.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 
@@ -122,6 +128,10 @@ class Emulator:
 
     def set_hbm(self, size: int) -> None:
         self._library.emu_set_hbm(size)
+
+    def set_grace(self, size: int) -> None:
+        """Host memory that the driver can pin or map in all; 0: without an end."""
+        self._library.emu_set_grace(size)
 
     def fail(self, call: str, nth: int, code: int) -> None:
         self._library.emu_fail(call.encode(), nth, code)
@@ -132,6 +142,7 @@ class Emulator:
             self._library.emu_forget()
         self._library.emu_lie(0)
         self._library.emu_defer(0)
+        self._library.emu_set_grace(0)
 
     def lie(self) -> None:
         """Accept advice and prefetches without recording them."""
@@ -156,7 +167,7 @@ class Emulator:
 
     def held(self) -> dict[str, int]:
         """What is allocated, registered and open right now."""
-        kinds = {name: self.counter(name) for name in ("managed", "device", "registered")}
+        kinds = {name: self.counter(name) for name in KINDS}
         return kinds | {"streams": int(self._library.emu_streams()), "events": int(self._library.emu_events())}
 
     def context_depth(self) -> int:

@@ -86,7 +86,8 @@ class Caches:
         self.files = {name: self._listed(want.folder) for name, want in self.wanted.items()}
         self.allowed = caches_allowance(allowed, host_memory(), single_pool=single_pool())
         needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
-        self.copies = agree(group, near, self._bytes_when_complete(needs), self.allowed, memory_nodes)
+        self._complete = self._bytes_when_complete(needs)
+        self.copies = agree(group, near, self._complete, self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))
         self.tables = {name: self._table(want, shares[name]) for name, want in self.wanted.items()}
         self.selections: dict[str, Selection] = {}
@@ -110,6 +111,12 @@ class Caches:
                 return None
             total += size * expected // max(entries, 1)
         return total
+
+    @property
+    def memory_to_come(self) -> int:
+        """Host bytes that the caches of this node may still take."""
+        whole = self.allowed if self._complete is None else min(self.allowed, self._complete * len(self.copies.groups))
+        return max(whole - sum(table.control.held for table in self.tables.values()), 0)
 
     def _table(self, want: Wanted, allowed: int | None) -> Table:
         controls = self._controls(want)

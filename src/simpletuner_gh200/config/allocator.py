@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simpletuner_gh200.config.blocks import OVERSUBSCRIPTION_VARIABLES
+from simpletuner_gh200.config.blocks import STATE_VARIABLES
 from simpletuner_gh200.config.packages import find_package
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-OUR_KEYS = OVERSUBSCRIPTION_VARIABLES
+OUR_KEYS = STATE_VARIABLES
 """Keys of the earlier guides, which only privately patched torch knows, and the variables that carry their meaning."""
 
 PINNED_KEY = "pinned_max_round_threshold_mb"

@@ -75,22 +75,80 @@ def hints_switch_in(environment: Mapping[str, str]) -> bool | None:
     return flag_from_text(text) if text else None
 
 
-class OversubscriptionSettings(PartModel):
-    """Memory beyond HBM for torch's own allocations."""
+class StateSettings(PartModel):
+    """Model state beyond HBM: optimizer state and EMA in Grace memory."""
 
-    use_uvm: bool = Field(default=False, description="Route torch's allocations through a managed memory pool.")
+    use_uvm: bool = Field(
+        default=False, description="Keep optimizer state and EMA in Grace memory, in place over the link."
+    )
     uvm_oversubscription_ratio: float = Field(
-        default=5.0, gt=0, strict=False, description="Byte limit of the pool, as a multiple of HBM."
+        default=5.0,
+        gt=0,
+        strict=False,
+        description="Most that is kept there, as a multiple of HBM; never more than the host can really give.",
     )
     uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = Field(
-        default="gpu_first", description="Where pages of the pool prefer to live."
+        default="gpu_first",
+        description="gpu_first: HBM up to a budget, Grace beyond; cpu_first: Grace; balanced: managed memory, whose "
+        "pages the driver moves.",
     )
     uvm_scope: Literal["optimizer", "all"] = Field(
-        default="optimizer", description="Which allocations go there: optimizer state and EMA, or all."
+        default="optimizer",
+        description="What goes there: optimizer state and EMA, or everything that the training thread allocates.",
+    )
+    uvm_hbm_budget_gb: float | None = Field(
+        default=None,
+        ge=0,
+        strict=False,
+        description="State that gpu_first keeps in HBM, in GiB; unset: what the first forward and backward leave.",
+    )
+    uvm_min_tensor_kb: int = Field(
+        default=1024, ge=0, description="Smaller tensors stay where they are: torch rounds up to megabytes in a pool."
+    )
+    uvm_streaming: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Stage state through HBM during the optimizer step: auto does so where the optimizer passes over "
+        "its state so often that it wins.",
+    )
+    oom_reserve_gb: float = Field(
+        default=0.0,
+        ge=0,
+        strict=False,
+        description="Grace memory, in GiB, that torch uses where HBM has no more, instead of ending with "
+        "OutOfMemoryError; 0: none.",
     )
 
 
-OVERSUBSCRIPTION_VARIABLES = {
+class ActivationSettings(PartModel):
+    """What autograd saves for the backward pass, in Grace instead of being computed again."""
+
+    activations: Literal["off", "grace", "auto"] = Field(
+        default="off",
+        description="Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU "
+        "memory and back, auto tries both at the start of a run and keeps what is faster.",
+    )
+    activation_limit_gb: float | None = Field(
+        default=None,
+        gt=0,
+        strict=False,
+        description="CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks.",
+    )
+    activation_hbm_reserve_gb: float | None = Field(
+        default=None, ge=0, strict=False, description="HBM in GiB that they leave free; unset: 5 %, at least 2."
+    )
+    activation_min_tensor_kb: int = Field(
+        default=1024, ge=0, description="Smaller tensors stay where they are, in KiB."
+    )
+
+
+def _check_state(model: StateSettings) -> list[tuple[str, str]]:
+    if model.use_uvm:
+        return []
+    alone = ("uvm_hbm_budget_gb", model.uvm_hbm_budget_gb), ("oom_reserve_gb", model.oom_reserve_gb)
+    return [(key, f"{value:g} has no effect without use_uvm: true") for key, value in alone if value]
+
+
+STATE_VARIABLES = {
     "use_uvm": "GH200_USE_UVM",
     "uvm_oversubscription_ratio": "GH200_UVM_OVERSUBSCRIPTION_RATIO",
     "uvm_access_pattern": "GH200_UVM_ACCESS_PATTERN",
@@ -199,11 +257,13 @@ PARTS = (
     ),
     Part(
         "gh200_optimizations",
-        "oversubscription",
-        OversubscriptionSettings,
-        environment=OVERSUBSCRIPTION_VARIABLES,
+        "state",
+        StateSettings,
+        environment=STATE_VARIABLES,
         from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
+        check=_check_state,
     ),
+    Part("gh200_optimizations", "activations", ActivationSettings),
     Part("gh200_optimizations", "prefetch", PrefetchSettings, check=_check_prefetch),
     Part("gh200_optimizations", "ramp", RampSettings, check=_check_ramp),
     Part(DATASET_BLOCK, "store", InMemorySettings),

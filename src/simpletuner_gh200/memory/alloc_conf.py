@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, TorchBuild, find_torch, join_options, split_options
-from simpletuner_gh200.config.blocks import OversubscriptionSettings
+from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.part import flag_from_text
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -59,7 +59,7 @@ def _value(key: str, text: str) -> Any:
         if not ratio > 0:
             raise ValueError("a number above 0 is accepted")
         return ratio
-    accepted = get_args(OversubscriptionSettings.model_fields[key].annotation)
+    accepted = get_args(StateSettings.model_fields[key].annotation)
     if text not in accepted:
         raise ValueError(f"accepted: {', '.join(accepted)}")
     return text

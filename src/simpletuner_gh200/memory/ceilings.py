@@ -12,7 +12,10 @@ each cache            its need, small entries first                   a hit save
 a copy per GPU        80 % of what is free on the GPU's own node      what is no cache stays near, too
 hot embeds in HBM     their limit, after the first step; else none    training comes first
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
-the managed pool      so many times HBM                               it is what ``use_uvm`` asks for
+model state in Grace  so many times HBM, within its rank's share      a run ends with an error, not with a kill
+                      of what the host can give
+saved activations     their limit, or half of what is free, by ranks  optimizer state and caches live there, too
+the same, in HBM      what is free, less a step's needs and a reserve nothing else is pushed out
 the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
 ====================  ==============================================  ==========================================
 
@@ -50,6 +53,13 @@ IDLE_BUFFERS = 2 * GIB
 DEVICE_HEADROOM = 0.05
 LEAST_DEVICE_HEADROOM = 2 * GIB
 """HBM we leave to torch and to fragmentation, beyond what is in use when we look."""
+
+STATE_RESERVE = 2 * GIB
+STATE_RESERVE_SHARE = 0.03
+"""Of the host, beside model state: it is unswappable, so the kernel can only kill where nothing else is left."""
+
+ACTIVATIONS_SHARE = 0.5
+"""Of the host memory that is free when training begins, for all ranks of a node together, where no limit is set."""
 
 TRIAL_SHARE = 0.9
 """Of all memory that managed pages can be in, for an allocation that is made only to see whether it can be."""
@@ -126,6 +136,19 @@ def node_allowance(free: int) -> int:
     return int(free * NODE_SHARE)
 
 
+def activations_allowance(limit_gb: float | None, host: HostMemory, ranks: int) -> Allowance:
+    """Of one rank's saved activations in Grace: its limit, or its part of a share, never more than there is."""
+    spare = max(host.available - int(host.total * DATASET_HEADROOM), 0)
+    if limit_gb is not None and gib_to_bytes(limit_gb) <= spare:
+        return Allowance(gib_to_bytes(limit_gb), f"activation_limit_gb {limit_gb:g}")
+    if limit_gb is not None:
+        return Allowance(
+            spare, f"activation_limit_gb {limit_gb:g} is more than {format_bytes(spare)}, all that is left"
+        )
+    share = int(spare * ACTIVATIONS_SHARE) // max(ranks, 1)
+    return Allowance(share, f"{ACTIVATIONS_SHARE:.0%} of {format_bytes(spare)}, for {max(ranks, 1)} rank(s)")
+
+
 def low_mark(total: int) -> int:
     """Available memory below which we give back: 3 % of what there is, within bounds that make sense."""
     return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
@@ -145,16 +168,55 @@ def embeds_allowance(caps: Capabilities, free: int, limit: int) -> Allowance:
         return Allowance(0, "no CUDA device")
     if caps.integrated:
         return Allowance(0, "one physical pool: a device copy would be a second copy of the same memory")
-    headroom = max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * caps.device_total))
+    headroom = device_headroom(caps.device_total)
     spare = max(0, free - headroom)
     if limit <= spare:
         return Allowance(limit, "hbm_limit_gb")
     return Allowance(spare, f"{format_bytes(free)} free less {format_bytes(headroom)} headroom")
 
 
-def pool_allowance(ratio: float, device_total: int) -> int:
-    """Of the managed pool: ``uvm_oversubscription_ratio`` times HBM."""
-    return int(ratio * device_total)
+def device_headroom(total: int) -> int:
+    """HBM that is left to torch and to fragmentation."""
+    return max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * total))
+
+
+def state_reserve(host_total: int) -> int:
+    """Host memory that model state never takes: what is pinned for it can't be paged out or given back."""
+    return max(STATE_RESERVE, int(STATE_RESERVE_SHARE * host_total))
+
+
+def state_allowance(*, ratio: float, device_total: int, host: HostMemory, claimed: int, ranks: int) -> Allowance:
+    """Of one rank's optimizer state and EMA in Grace.
+
+    At most ``uvm_oversubscription_ratio`` times HBM, and no more than its share of what the host can really give:
+    ``claimed`` is what caches and datasets have been promised and not taken yet. Without a device only the host counts.
+    """
+    reserve = state_reserve(host.total)
+    share = max(host.available - claimed - reserve, 0) // max(ranks, 1)
+    wanted = int(ratio * device_total)
+    if device_total and wanted <= share:
+        return Allowance(wanted, f"{ratio:g} x HBM")
+    why = f"{format_bytes(host.available)} by {host.limit}, less {format_bytes(reserve)} reserve"
+    if claimed:
+        why += f" and {format_bytes(claimed)} promised to caches"
+    return Allowance(share, why if ranks <= 1 else f"{why}, divided among {ranks} ranks")
+
+
+def trial_size(scale: float, device_total: int) -> int:
+    """Of the doctor's trial beyond HBM."""
+    return int(scale * device_total)
+
+
+def activations_reserve(limit_gb: float | None, device_total: int) -> int:
+    """HBM that saved activations leave alone whatever is free."""
+    if limit_gb is not None:
+        return gib_to_bytes(limit_gb)
+    return max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * device_total))
+
+
+def activations_room(free: int, total: int, needs: int, reserve: int) -> int:
+    """HBM for saved activations, of what is free before a step that ``needs`` so much besides them."""
+    return max(min(free, total) - needs - reserve, 0)
 
 
 def managed_room(caps: Capabilities, available: int) -> int:

@@ -40,7 +40,7 @@ from simpletuner_gh200.upstream.option_table import Checker
 OLDEST = Version("3.1.0")
 """The first SimpleTuner whose seams we know."""
 
-_FLAGS_OF_TRAIN = ("--config", "--env", "--dry-run", "--checkpoint-on-interrupt", "--help")
+_FLAGS_OF_TRAIN = ("--config", "--env", "--dry-run", "--checkpoint-on-interrupt", "--no-plan", "--help")
 _FLAGS_OF_CHECK = ("--json", "--help")
 """What the two commands take besides SimpleTuner's options."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from simpletuner_gh200.config.folders import Survey, survey
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.models import Model
+from simpletuner_gh200.plan.machines import MACHINES, this_machine
+from simpletuner_gh200.plan.quick import advised
 from simpletuner_gh200.units import GIB, format_bytes
 
 _ROOM = 1.5
@@ -70,15 +72,34 @@ class Project:
 def plan_project(wish: Wish) -> Project:
     """Look at the data and decide; UsageError where there is nothing to train on."""
     found = _survey(wish.data)
-    return Project(wish, found, tuple(decide(wish, found)))
+    decisions = [*decide(wish, found)]
+    decisions += _fitting(wish, _settings(wish, decisions))
+    return Project(wish, found, tuple(decisions))
+
+
+def _settings(wish: Wish, decisions: Sequence[Decision]) -> dict[str, Any]:
+    config = training_config(wish)
+    for decision in decisions:
+        config.update(decision.training)
+    return config
+
+
+def _fitting(wish: Wish, config: dict[str, Any]) -> Iterator[Decision]:
+    """By the plan: for this machine, or for a GH200 where this one has no GPU."""
+    if wish.cpu:
+        return
+    here = this_machine(output=str(wish.folder))
+    machine = here if here.has_device else MACHINES["gh200-96"]
+    changed = {key: value for key, value in advised(config, machine).items() if config.get(key) != value}
+    if changed:
+        what = ", ".join(f"{key} {json.dumps(value)}" for key, value in changed.items())
+        yield Decision(what, f"by `gh200 plan`, the best that fits on {machine.name}", training=changed)
 
 
 def files(project: Project) -> dict[str, str]:
     """Path below the folder -> content. Paths inside are absolute, so that a run may start anywhere."""
     wish = project.wish
-    config = training_config(wish)
-    for decision in project.decisions:
-        config.update(decision.training)
+    config = _settings(wish, project.decisions)
     return {
         "config/config.json": json.dumps(config, indent=2) + "\n",
         "config/datasets.json": json.dumps(dataset_list(project), indent=2) + "\n",

@@ -10,6 +10,7 @@ Which places of SimpleTuner a feature needs is not said here but there: in the c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class Feature:
         """What it holds for speed alone and could give back under memory pressure."""
         return []
 
+    def memory_to_come(self) -> int:
+        """Host bytes that it was promised and has not taken yet."""
+        return 0
+
     def slab_records(self) -> Iterable[SlabRecord]:
         """The slabs it made, and why they are as they are."""
         return ()
@@ -94,6 +99,10 @@ class Feature:
     def hooks_ready(self, trainer: Any) -> None:
         """The accelerator takes save/load hooks now."""
 
+    def making_ema(self, trainer: Any) -> AbstractContextManager[None]:
+        """Around the making of EMA, if there is to be one: early on some releases, after the optimizer on others."""
+        return nullcontext()
+
     def before_train(self, trainer: Any) -> None:
         """Everything is prepared and resumed; the loop starts now."""
 
@@ -103,6 +112,10 @@ class Feature:
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         """A batch is ready for the model; also called on evaluation batches."""
         return batch
+
+    def predicting(self, trainer: Any, batch: Mapping[str, Any]) -> AbstractContextManager[object]:
+        """The model is about to predict with gradients on, for a backward pass to come; what to do it in."""
+        return nullcontext()
 
     def metrics(self, values: dict[str, Any]) -> None:
         """Values are on their way to the trackers, or into a status event; add to them in place."""

@@ -56,7 +56,8 @@ FEATURES: dict[str, FeatureInfo] = {
     "ramp": FeatureInfo("batch ramp", needs=("checkpoints",)),
     "preemption": FeatureInfo("a checkpoint when a signal asks for one", needs=("core",)),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
-    "oversubscription": FeatureInfo("training state beyond HBM"),
+    "state": FeatureInfo("optimizer state and EMA in Grace"),
+    "activations": FeatureInfo("saved activations in Grace instead of recomputing"),
     "pressure": FeatureInfo("memory given back before the kernel takes it"),
 }
 

@@ -8,6 +8,7 @@
 
 #include "model.h"
 #include "streams.h"
+#include "vmm.h"
 
 typedef int Result;
 typedef uintptr_t Ptr;
@@ -65,6 +66,8 @@ Result cuDeviceGetAttribute(int *out, int attribute, int dev) {
     const Personality *m = emu_machine;
     switch (attribute) {
         case 18: *out = m->integrated; break;
+        case 19: case 102: *out = 1; break;
+        case 141: *out = m->node_vmm; break;
         case 83: *out = m->managed; break;
         case 88: *out = m->pageable; break;
         case 91: *out = 1; break;
@@ -159,7 +162,7 @@ Result cuMemAllocManaged(Ptr *out, size_t size, unsigned flags) {
 Result cuMemFree_v2(Ptr at) {
     ENTER_CONTEXT("cuMemFree");
     Allocation *found = alloc_find(at, 1);
-    if (!found || found->start != at || found->kind == REGISTERED) FINISH(INVALID_VALUE);
+    if (!found || found->start != at || (found->kind != MANAGED && found->kind != DEVICE)) FINISH(INVALID_VALUE);
     streams_finish();
     size_t page = emu_machine->page, whole = (found->size + page - 1) / page * page;
     if (found->kind == MANAGED) pages_forget(found->start, found->size);
@@ -191,11 +194,52 @@ Result cuPointerGetAttribute(void *out, int attribute, Ptr at) {
     ENTER_CONTEXT("cuPointerGetAttribute");
     Allocation *found = alloc_find(at, 1);
     if (!found) FINISH(INVALID_VALUE);
-    if (attribute == 2) *(unsigned *)out = found->kind == REGISTERED ? 1 : 2;
+    if (attribute == 2) *(unsigned *)out = found->kind == REGISTERED || found->kind == PINNED_HOST ? 1 : 2;
     else if (attribute == 8) *(unsigned *)out = found->kind == MANAGED;
     else if (attribute == 9) *(int *)out = found->device;
     else FINISH(INVALID_VALUE);
     FINISH(OK);
+}
+
+/* -- host memory of the driver's own, and its virtual memory calls --------------------------------------------- */
+
+Result cuMemHostAlloc(void **out, size_t size, unsigned flags) {
+    ENTER_CONTEXT("cuMemHostAlloc");
+    if (flags != 3) FINISH(INVALID_VALUE); /* portable and mapped is what the pool needs */
+    FINISH(pinned_take(out, size, current_device()));
+}
+Result cuMemFreeHost(void *at) { ENTER_CONTEXT("cuMemFreeHost"); FINISH(pinned_free(at)); }
+Result cuMemGetAllocationGranularity(size_t *out, const Properties *p, int option) {
+    (void)option;
+    ENTER_READY("cuMemGetAllocationGranularity");
+    FINISH(vmm_granularity(out, p, devices()));
+}
+Result cuMemCreate(uint64_t *out, size_t size, const Properties *p, unsigned long long flags) {
+    ENTER_CONTEXT("cuMemCreate");
+    FINISH(flags ? INVALID_VALUE : vmm_create(out, size, p, devices()));
+}
+Result cuMemRelease(uint64_t handle) { ENTER_READY("cuMemRelease"); FINISH(vmm_release(handle)); }
+Result cuMemAddressReserve(Ptr *out, size_t size, size_t align, Ptr at, unsigned long long flags) {
+    ENTER_READY("cuMemAddressReserve");
+    FINISH(at || flags ? INVALID_VALUE : vmm_reserve(out, size, align));
+}
+Result cuMemAddressFree(Ptr at, size_t size) { ENTER_READY("cuMemAddressFree"); FINISH(vmm_unreserve(at, size)); }
+Result cuMemMap(Ptr at, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
+    ENTER_CONTEXT("cuMemMap");
+    FINISH(flags ? INVALID_VALUE : vmm_map(at, size, offset, handle, current_device()));
+}
+Result cuMemUnmap(Ptr at, size_t size) { ENTER_READY("cuMemUnmap"); FINISH(vmm_unmap(at, size)); }
+Result cuMemSetAccess(Ptr at, size_t size, const Access *wanted, size_t count) {
+    ENTER_READY("cuMemSetAccess");
+    FINISH(vmm_access(at, size, wanted, count));
+}
+Result cuMemRetainAllocationHandle(uint64_t *out, void *at) {
+    ENTER_CONTEXT("cuMemRetainAllocationHandle");
+    FINISH(vmm_retain(out, (Ptr)at));
+}
+Result cuMemGetAllocationPropertiesFromHandle(Properties *out, uint64_t handle) {
+    ENTER_READY("cuMemGetAllocationPropertiesFromHandle");
+    FINISH(vmm_properties(out, handle));
 }
 
 /* -- advice, prefetch, read-back ------------------------------------------------------------------------------- */
@@ -315,11 +359,17 @@ Result cuEventDestroy_v2(void *e) { ENTER_CONTEXT("cuEventDestroy"); FINISH(even
 Result cuEventRecord(void *e, void *s) { ENTER_CONTEXT("cuEventRecord"); FINISH(event_record(e, s)); }
 Result cuEventQuery(void *e) { ENTER_CONTEXT("cuEventQuery"); FINISH(event_query(e)); }
 Result cuEventSynchronize(void *e) { ENTER_CONTEXT("cuEventSynchronize"); FINISH(event_finish(e)); }
+Result cuEventElapsedTime(float *out, void *first, void *second) {
+    ENTER_CONTEXT("cuEventElapsedTime");
+    FINISH(event_elapsed(out, first, second));
+}
+Result cuEventElapsedTime_v2(float *out, void *first, void *second) { return cuEventElapsedTime(out, first, second); }
 Result cuCtxSynchronize(void) { ENTER_CONTEXT("cuCtxSynchronize"); streams_finish(); FINISH(OK); }
 Result cuMemcpyAsync(Ptr to, Ptr from, size_t size, void *stream) {
     ENTER_CONTEXT("cuMemcpyAsync");
     Allocation *a = alloc_find(to, 1), *b = alloc_find(from, 1);
     if ((a && to + size > a->start + a->size) || (b && from + size > b->start + b->size)) FINISH(INVALID_VALUE);
+    if (!vmm_reachable(to) || !vmm_reachable(from)) FINISH(700); /* an illegal address */
     FINISH(stream_copy(stream, to, from, size));
 }
 Result cuMemcpy(Ptr to, Ptr from, size_t size) {

@@ -1,6 +1,7 @@
 /* Machine, pages and allocations of the emulated driver. Caller holds emu_lock unless said otherwise. */
 #define _GNU_SOURCE
 #include "model.h"
+#include "vmm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,18 @@ size_t emu_hbm;
 
 static const Personality machines[] = {
     /* A page is this machine's, whatever the personality: the kernel underneath is real. */
-    /* name     label                       man con pag tab dir reg int numa id hostnode page  stays */
-    {"gh200", "Emulated GH200 96GB", 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 4096, 0},
-    {"cdmm", "Emulated GH200 96GB CDMM", 1, 1, 1, 1, 1, 1, 0, 0, -1, 0, 4096, 1},
-    {"gb10", "Emulated GB10", 1, 1, 1, 1, 0, 1, 1, 0, -1, 0, 4096, 0},
-    {"pcie", "Emulated PCIe 80GB", 1, 1, 0, 0, 0, 1, 0, 0, -1, 0, 4096, 0},
-    {"hmm", "Emulated PCIe 80GB on x86 with HMM", 1, 1, 1, 0, 0, 1, 0, 0, -1, 0, 4096, 0},
-    {"legacy", "Emulated without concurrent access", 1, 0, 0, 0, 0, 1, 0, 0, -1, 0, 4096, 0},
+    /* name     label                    man con pag tab dir reg int numa id hostnode page  vmm refused crashes link vmm stays */
+    {"gh200", "Emulated GH200 96GB", 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 4096, 1, 0, 0, 340e9, 330e9, 0},
+    {"cdmm", "Emulated GH200 96GB CDMM", 1, 1, 1, 1, 1, 1, 0, 0, -1, 0, 4096, 1, 0, 0, 340e9, 330e9, 1},
+    {"gb10", "Emulated GB10", 1, 1, 1, 1, 0, 1, 1, 0, -1, 0, 4096, 1, 0, 0, 200e9, 200e9, 0},
+    {"pcie", "Emulated PCIe 80GB", 1, 1, 0, 0, 0, 1, 0, 0, -1, 0, 4096, 1, 0, 0, 50e9, 50e9, 0},
+    {"hmm", "Emulated PCIe 80GB on x86 with HMM", 1, 1, 1, 0, 0, 1, 0, 0, -1, 0, 4096, 1, 0, 0, 50e9, 50e9, 0},
+    {"legacy", "Emulated without concurrent access", 1, 0, 0, 0, 0, 1, 0, 0, -1, 0, 4096, 0, 0, 0, 12e9, 12e9, 0},
+    /* Troubles with the virtual memory calls that others have met. */
+    {"node-refused", "Emulated GH200 that refuses its node", 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 4096, 1, 1, 0, 340e9, 330e9, 0},
+    {"slow-vmm", "Emulated GH200 with slow mappings", 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 4096, 1, 0, 0, 340e9, 1.5e9, 0},
+    {"fast-vmm", "Emulated GH200 with fast mappings", 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 4096, 1, 0, 0, 200e9, 330e9, 0},
+    {"crashing-vmm", "Emulated GH200 that crashes", 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 4096, 1, 0, 1, 340e9, 330e9, 0},
 };
 const Personality *emu_machine = &machines[0];
 
@@ -82,6 +88,11 @@ unsigned long emu_counter(const char *name) {
     if (!strcmp(name, "hbm_used")) return hbm_used();
     if (!strcmp(name, "managed")) return alloc_count(MANAGED);
     if (!strcmp(name, "device")) return alloc_count(DEVICE);
+    if (!strcmp(name, "pinned")) return alloc_count(PINNED_HOST);
+    if (!strcmp(name, "mapped")) return alloc_count(MAPPED);
+    if (!strcmp(name, "handles")) return vmm_handles();
+    if (!strcmp(name, "ranges")) return vmm_ranges();
+    if (!strcmp(name, "grace_used")) return grace_used();
     if (!strcmp(name, "registered")) return alloc_count(REGISTERED);
     return ~0ul;
 }
@@ -111,6 +122,8 @@ void emu_setup(void) { /* not under the lock */
     const char *name = getenv("GH200_EMU_PERSONALITY"), *hbm = getenv("GH200_EMU_HBM"), *fail = getenv("GH200_EMU_FAIL");
     if (name && !emu_become(name)) { dprintf(2, "emulated driver: no personality %s\n", name); abort(); }
     emu_hbm = hbm ? strtoull(hbm, NULL, 10) : 64ul << 20;
+    const char *grace = getenv("GH200_EMU_GRACE");
+    if (grace) emu_grace = strtoull(grace, NULL, 10);
     if (fail) { char *list = strdup(fail); failures_from(list); free(list); }
 }
 
@@ -189,13 +202,32 @@ void emu_forget(void) {
 int pages_advisable(uintptr_t start, size_t size) {
     Allocation *found = alloc_find(start, size);
     if (found && found->kind == MANAGED) return 1;
-    if (found && found->kind == DEVICE) return 0;
+    if (found && (found->kind == DEVICE || found->kind == MAPPED)) return 0;
     if (!emu_machine->pageable) return 0;
     unsigned char present[1];
     uintptr_t step = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (uintptr_t at = start - start % step; at < start + size; at += step)
         if (mincore((void *)at, step, present) != 0) return 0;
     return 1;
+}
+
+size_t pinned_bytes(void) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < used; i++)
+        if (table[i].kind == PINNED_HOST) bytes += table[i].size;
+    return bytes;
+}
+
+/* How long a copy takes: by the slower of its two ends, writing to host memory a little slower than reading it. */
+static double rate_at(uintptr_t address, int written) {
+    Allocation *found = alloc_find(address, 1);
+    if (found && found->kind == DEVICE) return 3e12;
+    double rate = found && found->kind == MAPPED ? emu_machine->vmm_link : emu_machine->link;
+    return written ? rate * 0.9 : rate;
+}
+double copy_seconds(uintptr_t to, uintptr_t from, size_t size) {
+    double in = rate_at(from, 0), out = rate_at(to, 1);
+    return (double)size / (in < out ? in : out);
 }
 
 size_t hbm_used(void) {

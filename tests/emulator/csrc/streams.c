@@ -8,8 +8,8 @@
 
 typedef enum { COPY, PREFETCH, RECORD, WAIT } What;
 typedef struct Op { What what; uintptr_t a, b; size_t size; int where; struct Event *event; struct Op *next; } Op;
-struct Stream { Op *first, *last; struct Stream *next; };
-struct Event { struct Stream *on; int pending, generation; struct Event *next; };
+struct Stream { Op *first, *last; double clock; struct Stream *next; }; /* the clock: seconds of work so far */
+struct Event { struct Stream *on; int pending, generation; double time; struct Event *next; };
 
 static struct Stream default_stream, *streams;
 static struct Event *events;
@@ -36,12 +36,19 @@ static void drain_until(struct Event *event) {
     while (event->pending && event->on && step(event->on)) {}
 }
 
-static void run(Op *op) {
+static void run(struct Stream *stream, Op *op) {
     switch (op->what) {
-        case COPY: memmove((void *)op->a, (void *)op->b, op->size); emu_copies++; break;
+        case COPY:
+            memmove((void *)op->a, (void *)op->b, op->size);
+            stream->clock += copy_seconds(op->a, op->b, op->size);
+            emu_copies++;
+            break;
         case PREFETCH: pages_move(op->a, op->size, op->where, 1); emu_prefetches++; break;
-        case RECORD: op->event->pending--; break;
-        case WAIT: if (op->event) drain_until(op->event); break;
+        case RECORD: op->event->pending--, op->event->time = stream->clock; break;
+        case WAIT:
+            if (op->event) drain_until(op->event);
+            if (op->event && op->event->time > stream->clock) stream->clock = op->event->time;
+            break;
     }
 }
 
@@ -50,7 +57,7 @@ static int step(struct Stream *stream) {
     if (!op) return 0;
     stream->first = op->next;
     if (!stream->first) stream->last = NULL;
-    run(op);
+    run(stream, op);
     free(op);
     return 1;
 }
@@ -172,4 +179,12 @@ unsigned long emu_events(void) {
     unsigned long n = 0;
     for (struct Event *e = events; e; e = e->next) n++;
     return n;
+}
+
+int event_elapsed(float *out, void *first, void *second) {
+    struct Event *a = event_of(first), *b = event_of(second);
+    if (!a || !b) return INVALID_HANDLE;
+    if (a->pending || b->pending) return NOT_READY;
+    *out = (float)((b->time - a->time) * 1000);
+    return OK;
 }

@@ -16,3 +16,4 @@ int event_record(void *event, void *stream);
 int event_query(void *event);
 int event_finish(void *event);
 int event_await(void *stream, void *event);
+int event_elapsed(float *out, void *first, void *second);

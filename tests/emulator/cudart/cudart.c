@@ -19,7 +19,7 @@ extern int cuStreamWaitEvent(void *, void *, unsigned), cuEventCreate(void **, u
 extern int cuEventRecord(void *, void *), cuEventQuery(void *), cuEventSynchronize(void *), cuCtxSynchronize(void);
 extern int cuMemcpyAsync(uintptr_t, uintptr_t, size_t, void *), cuPointerGetAttribute(void *, int, uintptr_t);
 extern int cuDeviceGetAttribute(int *, int, int), cuDeviceTotalMem_v2(size_t *, int), cuDriverGetVersion(int *);
-extern int cuDeviceGetName(char *, int, int);
+extern int cuDeviceGetName(char *, int, int), cuMemHostAlloc(void **, size_t, unsigned), cuMemFreeHost(void *);
 extern int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *);
 
 static __thread int device;
@@ -77,12 +77,8 @@ Error cudaDeviceSynchronize(void) { WITH(cuCtxSynchronize()); }
 Error cudaMalloc(void **out, size_t size) { WITH(cuMemAlloc_v2((uintptr_t *)out, size)); }
 Error cudaFree(void *at) { if (!at) return ready(); WITH(cuMemFree_v2((uintptr_t)at)); }
 Error cudaMemGetInfo(size_t *free_, size_t *total) { WITH(cuMemGetInfo_v2(free_, total)); }
-Error cudaHostAlloc(void **out, size_t size, unsigned flags) {
-    (void)flags;
-    *out = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    WITH(cuMemHostRegister_v2(*out, size, 1));
-}
-Error cudaFreeHost(void *at) { WITH(cuMemHostUnregister(at)); }
+Error cudaHostAlloc(void **out, size_t size, unsigned flags) { (void)flags; WITH(cuMemHostAlloc(out, size, 3)); }
+Error cudaFreeHost(void *at) { WITH(cuMemFreeHost(at)); }
 Error cudaHostRegister(void *at, size_t size, unsigned flags) { WITH(cuMemHostRegister_v2(at, size, flags)); }
 Error cudaHostUnregister(void *at) { WITH(cuMemHostUnregister(at)); }
 Error cudaHostGetDevicePointer(void **out, void *at, unsigned flags) { (void)flags; *out = at; return SUCCESS; }

@@ -13,7 +13,7 @@ from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import device
 from simpletuner_gh200.memory.mapping import Region
 from simpletuner_gh200.memory.slab import Slab
-from tests.emulator.emulation import Emulator
+from tests.emulator.emulation import KINDS, Emulator
 
 CALLS = (
     "cuInit",
@@ -40,7 +40,7 @@ CALLS = (
 )
 """All but those that give something back, and the context calls, which those need too: failing these is a leak."""
 
-NOTHING = {"managed": 0, "device": 0, "registered": 0, "streams": 0, "events": 0}
+NOTHING = dict.fromkeys((*KINDS, "streams", "events"), 0)
 
 
 def scenario() -> None:

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
 from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, all_checks
 from simpletuner_gh200.diagnostics.selftest.run import Row, _run
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
@@ -43,7 +44,7 @@ def test_a_lying_driver_fails_the_advice_checks(driver: CudaDriver, emulator: Em
         ("slab.registered", "cuMemHostRegister"),
         ("copy.ordering", "cuStreamWaitEvent"),
         ("copy.arrives", "cuMemcpyAsync"),
-        ("failure.pool_limit", "cuMemAllocManaged"),
+        ("failure.pool_limit", "cuMemHostAlloc"),
     ],
 )
 def test_a_failing_call_fails_its_check(driver: CudaDriver, emulator: Emulator, name: str, call: str) -> None:
@@ -58,3 +59,23 @@ def test_a_flag_that_promises_too_much_is_found_out(driver: CudaDriver, emulator
     emulator.become("legacy")
     assert run(driver, CHECKS["capability.concurrent_managed"]).status == "fail"
     assert run(driver, CHECKS["capability.host_page_tables"]).status == "fail"
+
+
+def test_the_questions_get_their_answers(
+    driver: CudaDriver, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that need no kernel; the numbers are the emulated machine's, so only its own rates are looked at."""
+    monkeypatch.setenv("GH200_EMU_HBM", str(1 << 30))
+    monkeypatch.setenv("GH200_EMU_GRACE", str(1 << 30))
+    emulator.set_hbm(1 << 30)
+    found = measure_machine(driver)
+    assert found["link"]["h2d"] > 0 and found["link"]["d2h"] > 0
+    assert found["pool"]["host"] == {"read": pytest.approx(340, rel=0.01), "write": pytest.approx(306, rel=0.01)}
+    assert found["pool"]["vmm"]["read"] == pytest.approx(330, rel=0.01)
+    answers = found["questions"]
+    assert answers.keys() == {str(number) for number in range(1, 8)}
+    assert answers["1"]["vmm"]["location"] == "node 0"
+    assert answers["1"]["host"]["memory_type"] == "host"
+    assert [answers[number] for number in "2345"] == [None] * 4, "kernels don't run here"
+    assert answers["6"] == {name: {"refused": True, "error": 2} for name in ("host", "vmm")}
+    assert answers["7"]["mechanism"] == "host"

@@ -13,11 +13,9 @@ import torch
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
-from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.pool.pool import ManagedPool, rehome
+from simpletuner_gh200.memory.pool.pool import GracePool
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.seams.features.oversubscription.optimizer import PooledOptimizer
 from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
@@ -34,9 +32,9 @@ DTYPES = [
 ]
 
 
-@pytest.fixture(scope="session")
-def pool(emulator: Emulator) -> ManagedPool:
-    return ManagedPool(detect.current(), limit=48 * MIB, pattern="gpu_first")
+@pytest.fixture
+def pool(emulator: Emulator) -> GracePool:
+    return GracePool("managed", limit=1 << 40, why="a test")
 
 
 @pytest.fixture
@@ -65,66 +63,7 @@ def test_every_cached_dtype_arrives_as_a_cuda_tensor(driver: Driver, slab: Slab,
     copier.close()
 
 
-def test_torch_allocates_in_the_pool_and_only_inside(driver: Driver, pool: ManagedPool) -> None:
-    outside = torch.empty(MIB, dtype=torch.uint8, device="cuda")
-    with pool.use():
-        inside = torch.empty(MIB, dtype=torch.uint8, device="cuda")
-    assert pool.holds(inside)
-    assert not pool.holds(outside)
-    assert pool.state().held >= MIB
-
-
-def test_pool_goes_beyond_hbm_and_raises_torchs_own_error_at_its_limit(
-    driver: Driver, pool: ManagedPool, emulator: Emulator
-) -> None:
-    emulator.set_hbm(16 * MIB)
-    with pool.use():
-        beyond = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
-    assert pool.holds(beyond)
-    assert pool.state().held > 16 * MIB, "more than the device has"
-    assert pool.state().refused > 0
-    emulator.set_hbm(64 * MIB)
-
-
-def test_existing_tensors_move_into_the_pool_in_place(driver: Driver, pool: ManagedPool) -> None:
-    shadow = torch.arange(1000.0).to("cuda")
-    parameter = torch.nn.Parameter(torch.arange(500.0).to("cuda"))
-    assert rehome(pool, [shadow, parameter, torch.zeros(3)]) == 2
-    assert pool.holds(shadow)
-    assert pool.holds(parameter)
-    assert torch.equal(shadow.cpu(), torch.arange(1000.0))
-    assert rehome(pool, [shadow, parameter]) == 0
-
-
-class Moments:
-    """Makes its state as torch's optimizers do, at the first step with a gradient; the arithmetic needs kernels."""
-
-    def __init__(self, weights: list[torch.nn.Parameter]) -> None:
-        self.param_groups = [{"params": weights}]
-        self.state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
-
-    def step(self) -> None:
-        for weight in self.param_groups[0]["params"]:
-            self.state.setdefault(weight, {"exp_avg": torch.empty_like(weight), "exp_avg_sq": torch.empty_like(weight)})
-
-
-def test_optimizer_state_is_born_in_the_pool(driver: Driver, pool: ManagedPool) -> None:
-    weight = torch.nn.Parameter(torch.empty(4096, device="cuda"))
-    weight.grad = torch.empty(4096, device="cuda")
-    optimizer = Moments([weight])
-    born: list[torch.Tensor] = []
-    pooled = PooledOptimizer(optimizer, pool, born.extend)
-    pooled.install()
-    optimizer.step()
-    assert len(born) == 2
-    assert all(pool.holds(tensor) for tensor in born)
-    assert not pool.holds(weight)
-    pooled.uninstall()
-
-
-def test_statistics_on_another_thread_do_not_block_the_pool(driver: Driver, pool: ManagedPool) -> None:
+def test_statistics_on_another_thread_do_not_block_the_pool(driver: Driver, pool: GracePool) -> None:
     import threading
 
     stop = threading.Event()
@@ -202,7 +141,7 @@ def test_memory_is_not_used_again_before_the_consumer_is_through(
     copier.close()
 
 
-def test_hints_tell_pool_from_caching_allocator(driver: Driver, pool: ManagedPool) -> None:
+def test_hints_tell_pool_from_caching_allocator(driver: Driver, pool: GracePool) -> None:
     hints.set_uvm_hint_override(True)
     with pool.use():
         placed = torch.empty(MIB, device="cuda")

@@ -26,6 +26,13 @@ def test_json_is_all_there_is_on_standard_output(tmp_path: Path, capsys: pytest.
     assert printed == json.loads((tmp_path / "report.json").read_text())
 
 
+def test_bench_adds_its_measurements_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    selftest(as_json=True, output=tmp_path / "report.json", bench=True, device=0)
+    printed = json.loads(capsys.readouterr().out)
+    assert {"link", "pool", "questions", "checks"} <= printed.keys()
+    assert printed == json.loads((tmp_path / "report.json").read_text())
+
+
 def test_people_get_a_closing_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     selftest(as_json=False, output=tmp_path / "report.json", device=0)
     last = capsys.readouterr().out.strip().splitlines()[-1]

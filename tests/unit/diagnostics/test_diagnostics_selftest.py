@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
 from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped, all_checks, expect
 from simpletuner_gh200.diagnostics.selftest.run import SelfTest, _run, selftest, without_paths, write_report
 from simpletuner_gh200.errors import DriverError
@@ -81,3 +82,10 @@ def test_what_a_check_raises_becomes_its_row(check: object, status: str, found: 
 def test_expectations_are_exceptions_of_their_own() -> None:
     assert not issubclass(Failed, AssertionError), "python -O must not switch them off"
     assert not issubclass(Skipped, Failed)
+
+
+def test_without_a_device_every_question_stays_open() -> None:
+    found = measure_machine(NullDriver("a test"))
+    assert found["link"] == {"h2d": None, "d2h": None}
+    assert found["pool"] == {name: {"read": None, "write": None} for name in ("host", "vmm", "managed")}
+    assert found["questions"] == {str(number): None for number in range(1, 8)}

@@ -62,13 +62,13 @@ def test_activation_cleans_passes_on_and_gives_notice(
 
 
 def test_what_was_passed_on_is_read_by_the_configuration() -> None:
-    from simpletuner_gh200.config.blocks import OversubscriptionSettings
+    from simpletuner_gh200.config.blocks import StateSettings
     from simpletuner_gh200.config.settings import resolve
 
     environment = {"GH200_USE_UVM": "True", "GH200_UVM_OVERSUBSCRIPTION_RATIO": "2.5"}
     settings = resolve({}, environment)
-    assert settings.part(OversubscriptionSettings).use_uvm
-    assert settings.part(OversubscriptionSettings).uvm_oversubscription_ratio == 2.5
+    assert settings.part(StateSettings).use_uvm
+    assert settings.part(StateSettings).uvm_oversubscription_ratio == 2.5
     assert settings.origins["gh200_optimizations.use_uvm"] == "environment (GH200_USE_UVM)"
 
 

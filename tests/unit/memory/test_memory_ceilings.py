@@ -13,9 +13,9 @@ from simpletuner_gh200.memory.ceilings import (
     low_mark,
     managed_room,
     node_allowance,
-    pool_allowance,
     staging_must_stop,
     trial_fits,
+    trial_size,
 )
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
@@ -81,7 +81,7 @@ def test_embeds_keep_headroom_and_obey_their_limit() -> None:
 
 
 def test_the_pool_is_a_multiple_of_hbm() -> None:
-    assert pool_allowance(5.0, 96 * GIB) == 480 * GIB
+    assert trial_size(5.0, 96 * GIB) == 480 * GIB
 
 
 def test_a_trial_leaves_a_tenth_of_all_memory() -> None:

@@ -1,23 +1,19 @@
 """The memory room's features at their moments: when they are asked for, what they refuse, what they account for."""
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.seams import bootstrap
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
-from simpletuner_gh200.seams.features.oversubscription.feature import OversubscriptionFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 
 
@@ -91,80 +87,6 @@ def test_summary_tells_every_slab_and_why(driver: NullDriver) -> None:
     assert told.keys() == {"label", "size", "kind", "reason", "binding", "advice"}
     assert (told["label"], told["size"], told["kind"]) == ("told", 4096, "host")
     assert told["reason"] == "no CUDA device: a test"
-
-
-def trainer(**more: Any) -> SimpleNamespace:
-    accelerator = SimpleNamespace(device=torch.device("cpu"), distributed_type="DistributedType.NO")
-    return SimpleNamespace(accelerator=accelerator, **more)
-
-
-def asked(**keys: Any) -> OversubscriptionFeature:
-    feature = OversubscriptionFeature()
-    settings = resolve({"gh200_optimizations": {"use_uvm": True, **keys}}, {})
-    assert feature.request(settings, {}) == "asked"
-    feature.runtime = Runtime(Launch())
-    feature.runtime.settings = settings
-    return feature
-
-
-def test_oversubscription_is_off_unless_asked_for() -> None:
-    assert OversubscriptionFeature().request(resolve({}, {}), {}) == "off"
-
-
-def test_ema_and_resumed_state_are_accounted_for(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    feature = asked()
-    weight = torch.nn.Parameter(torch.zeros(8))
-    optimizer = SimpleNamespace(
-        state={weight: {"exp_avg": torch.zeros(8)}}, param_groups=[{"params": [weight]}], step=lambda: None
-    )
-    run = trainer(optimizer=optimizer, ema_model=SimpleNamespace(shadow_params=[torch.zeros(8)]))
-    feature.start(run)
-    feature.before_train(run)
-    assert feature.summary()["bytes"] == {"optimizer": 32, "ema": 32}
-    assert [call.arguments["what"] for call in driver.calls if call.name == "pool_place"] == ["optimizer", "ema"]
-    feature.after_train(run)
-    feature.close()
-
-
-def test_scope_all_holds_for_the_whole_run(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    feature = asked(uvm_scope="all")
-    feature.start(trainer())
-    assert driver.counts["pool_enter"] == 1
-    assert driver.counts["pool_leave"] == 0
-    feature.close()
-    assert driver.counts["pool_leave"] == 1
-
-
-def test_a_gpu_that_is_not_nvidias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with (
-        detect.using(NullDriver("this torch is built for AMD (HIP 6.4); everything CUDA stays off")),
-        pytest.raises(FeatureUnavailable, match="AMD"),
-    ):
-        asked().start(trainer())
-
-
-class Unable:
-    """A device without concurrent managed access, at the hardware boundary."""
-
-    name = "cuda"
-    home = 0
-
-    def capabilities(self, ordinal: int) -> Capabilities:
-        from dataclasses import replace
-
-        return replace(NullDriver().capabilities(ordinal), managed=True, mode="discrete", device_total=1 << 30)
-
-
-def test_a_device_that_cannot_is_refused_with_the_reason() -> None:
-    with (
-        detect.using(Unable()),  # type: ignore[arg-type]
-        pytest.raises(FeatureUnavailable, match="at the same time") as refused,
-    ):
-        asked().start(trainer())
-    assert "use_uvm" in str(refused.value)
 
 
 def test_a_rank_keeps_its_memory_on_cpu_nodes_from_the_start(monkeypatch):

@@ -19,6 +19,9 @@ SYMBOLS = {"pass": "✅", "fail": "❌", "skip": "➖"}
 def selftest(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = REPORT,
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure the link and the ways to Grace memory, too; takes minutes.")
+    ] = False,
     device: Annotated[int, typer.Option("--device", "-d", min=0, help="Which device to test.")] = 0,
 ) -> None:
     """Check capabilities, advice, slabs, copies and failures on the GPU, and write a report to send back.
@@ -32,6 +35,8 @@ def selftest(
 
       gh200 selftest --device 1 -o report.json
 
+      gh200 selftest --bench --json | jq .pool
+
       gh200 selftest --json | jq '.checks[] | select(.status == "fail")'
     """
     from simpletuner_gh200.diagnostics.selftest.run import selftest as run
@@ -39,13 +44,21 @@ def selftest(
     from simpletuner_gh200.memory.driver import detect
 
     console = screen(stderr=as_json)
-    result = run(detect.current(), ordinal=device)
-    write_report(result, output)
+    driver = detect.current()
+    result = run(driver, ordinal=device)
+    measured = {}
+    if bench:
+        from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
+
+        measured = measure_machine(driver, device)
+    write_report(result, output, measured)
     for row in result.rows:
         _line(console, f"{SYMBOLS[row.status]} {row.name:<29} {row.found}")
+    for number, answer in measured.get("questions", {}).items():
+        _line(console, f"question {number}: {'can not be answered here' if answer is None else json.dumps(answer)}")
     _line(console, f"report in {output}")
     if as_json:
-        print(json.dumps(result.to_json()))
+        print(json.dumps(result.to_json() | measured))
     else:
         _line(console, result.closing_line)
     if not result.ok:

@@ -29,6 +29,9 @@ def train(
         bool,
         typer.Option("--checkpoint-on-interrupt", help="Ctrl-C writes a checkpoint first, as SIGTERM and SIGUSR1 do."),
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan/--no-plan", help="Refuse a run that can't fit on this machine (gh200 plan).")
+    ] = True,
 ) -> None:
     """Train. Takes what `simpletuner train` takes; flags that follow override the configuration file.
 
@@ -40,7 +43,7 @@ def train(
 
       gh200 train --config run.toml --num_processes 2 --dry-run
     """
-    from simpletuner_gh200.operate import launching, preflight
+    from simpletuner_gh200.operate import launching, planned, preflight
     from simpletuner_gh200.operate.closing import closing_lines
     from simpletuner_gh200.operate.ending import closing_line
     from simpletuner_gh200.seams.rank import KILL_SWITCH
@@ -51,7 +54,10 @@ def train(
         _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
         ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
-    for note in ready.notes:
+    notes = [*ready.notes]
+    if plan and ready.checked.config:
+        notes += planned.check(ready.checked.located, flags, keep=not dry_run)
+    for note in notes:
         _say(redact_text(note))
     if dry_run:
         say(ready.launch.shown())
@@ -68,6 +74,7 @@ def train(
     last = closing_line(ended, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
     if last is not None:
         _say(redact_text(last))
+    planned.learn(values)
     raise typer.Exit(ended.exit_code)
 
 

@@ -8,7 +8,7 @@ from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, 
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.allocate import measured_size
-from simpletuner_gh200.memory.ceilings import managed_room, pool_allowance, trial_fits
+from simpletuner_gh200.memory.ceilings import managed_room, trial_fits, trial_size
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.units import MIB, format_bytes
 
@@ -93,7 +93,7 @@ def beyond_hbm(context: Context) -> Finding:
     device = context.driver.capabilities(0)
     if not device.managed:
         return skipped("the device has no managed memory")
-    size = pool_allowance(context.oversubscription_scale, device.device_total)
+    size = trial_size(context.oversubscription_scale, device.device_total)
     room = managed_room(device, host_memory(context.root).available)
     if not trial_fits(size, room):
         return skipped(f"{format_bytes(size)} would not leave room on this machine ({format_bytes(room)} in all)")
@@ -132,7 +132,7 @@ CHECKS = (
     Check(
         code="GH504",
         what="allocation beyond HBM",
-        why="This is what use_uvm stands on: managed memory that spills to Grace instead of failing.",
+        why="Managed memory that spills to Grace instead of failing: what uvm_access_pattern balanced stands on.",
         run=beyond_hbm,
     ),
 )

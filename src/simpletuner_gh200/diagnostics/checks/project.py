@@ -12,6 +12,9 @@ from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context, folder_bytes
 from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.plan.machines import this_machine
+from simpletuner_gh200.plan.planning import refusal
+from simpletuner_gh200.plan.quick import quick_plan
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.options import REMOVED, option_names
 
@@ -79,7 +82,24 @@ def datasets_fit(context: Context) -> Finding:
     shown = f"{format_bytes(total)} of files, {format_bytes(available)} of memory available"
     if total > available:
         return failed(shown, "hold fewer datasets in memory, or use a machine or container limit with more")
-    return passed(shown)
+    return _whole_run(context, context.training, shown)
+
+
+def _whole_run(context: Context, training: Training, shown: str) -> Finding:
+    """The datasets fit by themselves: do they beside everything else of the run?"""
+    if not training.values.get("model_family") or training.problems:
+        return passed(shown)
+    machine = this_machine(
+        output=str(training.values.get("output_dir") or "."), driver=context.driver, root=context.root
+    )
+    plan = quick_plan(training, machine)
+    why = refusal(plan) if machine.has_device else None
+    if why is not None:
+        advice = plan.advice
+        return failed(
+            f"{shown}; {why}", advice.text() if advice else f"gh200 plan {context.config} says what would fit"
+        )
+    return passed(f"{shown}; {format_bytes(plan.table.used('grace'))} with everything else of the run")
 
 
 def cache_folder(context: Context) -> Finding:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,5 +99,6 @@ def _libraries() -> dict[str, str]:
     return found
 
 
-def write_report(result: SelfTest, path: Path) -> None:
-    path.write_text(json.dumps(result.to_json(), indent=2) + "\n")
+def write_report(result: SelfTest, path: Path, measured: Mapping[str, Any] | None = None) -> None:
+    """``measured``: what ``--bench`` found besides."""
+    path.write_text(json.dumps({**result.to_json(), **(measured or {})}, indent=2) + "\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from simpletuner_gh200.errors import MemoryRoomError
@@ -110,6 +110,18 @@ class CudaDriver:
                 return "managed"
         return "host" if int(kind) == _HOST_MEMORY else "device"
 
+    def physical_location(self, address: int) -> Location | None:
+        with self._in_context(self.home):
+            code, handle = self._api.ask("cuMemRetainAllocationHandle", address)
+            if code == _INVALID_VALUE:
+                return None
+            self._api.check("cuMemRetainAllocationHandle", code)
+            try:
+                found = self._api.call("cuMemGetAllocationPropertiesFromHandle", handle).location
+                return self._api.location_from(int(found.type), lambda: int(found.id))
+            finally:
+                self._api.call("cuMemRelease", handle)
+
     # -- placement ---------------------------------------------------------------------------------------
 
     def advise(self, span: Span, advice: Advice, where: Location) -> None:
@@ -185,6 +197,22 @@ class CudaDriver:
         with self._in_context(ordinal):
             for destination, source, size in copies:
                 self._api.call("cuMemcpyAsync", destination, source, size, stream)
+
+    def copy_seconds(self, copy: Copy, ordinal: int) -> float:
+        with self._in_context(ordinal), ExitStack() as given_back:
+            stream = self._api.call("cuStreamCreate", _NON_BLOCKING)
+            given_back.callback(self._api.call, "cuStreamDestroy", stream)
+            before, after = self._timed_event(given_back), self._timed_event(given_back)
+            self._api.call("cuEventRecord", before, stream)
+            self._api.call("cuMemcpyAsync", *copy, stream)
+            self._api.call("cuEventRecord", after, stream)
+            self._api.call("cuEventSynchronize", after)
+            return float(self._api.call("cuEventElapsedTime", before, after)) / 1000
+
+    def _timed_event(self, given_back: ExitStack) -> Any:
+        event = self._api.call("cuEventCreate", 0)
+        given_back.callback(self._api.call, "cuEventDestroy", event)
+        return event
 
     # -- contexts ----------------------------------------------------------------------------------------
 

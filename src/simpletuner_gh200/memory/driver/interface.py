@@ -69,6 +69,10 @@ class Capabilities:
     driver_version: int = 0
     registered_in_place: bool = True
     """Does the device reach registered host memory at the host's own address?"""
+    maps_host_memory: bool = False
+    """Can pinned host memory be mapped into the device's addresses?"""
+    node_vmm: bool = False
+    """Can host memory of one NUMA node be mapped by the driver's virtual memory calls?"""
     absence: str | None = None
     """Why there is no device, where ``mode`` is ``none``."""
 
@@ -126,6 +130,9 @@ class Driver(Protocol):
 
     def pointer_kind(self, address: int) -> PointerKind: ...
 
+    def physical_location(self, address: int) -> Location | None:
+        """Where memory of the virtual memory calls is; None for memory of any other kind."""
+
     # -- placement
     def advise(self, span: Span, advice: Advice, where: Location) -> None: ...
 
@@ -154,3 +161,6 @@ class Driver(Protocol):
 
     def copy(self, copies: Sequence[Copy], stream: int, ordinal: int) -> None:
         """Queue copies between host and device memory on ``stream``."""
+
+    def copy_seconds(self, copy: Copy, ordinal: int) -> float:
+        """How long one copy takes on a stream of its own, by the device's clock; waits for it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +109,9 @@ class NullDriver:
     def pointer_kind(self, address: int) -> PointerKind:
         return "unknown"
 
+    def physical_location(self, address: int) -> Location | None:
+        return None
+
     # -- placement ---------------------------------------------------------------------------------------
 
     def advise(self, span: Span, advice: Advice, where: Location) -> None:
@@ -149,6 +153,11 @@ class NullDriver:
         self.record("copy", count=len(copies), size=sum(size for _, _, size in copies))
         for destination, source, size in copies:
             ctypes.memmove(destination, source, size)
+
+    def copy_seconds(self, copy: Copy, ordinal: int) -> float:
+        started = time.perf_counter()
+        self.copy([copy], 0, ordinal)
+        return time.perf_counter() - started
 
     # ------------------------------------------------------------------------------------------------------
 

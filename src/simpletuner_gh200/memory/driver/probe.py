@@ -31,6 +31,8 @@ def probe(api: Bindings, ordinal: int) -> Capabilities:
             integrated=integrated, shares_page_tables=pageable and page_tables, is_node=has("NUMA_CONFIG")
         ),
         driver_version=int(api.call("cuDriverGetVersion")),
+        maps_host_memory=has("CAN_MAP_HOST_MEMORY"),
+        node_vmm=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") and has("HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
         registered_in_place=has("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"),
     )
 

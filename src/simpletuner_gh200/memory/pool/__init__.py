@@ -1,1 +1,1 @@
-"""Torch's own allocations beyond HBM: a MemPool over managed memory, with a byte limit and advice by pattern."""
+"""Grace memory for torch's own tensors: a small allocator in C, its mechanisms, and which of them is taken here."""

@@ -1,54 +1,32 @@
-"""Torch's allocations in managed memory: why not here, the pool itself, or a record of what would have gone there."""
+"""Torch's allocations in Grace memory: the C allocator, and a ``torch.cuda.MemPool`` over it."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from packaging.version import InvalidVersion, Version
-
-from simpletuner_gh200.config.allocator import split_options
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.compiled import CSource
-from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     import torch
 
 SOURCE = CSource(Path(__file__).with_name("allocator.c"), "the allocator of use_uvm", "set use_uvm to false")
 
-Pattern = Literal["gpu_first", "balanced", "cpu_first"]
-_PATTERNS: dict[str, int] = {"gpu_first": 0, "balanced": 1, "cpu_first": 2}
+Mechanism = Literal["host", "vmm", "managed"]
+MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
+_NUMBERS = {name: number for number, name in enumerate(MECHANISMS, start=1)}
 
-OLDEST_TORCH = Version("2.8")
-
-
-def pool_refusal(torch_version: str, alloc_conf: str, caps: Capabilities, *, deepspeed: bool) -> str | None:
-    """Why torch's allocations can't be routed to managed memory here; None where they can. Pure."""
-    try:
-        version = Version(torch_version.split("+")[0])
-    except InvalidVersion:
-        return f"torch's version {torch_version!r} can't be read"
-    if version.release < OLDEST_TORCH.release:
-        return f"torch {torch_version} has no usable MemPool; 2.8 is the first that has"
-    if version.release[:2] == (2, 9) and _expandable(alloc_conf):
-        return f"expandable_segments is on, and torch {torch_version} then ignores the pool's allocator"
-    if deepspeed:
-        return "DeepSpeed's engine allocates the optimizer state itself (use its own offloading)"
-    if not caps.managed:
-        return "the device has no managed memory"
-    if not caps.concurrent_managed:
-        return "CPU and GPU can't use managed memory at the same time on this device"
-    return None
-
-
-def _expandable(alloc_conf: str) -> bool:
-    return dict(split_options(alloc_conf)).get("expandable_segments", "").strip().lower() == "true"
+LIMIT, HOST_IS_SHORT, DRIVER = 1, 2, 3
+REFUSALS = {
+    LIMIT: "the pool's limit is reached",
+    HOST_IS_SHORT: "the host has too little memory left",
+    DRIVER: "the driver refused",
+}
 
 
 @dataclass(frozen=True)
@@ -60,32 +38,39 @@ class PoolState:
     limit: int
     allocations: int
     refused: int
-    unadvised: int
-    """Allocations whose advice the driver did not take."""
+    unbound: int = 0
+    """Allocations that could not be bound to the CPU node of the GPU."""
     last_error: int = 0
+    last_refusal: int = 0
 
 
-class Pool(Protocol):
-    def use(self) -> AbstractContextManager[None]:
-        """What the calling thread allocates on the device inside goes to the pool."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Is this tensor's memory the pool's?"""
-
-    def state(self) -> PoolState: ...
+def out_of_pool(size: int, state: PoolState, why: str) -> str:
+    """What a person reads where the pool has no more."""
+    reason = REFUSALS.get(state.last_refusal, REFUSALS[LIMIT])
+    if state.last_refusal == DRIVER:
+        reason += f" with error {state.last_error}"
+    return (
+        f"gh200: {format_bytes(size)} more of model state do not fit into Grace memory: {reason} "
+        f"({format_bytes(state.held)} held, {format_bytes(state.limit)} allowed: {why}). Raise "
+        "uvm_oversubscription_ratio if that is what limits it, lower cache_config.memory_limit_gb or the ranks per "
+        "node, or take an optimizer that keeps less (docs/reference/optimizers.md)"
+    )
 
 
 class Allocator:
     """The C side, through ctypes: what torch calls, and its counters. One per process, as its counters are."""
 
-    def __init__(self, limit: int, pattern: Pattern) -> None:
+    def __init__(self, mechanism: Mechanism, *, limit: int, floor: int = 0, node: int | None = None) -> None:
+        """``floor``: host memory that is never taken, 0: the driver is the judge; ``node``: CPU node to bind to."""
         self.path = SOURCE.library()
         self._library = ctypes.CDLL(str(self.path))
-        self._library.gh200_pool_configure.argtypes = (ctypes.c_uint64, ctypes.c_int)
+        self._library.gh200_pool_configure.argtypes = (ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
         self._library.gh200_pool_alloc.restype = ctypes.c_void_p
         self._library.gh200_pool_alloc.argtypes = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
         self._library.gh200_pool_free.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
-        if not self._library.gh200_pool_configure(limit, _PATTERNS[pattern]):
+        self._library.gh200_pool_home.argtypes = (ctypes.c_size_t,)
+        number = _NUMBERS[mechanism]
+        if not self._library.gh200_pool_configure(number, limit, floor, -1 if node is None else node):
             raise FeatureUnavailable("the allocator found no usable CUDA driver", remedy="see gh200 doctor")
 
     def alloc(self, size: int, ordinal: int) -> int | None:
@@ -96,87 +81,121 @@ class Allocator:
     def free(self, address: int, size: int, ordinal: int) -> None:
         self._library.gh200_pool_free(address, size, ordinal, None)
 
+    def home(self, address: int) -> Mechanism | None:
+        """How the block that this address is in was allocated; None where it is none of the pool's."""
+        number = int(self._library.gh200_pool_home(address))
+        return MECHANISMS[number - 1] if number else None
+
     def state(self) -> PoolState:
-        values = (ctypes.c_uint64 * 7)()
+        values = (ctypes.c_uint64 * 8)()
         self._library.gh200_pool_read(values)
         return PoolState(*(int(value) for value in values))
 
 
-class ManagedPool:
-    """A ``torch.cuda.MemPool`` over the allocator."""
+class GracePool:
+    """A ``torch.cuda.MemPool`` over the allocator. Its context is as short as one allocation, unless a caller asks."""
 
-    def __init__(self, driver: Driver, *, limit: int, pattern: Pattern, ordinal: int = 0) -> None:
+    device = "cuda"
+
+    def __init__(
+        self, mechanism: Mechanism, *, limit: int, why: str, ordinal: int = 0, floor: int = 0, node: int | None = None
+    ) -> None:
         import torch
 
-        self._driver = driver
+        self.mechanism: str = mechanism
+        self._why = why
         self._ordinal = ordinal
-        self._allocator = Allocator(limit, pattern)
+        self._allocator = Allocator(mechanism, limit=limit, floor=floor, node=node)
         self._plugged = torch.cuda.memory.CUDAPluggableAllocator(
             str(self._allocator.path), "gh200_pool_alloc", "gh200_pool_free"
         )
-        self._pool = torch.cuda.MemPool(self._plugged.allocator())
-        _keep_forever(self._plugged, self._pool)
+        self._pool = self._make()
+
+    def _make(self, **options: Any) -> Any:
+        import torch
+
+        pool = torch.cuda.MemPool(self._plugged.allocator(), **options)
+        _keep_forever(self._plugged, pool)
+        return pool
 
     def use(self) -> AbstractContextManager[None]:
+        """What the calling thread allocates on the device inside goes to the pool."""
         import torch
 
         used: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._ordinal)
         return used
 
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Fresh memory of the pool for a tensor like this, in the same layout."""
+        import torch
+
+        try:
+            with self.use():
+                return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        except torch.OutOfMemoryError as full:
+            size = tensor.numel() * tensor.element_size()
+            raise torch.OutOfMemoryError(f"{out_of_pool(size, self.state(), self._why)}\n{full}") from full
+
     def holds(self, tensor: torch.Tensor) -> bool:
-        """As the driver tells, not as we remember."""
-        return tensor.is_cuda and self._driver.pointer_kind(int(tensor.data_ptr())) == "managed"
+        return bool(tensor.is_cuda) and self._allocator.home(int(tensor.data_ptr())) is not None
 
     def state(self) -> PoolState:
         return self._allocator.state()
 
+    def reserve(self, size: int) -> Reserve:
+        """Grace memory that torch may use where HBM has no more; counts against the pool's limit."""
+        return Reserve(self, self._make(use_on_oom=True), size, self._ordinal)
 
-class RecordingPool:
-    """Stands in where there is no CUDA device: memory stays the host's, and the null driver's record shows the rest."""
+    def defers_frees(self) -> bool:
+        """Does this torch keep what a side stream has used for as long as its context lasts? Tried, not looked up."""
+        import torch
 
-    def __init__(self, driver: NullDriver, *, limit: int, pattern: Pattern) -> None:
-        driver.record("pool_open", limit=limit, pattern=pattern)
-        self._driver = driver
-        self._limit = limit
-        self._held = self._count = 0
+        side = torch.cuda.Stream(self._ordinal)
+        with self.use():
+            first = torch.empty(32 * MIB, dtype=torch.uint8, device=f"cuda:{self._ordinal}")
+            place = first.data_ptr()
+            first.record_stream(side)
+            del first
+            side.synchronize()
+            torch.cuda.synchronize(self._ordinal)
+            second = torch.empty(32 * MIB, dtype=torch.uint8, device=f"cuda:{self._ordinal}")
+            moved: bool = second.data_ptr() != place
+            return moved
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        self._driver.record("pool_enter")
+
+class Reserve:
+    """The soft landing: blocks of a pool that torch turns to when HBM refuses. Opened once, then only looked at."""
+
+    def __init__(self, grace: GracePool, pool: Any, size: int, ordinal: int) -> None:
+        import torch
+
+        self._pool = pool
+        self.size = size
+        before = grace.state().held
         try:
-            yield
-        finally:
-            self._driver.record("pool_leave")
+            with torch.cuda.use_mem_pool(pool, ordinal):
+                block = torch.empty(size, dtype=torch.uint8, device=f"cuda:{ordinal}")
+        except torch.OutOfMemoryError as full:
+            why = out_of_pool(size, grace.state(), "oom_reserve_gb counts against it")
+            raise FeatureUnavailable(why, remedy="lower oom_reserve_gb") from full
+        del block  # free, and kept: torch uses only what the pool has
+        self.held = grace.state().held - before
+        self.most = 0
+        """Bytes in use at most, whenever somebody looked."""
+        self.times = 0
+        """How often it was in use when somebody looked, and not the time before."""
+        self._was_used = False
 
-    def place(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
-        """These would be the pool's now."""
-        found = list(tensors)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in found)
-        self._held += size
-        self._count += len(found)
-        self._driver.record("pool_place", what=what, tensors=len(found), size=size)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return False
-
-    def state(self) -> PoolState:
-        return PoolState(self._held, self._held, self._limit, self._count, 0, 0)
+    def look(self) -> int:
+        """Bytes of it in use now."""
+        used = sum(int(segment["active_size"]) for segment in self._pool.snapshot())
+        self.times += bool(used) and not self._was_used
+        self._was_used = bool(used)
+        self.most = max(self.most, used)
+        return used
 
 
 def _keep_forever(*things: object) -> None:
     """Tensors may outlive whoever made the pool, and torch crashes where the allocator goes before its memory does."""
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def rehome(pool: Pool, tensors: Iterable[Any]) -> int:
-    """Move device tensors that exist already into the pool, in place; returns how many were moved."""
-    moved = 0
-    for tensor in tensors:
-        if not tensor.is_cuda or pool.holds(tensor):
-            continue
-        with pool.use():
-            fresh = tensor.data.clone()
-        tensor.data = fresh
-        moved += 1
-    return moved

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.planned import compared
 from simpletuner_gh200.operate.report.figures import figures
 from simpletuner_gh200.operate.report.marks import escaped
 from simpletuner_gh200.operate.report.summary import summary
@@ -46,6 +47,7 @@ def page(run: Recorded, *, title: str, doctor: Mapping[str, Any] | None = None) 
         f"<h1>{escaped(title)}</h1>",
         _definitions(summary(shown)),
         _plots(shown),
+        _section("Planned against measured", _table(("what", "planned", "measured", ""), compared(shown))),
         _section("Settings", _settings(shown)),
         _section("Features", _table(("feature", "state"), _pairs(shown.start.get("features")))),
         _section("Doctor", _doctor(doctor)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -91,6 +92,18 @@ def _init_hooks(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [wrap_method(module.Trainer, "init_hooks", after)]
 
 
+def _init_ema_model(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """Upstream clones the trained weights, where EMA is on."""
+
+    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        with ExitStack() as making:
+            for moment in runtime.moment("making_ema"):
+                making.enter_context(moment(instance))
+            return wrapped(*args, **kwargs)
+
+    return [wrap_method(module.Trainer, "init_ema_model", around)]
+
+
 def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     """The loop as a whole. Its outcome is recorded, because older releases exit 0 after a failure."""
 
@@ -142,6 +155,22 @@ def _prepare_batch(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [wrap_method(module.Trainer, "prepare_batch", after)]
 
 
+def _model_predict(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """The forward pass. Predictions without gradients (a parent's, an evaluation's) are nobody's business."""
+
+    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        moments = runtime.moment("predicting")
+        if not moments or not module.torch.is_grad_enabled():
+            return wrapped(*args, **kwargs)
+        batch = args[0] if args else kwargs["prepared_batch"]
+        with ExitStack() as during:
+            for predicting in moments:
+                during.enter_context(predicting(instance, batch))
+            return wrapped(*args, **kwargs)
+
+    return [wrap_method(module.Trainer, "model_predict", around)]
+
+
 def _emit_event(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     """A training status event with progress is about to be sent: our metrics go with it."""
 
@@ -160,7 +189,9 @@ SEAMS = (
     Seam("trainer.parse_arguments", _parse_arguments),
     Seam("trainer.init_data_backend", _init_data_backend),
     Seam("trainer.init_hooks", _init_hooks),
+    Seam("trainer.init_ema_model", _init_ema_model),
     Seam("trainer.train", _train),
     Seam("trainer.prepare_batch", _prepare_batch),
+    Seam("trainer.model_predict", _model_predict),
     Seam("trainer.emit_event", _emit_event),
 )

@@ -75,7 +75,25 @@ BACKWARD = SeamSpec(
 )
 
 
+LOAD_STATE = SeamSpec(
+    name="accelerate.load_state",
+    module=MODULE,
+    qualname="Accelerator.load_state",
+    parameters=None,
+    features=("state",),
+    reason="with several ranks a checkpoint is loaded on the CPU first, not on a device that is full",
+    facts=(
+        Fact(
+            "takes a map_location",
+            "ours is the one that is used",
+            facts.contains("Accelerator.load_state", 'map_location = load_model_func_kwargs.pop("map_location", None)'),
+        ),
+    ),
+)
+
+
 SPECS = (
     DO_SYNC,
     BACKWARD,
+    LOAD_STATE,
 )

@@ -63,7 +63,7 @@ INIT_HOOKS = SeamSpec(
     module=MODULE,
     qualname="Trainer.init_hooks",
     parameters=("self",),
-    features=("checkpoints",),
+    features=("checkpoints", "state"),
     reason="our state is saved and loaded by hooks registered next to upstream's",
     facts=(
         _called_on_self("Trainer.init_hooks"),
@@ -81,6 +81,22 @@ INIT_HOOKS = SeamSpec(
 )
 
 
+INIT_EMA_MODEL = SeamSpec(
+    name="trainer.init_ema_model",
+    module=MODULE,
+    qualname="Trainer.init_ema_model",
+    parameters=("self",),
+    features=("state",),
+    reason="the shadows of EMA are made here, and live in Grace from the start",
+    facts=(
+        _called_on_self("Trainer.init_ema_model"),
+        Fact(
+            "sets ema_model", "its shadows are found there", facts.assigns("Trainer.init_ema_model", "self.ema_model")
+        ),
+    ),
+)
+
+
 STEPS = "self.config.gradient_accumulation_steps"
 
 TRAIN = SeamSpec(
@@ -88,7 +104,7 @@ TRAIN = SeamSpec(
     module=MODULE,
     qualname="Trainer.train",
     parameters=("self",),
-    features=("ramp", "batch_path", "telemetry", "oversubscription", "pressure", "prefetch", "preemption"),
+    features=("ramp", "batch_path", "telemetry", "state", "pressure", "prefetch", "preemption"),
     reason="before it everything is prepared and resumed, after it the run is over",
     facts=(
         Fact(
@@ -175,6 +191,42 @@ PREPARE_BATCH = SeamSpec(
 )
 
 
+MODEL_PREDICT = SeamSpec(
+    name="trainer.model_predict",
+    module=MODULE,
+    qualname="Trainer.model_predict",
+    parameters=("self", "prepared_batch", "custom_timesteps"),
+    features=("activations",),
+    reason="the forward pass: what autograd saves in it goes to Grace",
+    facts=(
+        _called_on_self("Trainer.model_predict"),
+        Fact(
+            "the model predicts once",
+            "one forward pass, whose backward pass follows, is one step of what was learned about its shape",
+            facts.calls("Trainer.model_predict", "self.model.model_predict", times=1),
+        ),
+    ),
+)
+
+
+GRADIENT_CHECKPOINTING = SeamSpec(
+    name="trainer.enable_gradient_checkpointing",
+    module=MODULE,
+    qualname="Trainer.enable_gradient_checkpointing",
+    parameters=("self",),
+    features=("activations",),
+    reason="checkpointing stays as SimpleTuner switches it; what is not to be recomputed runs past it, block by block",
+    facts=(
+        _called_on_self("Trainer.enable_gradient_checkpointing"),
+        Fact(
+            "on where the configuration says so",
+            "the same key tells whether blocks can be recomputed",
+            facts.mentions("Trainer.enable_gradient_checkpointing", "self.config.gradient_checkpointing"),
+        ),
+    ),
+)
+
+
 EMIT_EVENT = SeamSpec(
     name="trainer.emit_event",
     module=MODULE,
@@ -235,8 +287,11 @@ SPECS = (
     PARSE_ARGUMENTS,
     INIT_DATA_BACKEND,
     INIT_HOOKS,
+    INIT_EMA_MODEL,
     TRAIN,
     PREPARE_BATCH,
+    MODEL_PREDICT,
+    GRADIENT_CHECKPOINTING,
     EMIT_EVENT,
     MANUAL_VALIDATION,
     MANUAL_CHECKPOINT,

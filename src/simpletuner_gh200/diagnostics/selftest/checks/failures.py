@@ -10,7 +10,7 @@ from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expec
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory.driver.interface import HOST, Advice
 from simpletuner_gh200.memory.mapping import map_anonymous
-from simpletuner_gh200.memory.pool.pool import Allocator
+from simpletuner_gh200.memory.pool.pool import Allocator, Mechanism
 from simpletuner_gh200.units import MIB
 
 
@@ -83,8 +83,9 @@ def _fork(bench: Bench) -> str:
 
 def _pool_limit(bench: Bench) -> str:
     bench.need_device()
-    bench.need(bench.caps.managed, "the device has no managed memory")
-    allocator = Allocator(4 * MIB, "gpu_first")
+    mechanism: Mechanism = "host" if bench.caps.maps_host_memory else "managed"
+    bench.need(bench.caps.maps_host_memory or bench.caps.managed, "the device reaches no host memory")
+    allocator = Allocator(mechanism, limit=4 * MIB)
     address = allocator.alloc(4 * MIB, bench.ordinal)
     expect(address is not None, f"the pool gave nothing, error {allocator.state().last_error}")
     assert address is not None
@@ -103,5 +104,5 @@ CHECKS = (
     SelfCheck("failure.not_registered", "unregistering what isn't is an error", _not_registered),
     SelfCheck("failure.wrong_memory", "advice on ordinary device memory is an error", _wrong_memory),
     SelfCheck("failure.fork", "a forked child never touches the driver", _fork),
-    SelfCheck("failure.pool_limit", "the managed pool keeps its limit", _pool_limit),
+    SelfCheck("failure.pool_limit", "the pool of Grace memory keeps its limit", _pool_limit),
 )

@@ -125,6 +125,9 @@ class CachesFeature(Feature):
         tables = self._caches.tables if self._caches is not None else {}
         return [Relief(f"cache {name}", table.control.held, table.give_back) for name, table in tables.items()]
 
+    def memory_to_come(self) -> int:
+        return self._caches.memory_to_come if self._caches is not None else 0
+
     def slab_records(self) -> Iterable[SlabRecord]:
         return tuple(self._slabs.records) if self._slabs is not None else ()
 

@@ -1,0 +1,89 @@
+"""The table of docs/plan.md: real models traced without weights, and what others published beside it.
+
+    python scripts/dev/plan_table.py            trace all, write published_traces.json, print the table
+    python scripts/dev/plan_table.py --print    print the table from what is written
+
+Tracing takes some minutes; what was traced before is remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.plan import model_files, traces
+from simpletuner_gh200.plan.published import DATA
+from simpletuner_gh200.units import GIB
+
+SHAPES = {"wan": (81, 480, 832)}
+TOKENS = {"sd3": 333, "sdxl": 77}
+
+
+def questions(model: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """bf16, one sample of 1024 pixels squared, or 81 frames of 480p; LoRA of rank 16 on SimpleTuner's default layers."""
+    shape = SHAPES.get(model["family"], (0, 1024, 1024))
+    frames, height, width = shape
+    latent = ((frames - 1) // 4 + 1, height // 8, width // 8) if frames else (height // 8, width // 8)
+    found = {}
+    for kind in ("full", "lora"):
+        for name in ("plain", "checkpointed"):
+            options = {
+                "model_family": model["family"],
+                "model_type": kind,
+                "lora_type": "standard",
+                "lora_rank": 16,
+                "lora_dropout": 0.0,
+                "mixed_precision": "bf16",
+            }
+            found[kind, name] = traces.step_request(
+                options,
+                model["config"],
+                batch=1,
+                latent=latent,
+                checkpointing=name == "checkpointed",
+                tokens=TOKENS.get(model["family"], 512),
+            )
+    return found
+
+
+def trace_all() -> dict[str, Any]:
+    models: dict[str, Any] = {}
+    for model in json.loads(model_files.PUBLISHED.read_text(encoding="utf-8"))["models"]:
+        asked = questions(model)
+        answers = dict(zip(asked, traces.ask(list(asked.values()), timeout=3600), strict=True))
+        frames, height, width = SHAPES.get(model["family"], (1, 1024, 1024))
+        entry: dict[str, Any] = {"area": max(frames, 1) * height * width, "full": {}, "lora": {}}
+        for (kind, name), answer in answers.items():
+            if "error" in answer:
+                raise SystemExit(f"{model['names'][0]} {kind} {name}: {answer['error']}")
+            entry[kind][name] = answer
+        models[model["names"][0]] = entry
+        print(f"traced {model['names'][0]}", file=sys.stderr, flush=True)
+    return models
+
+
+def rows(models: dict[str, Any]) -> list[str]:
+    lines = [
+        "| GiB | weights | saved, plain | saved, checkpointed | peak beyond weights, plain / checkpointed | PFLOP |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, entry in models.items():
+        for kind in ("full", "lora"):
+            plain, checkpointed = (traces.Trace.from_json(entry[kind][way]).whole for way in ("plain", "checkpointed"))
+            shown = [plain.weights, plain.saved, checkpointed.saved]
+            cells = [f"{value / GIB:.1f}" for value in shown]
+            peaks = f"{plain.peak / GIB:.1f} / {checkpointed.peak / GIB:.1f}"
+            lines.append(f"| {name}, {kind} | {' | '.join(cells)} | {peaks} | {plain.flops / 1e15:.2f} |")
+    return lines
+
+
+def main() -> None:
+    if "--print" not in sys.argv:
+        Path(DATA).write_text(json.dumps({"models": trace_all()}, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(rows(json.loads(DATA.read_text(encoding="utf-8"))["models"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""``gh200 plan``: will it fit, where does each byte live, what bounds a step, what is the cheapest change."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.units import format_bytes
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.plan.planning import Plan
+    from simpletuner_gh200.plan.simulate import Moment
+
+SHOWN_CHANGES = 6
+SHOWN_MOMENTS = 24
+
+
+def plan(
+    config: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            help="gh200-96, gh200-144, gb200, gb10, h100 or this. Default: this one, or gh200-96 where it has no GPU.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Ranks. Default: num_processes of the configuration, or 1.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also draw it into this .html or .svg file.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the advised settings into a copy, CONFIG.planned.json.")
+    ] = False,
+    simulate: Annotated[
+        int | None,
+        typer.Option("--simulate", min=1, help="Memory over so many optimizer steps, by the run's own policies."),
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that was not traced before.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say before a run whether it fits, per pool and phase, what bounds a step, and what to change.
+
+    The step is traced with SimpleTuner's own classes and no weights: up to a minute for a model that is new here,
+    nothing afterwards. Exit code 1: it does not fit.
+
+    Examples:
+
+      gh200 plan config/config.json
+
+      gh200 plan config/config.json --machine gh200-144 -o plan.html
+
+      gh200 plan config/config.json --machine gh200-96 --apply
+
+      gh200 plan config/config.json --simulate 200 --json
+    """
+    from simpletuner_gh200.config.files import locate_training_config
+    from simpletuner_gh200.config.training import read_training
+    from simpletuner_gh200.plan.applying import write_copy
+    from simpletuner_gh200.plan.machines import machine as machine_named
+    from simpletuner_gh200.plan.machines import this_machine
+    from simpletuner_gh200.plan.planning import make_plan
+    from simpletuner_gh200.plan.simulate import simulate as simulated
+
+    if output is not None and output.suffix.lower() not in {".svg", ".html"}:
+        raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .html or .svg")
+    located = locate_training_config({}, explicit=str(config), env_name=None)
+    training = read_training(located, os.environ)
+    where = str(training.values.get("output_dir") or ".")
+    here = this_machine(output=where) if machine in (None, "this") else machine_named(str(machine))
+    if machine is None and not here.has_device:
+        here = machine_named("gh200-96")
+    if sys.stderr.isatty():
+        print("gh200: planning; a model that is new here is traced first, up to a minute", file=sys.stderr)
+    made = make_plan(training, here, ranks=ranks, trace=trace)
+    moments = simulated(training, made.evaluated.facts, made.situation, simulate) if simulate else []
+    if output is not None:
+        _draw(made, output)
+    applied = write_copy(training, made.advice.settings) if apply and made.advice is not None else None
+    if as_json:
+        more = {"simulation": [moment.to_json() for moment in moments]} if simulate else {}
+        print(json.dumps({**made.to_json(), **more, "applied": str(applied) if applied else None}))
+    else:
+        _print(made, moments, Console())
+        for told in (f"drawn into {output}" if output else "", _applied(made, applied) if apply else ""):
+            if told:
+                print(told)
+    raise typer.Exit(0 if made.fits else 1)
+
+
+def _applied(made: Plan, path: Path | None) -> str:
+    if path is None:
+        return "nothing to apply: " + (
+            "it is as fast as it can be" if made.fits else "no change that we know makes it fit"
+        )
+    return f"written to {path}"
+
+
+def _draw(made: Plan, path: Path) -> None:
+    from simpletuner_gh200.plan.pictures import as_html, as_svg
+
+    content = as_svg(made) if path.suffix.lower() == ".svg" else as_html(made)
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as refused:
+        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
+
+
+def _print(made: Plan, moments: list[Moment], console: Console) -> None:
+    from simpletuner_gh200.plan.pictures import headline, in_characters, step_line, summary
+
+    console.print(headline(made), style="bold green" if made.fits else "bold red", markup=False, highlight=False)
+    for bar, pieces in in_characters(made, width=max(20, min(60, console.width - 44))):
+        line = Text(f"{bar.pool:>5} {bar.phase:<9}")
+        for text, shade in pieces:
+            line.append(text, style=shade)
+        line.append(f" {bar.label}", style="bold red" if bar.over else "")
+        console.print(line, highlight=False)
+    console.print(_table(made))
+    for told in (*summary(made), step_line(made)):
+        console.print(told, markup=False, highlight=False)
+    useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]
+    for change in useful[:SHOWN_CHANGES]:
+        console.print(f"  {'fits' if change.fits else 'not enough'}: {change.text()}", markup=False, highlight=False)
+    for note in made.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    if moments:
+        console.print(_moments(moments))
+
+
+def _table(made: Plan) -> Table:
+    table = Table(title="bytes", title_justify="left")
+    for heading in ("what", "pool", "phase"):
+        table.add_column(heading)
+    table.add_column("bytes", justify="right")
+    table.add_column("source")
+    for row in sorted(made.table.rows, key=lambda row: (row.pool != "hbm", row.pool != "grace", -row.bytes)):
+        table.add_row(row.what, row.pool, row.phase or "all", format_bytes(row.bytes), row.source)
+    return table
+
+
+def _moments(moments: list[Moment]) -> Table:
+    table = Table(title="simulated, one rank", title_justify="left")
+    for heading in ("step", "micro-batches", "HBM held", "HBM peak", "CPU memory"):
+        table.add_column(heading, justify="right")
+    table.add_column("what happened", overflow="fold")
+    every = max(1, len(moments) // SHOWN_MOMENTS)
+    for number, moment in enumerate(moments):
+        if number % every == 0 or moment.events or number == len(moments) - 1:
+            sizes = (format_bytes(size) for size in (moment.hbm, moment.hbm_peak, moment.grace))
+            table.add_row(str(moment.step), str(moment.micro_batches), *sizes, "; ".join(moment.events))
+    return table
+
+
+COMMAND = Command(name="plan", run=plan, panel="Plan")

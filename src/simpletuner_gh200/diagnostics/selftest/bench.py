@@ -1,0 +1,278 @@
+"""``gh200 selftest --bench``: the link, the ways to Grace memory, and what nobody here could measure without a GPU.
+
+Seven questions about model state in Grace that only hardware answers. Each answer is a dict of numbers, or None where
+this machine can't tell (no device, an emulated one, no CUDA torch); an error of torch's is an answer, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.diagnostics.bandwidth import measure as measure_link
+from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
+from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.memory.pool.pool import MECHANISMS, Allocator, GracePool, Mechanism
+from simpletuner_gh200.memory.pool.probe import Trial, choose, try_out
+from simpletuner_gh200.units import GIB, MIB
+
+SIZE = GIB
+REPEATS = 5
+
+Answer = dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the later questions build on."""
+
+    driver: Driver
+    caps: Capabilities
+    trials: dict[Mechanism, Trial]
+
+    @property
+    def taken(self) -> Mechanism | None:
+        choice = choose([trial for name, trial in self.trials.items() if name != "managed"])
+        return None if choice is None else choice.taken.mechanism
+
+
+def measure_machine(driver: Driver, ordinal: int = 0) -> dict[str, Any]:
+    """JSON-ready: ``link``, ``pool``, ``questions``; None for whatever can't be measured here."""
+    caps = driver.capabilities(ordinal)
+    if caps.mode == "none":
+        nothing: dict[str, Any] = {"link": {"h2d": None, "d2h": None}}
+        nothing["pool"] = {name: {"read": None, "write": None} for name in MECHANISMS}
+        return nothing | {"questions": {str(number): None for number in QUESTIONS}}
+    trials: dict[Mechanism, Trial] = {trial.mechanism: trial for trial in try_out(caps, MECHANISMS)}
+    found = Found(driver, caps, trials)
+    return {
+        "link": {
+            "h2d": measure_link(driver, ordinal, "to device", node=caps.host_node).rate / 1e9,
+            "d2h": measure_link(driver, ordinal, "to host", node=caps.host_node).rate / 1e9,
+        },
+        "pool": {name: _rates(trial) for name, trial in trials.items()},
+        "questions": {str(number): _asked(question, found) for number, question in QUESTIONS.items()},
+    }
+
+
+def _rates(trial: Trial) -> dict[str, Any]:
+    if trial.error is not None:
+        return {"read": None, "write": None, "error": trial.error}
+    return {"read": trial.read / 1e9, "write": trial.write / 1e9}
+
+
+def _asked(question: Callable[[Found], Answer], found: Found) -> Answer:
+    try:
+        return question(found)
+    except RuntimeError as failed:  # torch's own errors, out of memory among them
+        return {"error": str(failed).splitlines()[0]}
+
+
+# -- with the driver alone ----------------------------------------------------------------------------------------
+
+
+def _what_pointers_are(found: Found) -> Answer:
+    """1: what the driver says of such memory, and whether a copy to HBM takes it at full speed."""
+    told: dict[str, Any] = {}
+    for name, trial in found.trials.items():
+        if trial.error is not None:
+            continue
+        allocator = Allocator(name, limit=4 * MIB + allocator_held(), node=found.caps.host_node)
+        address = allocator.alloc(2 * MIB, found.caps.ordinal)
+        if address is None:
+            continue
+        try:
+            place = found.driver.physical_location(address)
+            told[name] = {
+                "memory_type": found.driver.pointer_kind(address),
+                "location": None if place is None else str(place),
+                "copy_gb_per_s": trial.read / 1e9,
+            }
+        finally:
+            allocator.free(address, 2 * MIB, found.caps.ordinal)
+    return told or None
+
+
+def allocator_held() -> int:
+    """What the one allocator of this process holds already: a limit counts all of it."""
+    return Allocator("host", limit=0).state().held
+
+
+def _when_grace_is_full(found: Found) -> Answer:
+    """6: an error where there is no more, or a kill? A child asks for twice what the host has, and is the one to go."""
+    node = "" if found.caps.host_node is None else str(found.caps.host_node)
+    answers: dict[str, Any] = {}
+    for name in ("host", "vmm"):
+        if found.trials[name].error is None:
+            command = [sys.executable, "-m", __name__, name, str(found.caps.ordinal), node]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            ended = done.returncode < 0
+            answers[name] = {"killed": ended} if ended else json.loads(done.stdout.strip().splitlines()[-1])
+    return answers or None
+
+
+def _ask_for_too_much(mechanism: Mechanism, ordinal: int, node: int | None) -> dict[str, Any]:
+    """In the child."""
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    size = 2 * host_memory().total
+    allocator = Allocator(mechanism, limit=2 * size, node=node)
+    address = allocator.alloc(size, ordinal)
+    if address is not None:
+        allocator.free(address, size, ordinal)
+    return {"refused": address is None, "error": allocator.state().last_error}
+
+
+# -- with kernels of torch's ----------------------------------------------------------------------------------------
+
+
+def _pool(found: Found, mechanism: Mechanism) -> GracePool | None:
+    """None where kernels can't be run."""
+    import torch
+
+    if not torch.cuda.is_available() or os.environ.get("GH200_EMULATED"):
+        return None
+    ordinal, room = found.caps.ordinal, 8 * SIZE + allocator_held()
+    return GracePool(mechanism, limit=room, why="the self-test", ordinal=ordinal, node=found.caps.host_node)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    """Of the best of several, by the device's clock."""
+    import torch
+
+    work()
+    best = float("inf")
+    for _ in range(REPEATS):
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        work()
+        after.record()
+        after.synchronize()
+        best = min(best, before.elapsed_time(after) / 1000)
+    return best
+
+
+def _in_place(found: Found) -> Answer:
+    """2: kernels that read and write the memory where it is, by mechanism."""
+    import torch
+
+    rates: dict[str, Any] = {}
+    for name in ("host", "vmm"):
+        pool = _pool(found, name) if found.trials[name].error is None else None
+        if pool is None:
+            continue
+        grace = pool.take(torch.empty(SIZE // 4, device=f"cuda:{found.caps.ordinal}"))
+        rates[name] = {
+            "read": SIZE / _seconds(lambda grace=grace: grace.sum()) / 1e9,  # type: ignore[misc]
+            "write": SIZE / _seconds(lambda grace=grace: grace.fill_(1.0)) / 1e9,  # type: ignore[misc]
+        }
+    return rates or None
+
+
+def _optimizer_kernels(found: Found) -> Answer:
+    """3: fused and foreach AdamW over state in Grace."""
+    import torch
+
+    pool = _pool(found, found.taken) if found.taken is not None else None
+    if pool is None:
+        return None
+    rates = {}
+    for kind in ("fused", "foreach"):
+        weights = [torch.nn.Parameter(torch.zeros(SIZE // 64, device=f"cuda:{found.caps.ordinal}")) for _ in range(8)]
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        optimizer = torch.optim.AdamW(weights, **{kind: True})
+        optimizer.step()
+        moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        for moment in moments:
+            home = pool.take(moment)
+            moment.data = home.copy_(moment)
+        size = sum(moment.numel() * moment.element_size() for moment in moments)
+        seconds = _seconds(optimizer.step)
+        rates[kind] = {"seconds_per_gib": seconds * GIB / size, "gb_per_s_read_once": size / seconds / 1e9}
+    return rates
+
+
+def _overlap(found: Found) -> Answer:
+    """4: do copies from Grace run beside computation? 1: entirely, 0: one after the other."""
+    import torch
+
+    pool = _pool(found, found.taken) if found.taken is not None else None
+    if pool is None:
+        return None
+    place = f"cuda:{found.caps.ordinal}"
+    near = torch.empty(SIZE // 4, device=place)
+    grace, side = pool.take(near), torch.cuda.Stream(found.caps.ordinal)
+    square = torch.zeros(8192, 8192, device=place, dtype=torch.bfloat16)
+
+    def copy() -> None:
+        near.copy_(grace, non_blocking=True)
+
+    def compute() -> None:
+        for _ in range(4):
+            torch.mm(square, square)
+
+    def both() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            copy()
+        compute()
+        torch.cuda.current_stream().wait_stream(side)
+
+    alone = _seconds(copy), _seconds(compute)
+    together = _seconds(both)
+    return {"overlap": (sum(alone) - together) / min(alone), "copy_gb_per_s": SIZE / alone[0] / 1e9}
+
+
+def _beside_torch(found: Found) -> Answer:
+    """5: device memory that no plan of tensors shows: context, workspaces of the libraries."""
+    import torch
+
+    if _pool(found, "host") is None:
+        return None
+    ordinal = found.caps.ordinal
+    square = torch.zeros(1024, 1024, device=f"cuda:{ordinal}", dtype=torch.bfloat16)
+    torch.mm(square, square)
+    torch.cuda.synchronize(ordinal)
+    free, total = found.driver.memory_info(ordinal)
+    held = allocator_held()
+    return {"beside_torch_bytes": total - free - max(torch.cuda.memory_reserved(ordinal) - held, 0)}
+
+
+def _first_touch(found: Found) -> Answer:
+    """7: what the first step pays once, for memory that has never been used."""
+    mechanism = found.taken
+    if mechanism is None:
+        return None
+    size = 256 * MIB
+    allocator = Allocator(mechanism, limit=size + allocator_held(), node=found.caps.host_node)
+    started = time.perf_counter()
+    address = allocator.alloc(size, found.caps.ordinal)
+    seconds = time.perf_counter() - started
+    if address is None:
+        return None
+    allocator.free(address, size, found.caps.ordinal)
+    return {"mechanism": mechanism, "seconds_per_gib": seconds * GIB / size}
+
+
+QUESTIONS: dict[int, Callable[[Found], Answer]] = {
+    1: _what_pointers_are,
+    2: _in_place,
+    3: _optimizer_kernels,
+    4: _overlap,
+    5: _beside_torch,
+    6: _when_grace_is_full,
+    7: _first_touch,
+}
+
+
+if __name__ == "__main__":
+    wanted, device, beside = sys.argv[1:]
+    told = _ask_for_too_much(wanted, int(device), int(beside) if beside else None)  # type: ignore[arg-type]
+    sys.stdout.write(json.dumps(told) + "\n")

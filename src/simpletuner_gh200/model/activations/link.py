@@ -1,0 +1,243 @@
+"""Copies between the device and Grace, and the order between streams: on a GPU, or with host memory on both sides.
+
+``send`` reads what the current stream has written so far; ``bring`` writes to memory of the current stream, whose
+``wait`` makes its next work come after the copy. The CPU waits for nothing. Buffers come from the current stream's own
+memory, never from the side stream's: so they are used again in that stream's order, without ``record_stream``, which
+would hold them for as long as the CPU runs ahead of the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.model.activations.policy import Rates
+from simpletuner_gh200.units import MIB
+
+if TYPE_CHECKING:
+    import torch
+
+Ticket = int
+"""Of a copy that was queued; spent by ``wait`` or by a ``done`` that says yes."""
+
+MEASURED = 64 * MIB
+TIMES = 5
+
+
+class Link(Protocol):
+    device: torch.device
+
+    def send(self, source: int, target: int, size: int) -> Ticket | None:
+        """Queue a copy of device bytes to Grace; None: it is done already. Raises where nothing was queued."""
+
+    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, Ticket | None]:
+        """Queue a copy from Grace into fresh device memory, flat; ``size`` bytes are whole elements."""
+
+    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """The same by the ordinary way, waiting for it."""
+
+    def done(self, ticket: Ticket) -> bool: ...
+
+    def wait(self, ticket: Ticket, buffer: torch.Tensor | None = None) -> None:
+        """The current stream's next work comes after that copy, which may have been brought for another stream."""
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+
+    def mark(self) -> Any:
+        """A point in the current stream's work."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two marks; waits for the second."""
+
+    def close(self) -> None: ...
+
+
+class HostLink:
+    """No device: plain copies, over when they return."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.device = torch.device("cpu")
+        self._empty = torch.empty
+
+    def send(self, source: int, target: int, size: int) -> Ticket | None:
+        ctypes.memmove(target, source, size)
+        return None
+
+    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, Ticket | None]:
+        buffer = self._empty(size // dtype.itemsize, dtype=dtype)
+        ctypes.memmove(buffer.data_ptr(), source, size)
+        return buffer, None
+
+    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return self.bring(source, size, dtype)[0]
+
+    def done(self, ticket: Ticket) -> bool:
+        return True
+
+    def wait(self, ticket: Ticket, buffer: torch.Tensor | None = None) -> None:
+        return None
+
+    def settle(self) -> None:
+        return None
+
+    def mark(self) -> Any:
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return float(end - start)
+
+    def close(self) -> None:
+        return None
+
+
+class DeviceLink:
+    """Two side streams of torch's, one each way, and the driver's events, which are made once and used again."""
+
+    def __init__(self, driver: Driver, device: torch.device) -> None:
+        import torch
+
+        self._driver = driver
+        self.device = device
+        self._ordinal = device.index or 0
+        self._streams = (torch.cuda.Stream(device), torch.cuda.Stream(device))  # torch keeps them; so must we
+        self._out, self._in = (int(stream.cuda_stream) for stream in self._streams)
+        self._events: list[int] = []
+        self._made: list[int] = []
+        self._before = self._event()
+        self._home: dict[int, int] = {}
+        """Ticket -> the stream whose memory the copy writes to."""
+        self._abandoned: list[torch.Tensor] = []
+
+    def send(self, source: int, target: int, size: int) -> Ticket | None:
+        return self._queue(self._out, target, source, size)
+
+    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, Ticket | None]:
+        import torch
+
+        buffer = torch.empty(size // dtype.itemsize, dtype=dtype, device=self.device)
+        try:
+            ticket = self._queue(self._in, int(buffer.data_ptr()), source, size)
+        except MemoryRoomError:
+            self._abandoned.append(buffer)  # a copy may still write there
+            raise
+        self._home[ticket] = self._current()
+        return buffer, ticket
+
+    def _queue(self, side: int, target: int, source: int, size: int) -> Ticket:
+        driver, ordinal = self._driver, self._ordinal
+        ticket = self._events.pop() if self._events else self._event()
+        try:
+            driver.record_event(self._before, self._current(), ordinal)
+            driver.wait_event(side, self._before, ordinal)
+            driver.copy([(target, source, size)], side, ordinal)
+        except MemoryRoomError:
+            self._events.append(ticket)
+            raise
+        try:
+            driver.record_event(ticket, side, ordinal)
+        except MemoryRoomError:  # the copy is under way, and nobody could tell its end but by waiting for it
+            driver.synchronize_stream(side, ordinal)
+            self._events.append(ticket)
+            raise
+        return ticket
+
+    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        there = torch.frombuffer((ctypes.c_uint8 * size).from_address(source), dtype=dtype)
+        return there.to(self.device)
+
+    def done(self, ticket: Ticket) -> bool:
+        if not self._driver.event_done(ticket, self._ordinal):
+            return False
+        self._spent(ticket)
+        return True
+
+    def wait(self, ticket: Ticket, buffer: torch.Tensor | None = None) -> None:
+        here = self._current()
+        try:
+            self._driver.wait_event(here, ticket, self._ordinal)
+        except MemoryRoomError:
+            for side in (self._out, self._in):  # the slow way to the same end
+                self._driver.synchronize_stream(side, self._ordinal)
+        if buffer is not None and self._home.get(ticket, here) != here:
+            import torch
+
+            buffer.record_stream(torch.cuda.current_stream(self.device))
+        self._spent(ticket)
+
+    def settle(self) -> None:
+        for side in (self._out, self._in):
+            self._driver.synchronize_stream(side, self._ordinal)
+
+    def mark(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
+
+    def close(self) -> None:
+        self.settle()
+        for event in self._made:
+            self._driver.destroy_event(event, self._ordinal)
+        self._made.clear()
+        self._events.clear()
+
+    @property
+    def events(self) -> int:
+        """Events that were ever made: no more after the first step of a shape."""
+        return len(self._made)
+
+    def _event(self) -> int:
+        event = self._driver.create_event(self._ordinal)
+        self._made.append(event)
+        return event
+
+    def _spent(self, ticket: Ticket) -> None:
+        self._home.pop(ticket, None)
+        self._events.append(ticket)
+
+    def _current(self) -> int:
+        import torch
+
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+
+def measure(link: Link, address: int, size: int) -> Rates:
+    """Bytes per second each way over ``size`` bytes of Grace at ``address``, by waiting for each copy."""
+    import torch
+
+    buffer = torch.empty(size, dtype=torch.uint8, device=link.device)
+
+    def send() -> Ticket | None:
+        return link.send(int(buffer.data_ptr()), address, size)
+
+    def bring() -> Ticket | None:
+        return link.bring(address, size, torch.uint8)[1]
+
+    out, back = (statistics.median(_seconds(link, copy) for _ in range(TIMES)) for copy in (send, bring))
+    return Rates(d2h=size / out, h2d=size / back)
+
+
+def _seconds(link: Link, copy: Callable[[], Ticket | None]) -> float:
+    link.settle()
+    started = time.perf_counter()
+    ticket = copy()
+    link.settle()
+    taken = time.perf_counter() - started
+    if ticket is not None:
+        link.wait(ticket)
+    return max(taken, 1e-9)

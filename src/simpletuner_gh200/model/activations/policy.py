@@ -1,0 +1,180 @@
+"""Where each block's saved tensors go: keep in HBM, offload to Grace, or recompute. Pure; knows no torch.
+
+>>> blocks = [Block(saved=2 * GIB, inputs=32 * MIB, work=3e12) for _ in range(57)]
+>>> mix = choose(blocks, hbm_room=40 * GIB, grace_limit=200 * GIB, rates=Rates(d2h=290e9, h2d=370e9, work=400e12))
+>>> mix.choices, mix.exposed_seconds, mix.why
+
+What leaves HBM is taken from the front: the first blocks of the forward pass have the longest time to go, and the
+longest to come back. What the link can't hide is weighed, block by block, against computing it again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from simpletuner_gh200.units import format_bytes, format_seconds
+
+Choice = Literal["keep", "offload", "recompute"]
+
+BACKWARD_WORK = 2.0
+"""A backward pass computes about twice what its forward pass did: a gradient for inputs and one for weights."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of the forward pass that is treated as one."""
+
+    saved: int
+    """Bytes that autograd keeps for it."""
+    work: float
+    """Of its forward pass: FLOPs, or measured seconds, as long as ``Rates.work`` is in the same unit."""
+    inputs: int = 0
+    """Bytes that stay when it is recomputed."""
+    recomputable: bool = True
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes per second each way, never assumed equal, and work per second (1.0 where work is measured in seconds)."""
+
+    d2h: float
+    h2d: float
+    work: float = 1.0
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A choice for each block, and what it costs. ``fits`` is false where HBM holds more than its room even so."""
+
+    choices: tuple[Choice, ...]
+    kept: int
+    offloaded: int
+    recomputed: int
+    """Bytes that are not saved at all, because they are computed again."""
+    exposed_seconds: float
+    """Per step: what the link needs beyond what computation hides."""
+    recompute_seconds: float
+    fits: bool
+    why: str
+
+    def counts(self) -> dict[str, int]:
+        found = Counter(self.choices)
+        return {choice: found[choice] for choice in ("keep", "offload", "recompute")}
+
+
+def choose(blocks: Sequence[Block], *, hbm_room: int, grace_limit: int, rates: Rates | None) -> Mix:
+    """The mix for one step. ``rates`` None: nothing is known to limit the link, so it never does."""
+    chooser = _Chooser(blocks, hbm_room, grace_limit, rates)
+    chooser.offload_what_is_hidden()
+    hidden = chooser.over <= 0
+    chooser.pay_for_the_rest()
+    return chooser.mix(hidden)
+
+
+@dataclass
+class _Chooser:
+    blocks: Sequence[Block]
+    hbm_room: int
+    grace: int
+    rates: Rates | None
+    choices: list[Choice] = field(init=False)
+    over: int = field(init=False)
+    exposed: float = field(default=0.0, init=False)
+    recomputing: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.choices = ["keep"] * len(self.blocks)
+        self.over = sum(block.saved for block in self.blocks) - self.hbm_room
+
+    def offload_what_is_hidden(self) -> None:
+        """From the front, whatever is gone by the end of the forward pass and back before its own backward pass."""
+        seconds = [self._seconds(block) for block in self.blocks]
+        forward_end = sum(seconds)
+        sent = now = 0.0
+        slack = float("inf")
+        for index, block in enumerate(self.blocks):
+            now += seconds[index]
+            if self.over <= 0:
+                return
+            if not block.saved or block.saved > self.grace:
+                continue
+            going = max(sent, now) + self._out(block)
+            coming = self._back(block)
+            room = min(slack, BACKWARD_WORK * (forward_end - now)) - coming
+            if self.rates is None or (going <= forward_end and room >= 0):
+                self._offload(index)
+                sent, slack = going, room
+
+    def pay_for_the_rest(self) -> None:
+        """What the link can't hide: waited for or computed again, whichever costs less for each byte that it frees."""
+        offers = [
+            offer
+            for index, block in enumerate(self.blocks)
+            if self.choices[index] == "keep"
+            for offer in self._offers(index, block)
+        ]
+        for _price, index, choice in sorted(offers):
+            if self.over <= 0:
+                return
+            block = self.blocks[index]
+            if self.choices[index] != "keep":
+                continue
+            if choice == "recompute":
+                self.choices[index] = "recompute"
+                self.over -= block.saved - block.inputs
+                self.recomputing += self._seconds(block)
+            elif block.saved <= self.grace:
+                self._offload(index)
+                self.exposed += self._out(block) + self._back(block)
+
+    def _offers(self, index: int, block: Block) -> Iterable[tuple[float, int, Choice]]:
+        if block.saved:
+            yield (self._out(block) + self._back(block)) / block.saved, index, "offload"
+        if block.recomputable and block.saved > block.inputs:
+            yield self._seconds(block) / (block.saved - block.inputs), index, "recompute"
+
+    def _offload(self, index: int) -> None:
+        self.choices[index] = "offload"
+        self.grace -= self.blocks[index].saved
+        self.over -= self.blocks[index].saved
+
+    def _seconds(self, block: Block) -> float:
+        return block.work / self.rates.work if self.rates is not None else block.work
+
+    def _out(self, block: Block) -> float:
+        return block.saved / self.rates.d2h if self.rates is not None else 0.0
+
+    def _back(self, block: Block) -> float:
+        return block.saved / self.rates.h2d if self.rates is not None else 0.0
+
+    def mix(self, hidden: bool) -> Mix:
+        chosen = list(zip(self.blocks, self.choices, strict=True))
+        kept = sum(block.saved for block, choice in chosen if choice == "keep")
+        kept += sum(block.inputs for block, choice in chosen if choice == "recompute")
+        offloaded = sum(block.saved for block, choice in chosen if choice == "offload")
+        recomputed = sum(block.saved - block.inputs for block, choice in chosen if choice == "recompute")
+        return Mix(
+            tuple(self.choices),
+            kept,
+            offloaded,
+            recomputed,
+            self.exposed,
+            self.recomputing,
+            self.over <= 0,
+            self._why(hidden, offloaded),
+        )
+
+    def _why(self, hidden: bool, offloaded: int) -> str:
+        total = format_bytes(sum(block.saved for block in self.blocks))
+        room = f"{total} saved, {format_bytes(self.hbm_room)} of HBM for them"
+        if self.over > 0:
+            return f"{room}: {format_bytes(self.over)} too much even so"
+        if not offloaded and not self.recomputing:
+            return f"{room}: all of it stays"
+        if hidden:
+            return f"{room}: {format_bytes(offloaded)} to Grace, hidden behind computation"
+        extra = format_seconds(self.exposed + self.recomputing)
+        return f"{room}: {format_bytes(offloaded)} to Grace; link or Grace is the limit, which costs {extra} per step"

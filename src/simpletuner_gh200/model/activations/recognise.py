@@ -1,0 +1,71 @@
+"""What must never leave the device: weights, buffers, inputs, and the copies of weights that autocast makes.
+
+A storage is known by its own object, never by an address that might be another's by now: a weak reference is held for
+as long as the identity is used, and while it is held the object's place is not given to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+VIEWS = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "AsStridedBackward0"})
+"""Between a weight's copy and the place that saves it."""
+
+PLAIN = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+"""Bytes that are the whole truth; a complex tensor may be a conjugate that was never computed."""
+
+
+def identities(tensors: Iterable[torch.Tensor]) -> dict[int, StorageWeakRef]:
+    """Storage -> the weak reference that keeps its identity its own."""
+    found: dict[int, StorageWeakRef] = {}
+    for tensor in tensors:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            found.setdefault(storage._cdata, StorageWeakRef(storage))
+    return found
+
+
+LOW = frozenset({torch.bfloat16, torch.float16})
+
+
+class Weights:
+    """Parameters and buffers of a model, as they are now."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        listed = list(tensors)
+        self.storages = identities(listed)
+        self.shapes = {frozenset(tensor.shape) for tensor in listed if tensor.dtype is torch.float32}
+
+    def copied_by_autocast(self, tensor: torch.Tensor) -> bool:
+        """Is this low-precision tensor the copy of a weight? A trained one's history says so, a frozen one's shape.
+
+        Whether autocast is on can't be asked here: it is off inside the operators that it casts for.
+        """
+        node: Any = tensor.grad_fn
+        if node is None:
+            return not tensor.requires_grad and frozenset(tensor.shape) in self.shapes
+        while node is not None and node.name() in VIEWS:
+            node = node.next_functions[0][0]
+        if node is None or node.name() != "ToCopyBackward0":
+            return False
+        source = node.next_functions[0][0]
+        return source is not None and source.name() == "torch::autograd::AccumulateGrad"

@@ -1,0 +1,169 @@
+"""One step's saved tensors: what each of them is, where its bytes are, and when it was asked for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from simpletuner_gh200.model.activations.order import LearnedOrder, LookAhead
+from simpletuner_gh200.model.activations.shape import ANOTHER_BLOCK, Measured, Shape
+
+if TYPE_CHECKING:
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from simpletuner_gh200.model.activations.arena import Place
+    from simpletuner_gh200.model.activations.link import Link, Ticket
+    from simpletuner_gh200.model.activations.offload import Offloader
+
+
+class Saved:
+    """The bytes of one storage at one version. It lives as long as a node of the graph holds one of its handles."""
+
+    witness: torch.Tensor
+    """Shares the version counter of what was saved, and no bytes with it."""
+    source: torch.Tensor | None = None
+    """What was saved, while a copy still reads it."""
+    place: Place | None = None
+    """Where its bytes are in Grace; None: they stay where they are, with the handles."""
+    departure: Ticket | None = None
+    buffer: torch.Tensor | None = None
+    """Its bytes on the device again, flat."""
+    arrival: Ticket | None = None
+
+    def __init__(self, owner: Offloader, step: Step, storage: StorageWeakRef, size: int, start: int) -> None:
+        self.owner = owner
+        self.step = step
+        self.storage = storage
+        """Keeps the storage's identity its own while it is looked up by it."""
+        self.size = size
+        self.start = start
+        """Of the storage's bytes, the first that is copied."""
+        self.index = step.add(self, size)
+        self.version = 0
+        self.dtype: torch.dtype | None = None
+        """Of the buffer: that of the tensor saved first, or bytes where its elements don't divide the size."""
+
+    def __del__(self) -> None:
+        if self.place is not None:
+            self.owner.forget(self, self.place)
+
+
+class Step:
+    """From the forward pass to the end of the graph."""
+
+    def __init__(self, shape: Shape, link: Link) -> None:
+        self.shape = shape
+        self._link = link
+        self._refs: list[weakref.ref[Saved]] = []
+        self.sizes: list[int] = []
+        self.by_storage: dict[Any, Saved] = {}
+        self.inputs: dict[int, Any] = {}
+        self.asked: list[int] = []
+        self._expected = shape.order.sizes if shape.order is not None else None
+        self._ahead = LookAhead(shape.order) if shape.order is not None else None
+        self.surprised = self.complete = False
+        self.measuring = shape.mix is None
+        self.measured: list[Measured] = []
+        self._marks: list[tuple[Measured, Any, Any]] = []
+        self._began: Any = link.mark() if self.measuring else None
+        self._ended: Any = None
+        self.block: int | None = None
+        """The block that runs now, counted from 0."""
+        self.blocks = self._others = self._largest = 0
+
+    # -- forward -----------------------------------------------------------------------------------------
+
+    def add(self, saved: Saved, size: int) -> int:
+        """Number it, and see whether the step goes as it did when its order was learned."""
+        index = len(self.sizes)
+        self.sizes.append(size)
+        self._refs.append(weakref.ref(saved))
+        expected = self._expected
+        if expected is not None and (index >= len(expected) or expected[index] != size):
+            self._expected = self._ahead = None
+            self.surprised = True
+        if self.measuring:
+            if self.block is None:
+                self.measured.append(Measured(saved=size, inside=False))
+            else:
+                self.measured[-1].saved += size
+        return index
+
+    def stays(self) -> bool:
+        """Shall what is saved next stay in HBM?"""
+        if self.block is not None:
+            choices = self.shape.block_choices
+            return self.block < len(choices) and choices[self.block] == "keep"
+        choices, at = self.shape.other_choices, self._others
+        self._others += 1
+        return at < len(choices) and choices[at] == "keep"
+
+    def recomputes_next(self, grace_room: int) -> bool:
+        """Is the next block one to recompute? An unknown one is, where Grace has no room for another of its kind."""
+        choices = self.shape.block_choices
+        if not self.measuring:
+            return self.blocks < len(choices) and choices[self.blocks] == "recompute"
+        return bool(self._largest) and grace_room < ANOTHER_BLOCK * self._largest
+
+    def begin_block(self, inputs: int, *, recomputed: bool) -> Any:
+        """A block starts. One that is recomputed saves only its inputs, which count as nobody's."""
+        at, self.blocks = self.blocks, self.blocks + 1
+        if self.measuring:
+            self.measured.append(Measured(inputs=inputs, recomputed=recomputed))
+        if not recomputed:
+            self.block = at
+        return self._link.mark() if self.measuring and not recomputed else None
+
+    def end_block(self, began: Any) -> None:
+        self.block = None
+        if began is not None:
+            part = next(part for part in reversed(self.measured) if part.inside)
+            self._marks.append((part, began, self._link.mark()))
+            self._largest = max(self._largest, part.saved)
+
+    def end_forward(self, *, complete: bool) -> None:
+        self.complete = complete
+        self.block = None
+        self.by_storage.clear()
+        self.inputs = {}
+        if self.measuring:
+            self._ended = self._link.mark()
+
+    # -- backward ----------------------------------------------------------------------------------------
+
+    def ask(self, saved: Saved) -> Sequence[Saved]:
+        """It is needed now; what is to be fetched ahead."""
+        index = saved.index
+        self.asked.append(index)
+        if self._ahead is None:
+            return ()
+        later = self._ahead.asked(index, self._absent)
+        return [found for at in later if (found := self._refs[at]())] if later else ()
+
+    def _absent(self, index: int) -> bool:
+        found = self._refs[index]()
+        return found is not None and found.place is not None and found.buffer is None and found.source is None
+
+    # -- afterwards --------------------------------------------------------------------------------------
+
+    def learn(self) -> None:
+        """What the step has taught about its shape, once it is over; without a backward pass, nothing."""
+        if not self.complete or not self.asked:
+            return
+        shape, order = self.shape, LearnedOrder(self.sizes, self.asked)
+        if self.measuring and shape.mix is None:
+            self._read_times()
+            shape.learn(self.measured, order)
+        elif shape.order is None or self.surprised:
+            shape.order = order
+
+    def _read_times(self) -> None:
+        for part, began, ended in self._marks:
+            part.seconds = self._link.seconds(began, ended)
+        others = [part for part in self.measured if not part.inside]
+        rest = self._link.seconds(self._began, self._ended) - sum(part.seconds for part in self.measured)
+        total = sum(part.saved for part in others)
+        for part in others:  # between blocks nobody took the time: by bytes
+            part.seconds = max(rest, 0.0) * part.saved / total if total else 0.0

@@ -1,0 +1,249 @@
+"""Optimizer state caught as it is stored: each tensor goes to its home at once, so that one of them is in HBM too many.
+
+While a step makes state, ``optimizer.state`` is a dict of ours whose entries look at what is stored in them. A tensor
+that is to live in the pool is copied there and re-pointed in place, so that the optimizer's own variables go with
+it. After the step plain dicts are back, because checkpoints pickle them, and what was not seen (tensors appended to
+a list, state replaced in later steps) is swept up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from simpletuner_gh200.model.placement import Placement
+from simpletuner_gh200.model.tensors import (
+    like,
+    move_to,
+    owns_its_storage,
+    plain_tensors,
+    shares_storage,
+    size_of,
+    tensors_in,
+)
+
+
+class StatePool(Protocol):
+    """Memory that state can live in: Grace memory behind ``torch.cuda.MemPool``, or host memory standing in."""
+
+    mechanism: str
+    device: str
+    """Type of the device whose tensors it takes in."""
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Fresh memory of the pool for a tensor like this; torch.OutOfMemoryError where there is none."""
+
+    def holds(self, tensor: torch.Tensor) -> bool: ...
+
+
+@dataclass
+class Tally:
+    """Where state is now, counted anew at every sweep."""
+
+    tensors: int = 0
+    bytes: int = 0
+    """In the pool."""
+    hbm_tensors: int = 0
+    hbm_bytes: int = 0
+    """Worth placing, and kept on the device within the budget."""
+    small_tensors: int = 0
+    small_bytes: int = 0
+    """Counters, small tensors, and those that can't move: views, CPU tensors, what is shared with a parameter."""
+
+    def add(self, other: Tally) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class Keeper:
+    """Gives tensors their home. One per pool; optimizers and EMA share its budget, each under a name of its own."""
+
+    def __init__(self, pool: StatePool, placement: Placement) -> None:
+        self.pool = pool
+        self.placement = placement
+        self._kept: dict[str, dict[int, int]] = defaultdict(dict)
+        """Of state that stays on the device within the budget, by owner: address -> bytes."""
+
+    @property
+    def in_hbm(self) -> int:
+        return sum(sum(kept.values()) for kept in self._kept.values())
+
+    def keep(self, owner: str, tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> None:
+        """Give a tensor, or the tensors inside it, their home, unless they have it."""
+        kept = self._kept[owner]
+        for part in plain_tensors(tensor):
+            if self._stray(part, parameter, kept):
+                self._settle(part, kept)
+
+    def sweep(self, owner: str, state: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> Tally:
+        """All state of one owner, each with the parameter it belongs to: strays get their home, all is counted."""
+        before, found, kept = self._kept[owner], Tally(), dict[int, int]()
+        for tensor, parameter in state:
+            for part in plain_tensors(tensor):
+                if self._stray(part, parameter, before):
+                    self._settle(part, before)
+                size = size_of(part)
+                if self.pool.holds(part):
+                    found.tensors, found.bytes = found.tensors + 1, found.bytes + size
+                elif before.get(part.data_ptr()) == size:
+                    kept[part.data_ptr()] = size
+                    found.hbm_tensors, found.hbm_bytes = found.hbm_tensors + 1, found.hbm_bytes + size
+                else:
+                    found.small_tensors, found.small_bytes = found.small_tensors + 1, found.small_bytes + size
+        self._kept[owner] = kept  # what is gone no longer counts
+        return found
+
+    def promote(self, owner: str, tensors: Iterable[torch.Tensor]) -> int:
+        """Move what the pool holds to HBM as far as the budget goes; returns how many bytes."""
+        moved = 0
+        for tensor in tensors:
+            for part in plain_tensors(tensor):
+                size = size_of(part)
+                if self.pool.holds(part) and self.placement.home(size, self.in_hbm) == "hbm":
+                    move_to(part, like(part))
+                    self._kept[owner][part.data_ptr()] = size
+                    moved += size
+        return moved
+
+    def _stray(self, part: torch.Tensor, parameter: torch.Tensor | None, kept: dict[int, int]) -> bool:
+        """May this plain tensor have a home of our choice, and has none yet?"""
+        size = size_of(part)
+        if not self.placement.takes(size, part.dim()) or part.device.type != self.pool.device:
+            return False
+        if kept.get(part.data_ptr()) == size or self.pool.holds(part) or not owns_its_storage(part):
+            return False
+        # Asked now and not before the step: some optimizers re-assign the gradient on the way.
+        beside = () if parameter is None else (parameter, parameter.grad)
+        return not any(shares_storage(part, other) for other in beside)
+
+    def _settle(self, part: torch.Tensor, kept: dict[int, int]) -> None:
+        if self.placement.home(size_of(part), self.in_hbm) == "hbm":
+            kept[part.data_ptr()] = size_of(part)
+        else:
+            move_to(part, self.pool.take(part))
+
+
+class _Entry(dict[Any, Any]):
+    """The state of one parameter while it is being made."""
+
+    def __init__(self, values: dict[Any, Any], caught: Callable[[Any], None]) -> None:
+        super().__init__(values)
+        self._caught = caught
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._caught(value)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> _Entry:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+
+class _CatchingState(defaultdict[Any, Any]):
+    """Stands for ``optimizer.state`` during a step that makes state."""
+
+    def __init__(self, plain: dict[Any, Any], keep: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        super().__init__(dict)
+        self._keep = keep
+        for parameter, values in plain.items():
+            self[parameter] = values
+
+    def __missing__(self, parameter: Any) -> Any:
+        self[parameter] = {}
+        return self[parameter]
+
+    def __setitem__(self, parameter: Any, values: Any) -> None:
+        if isinstance(values, dict) and isinstance(parameter, torch.Tensor):
+            caught = self._watcher(parameter)
+            for value in values.values():
+                caught(value)
+            values = _Entry(values, caught)
+        super().__setitem__(parameter, values)
+
+    def setdefault(self, parameter: Any, default: Any = None) -> Any:
+        if parameter not in self:
+            self[parameter] = default
+        return self[parameter]
+
+    def _watcher(self, parameter: torch.Tensor) -> Callable[[Any], None]:
+        keep = self._keep  # not self: in a cycle, state that is replaced would live until the next collection
+
+        def caught(value: Any) -> None:
+            for tensor in tensors_in(value):
+                keep(tensor, parameter)
+
+        return caught
+
+    def plain(self) -> Iterator[tuple[Any, Any]]:
+        for parameter, values in self.items():
+            yield parameter, dict(values) if isinstance(values, _Entry) else values
+
+
+class CaughtOptimizer:
+    """One optimizer whose state lives where the keeper puts it; whoever wraps its step calls ours."""
+
+    def __init__(self, optimizer: Any, keeper: Keeper, name: str = "optimizer") -> None:
+        # accelerate's wrapper calls the optimizer it holds; that one makes the state.
+        self.optimizer = getattr(optimizer, "optimizer", optimizer)
+        self.keeper = keeper
+        self.name = name
+        self.tally = Tally()
+
+    def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``original`` with its state caught where it makes any, and swept up afterwards."""
+        taken = self._caught if self.makes_state() else _as_it_is
+        result = taken(original, *args, **kwargs)
+        self.sweep()
+        return result
+
+    def makes_state(self) -> bool:
+        """State is made for a parameter at its first step with a gradient."""
+        state = self.optimizer.state
+        return any(
+            parameter.grad is not None and not state.get(parameter)
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+    def _caught(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        plain = self.optimizer.state
+        catching = _CatchingState(plain, partial(self.keeper.keep, self.name))
+        self.optimizer.state = catching
+        try:
+            return original(*args, **kwargs)
+        finally:
+            plain.clear()
+            plain.update(catching.plain())
+            self.optimizer.state = plain
+
+    def sweep(self) -> None:
+        """Every tensor of state that has no home yet gets one; then they are counted."""
+        self.tally = self.keeper.sweep(self.name, self.state())
+
+    def promote(self) -> int:
+        """What came into the pool before the budget was known, and has room in HBM, goes there."""
+        return self.keeper.promote(self.name, (tensor for tensor, _ in self.state()))
+
+    def state(self) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Every tensor of state, with the parameter it belongs to."""
+        for parameter, values in self.optimizer.state.items():
+            for tensor in tensors_in(values):
+                yield tensor, parameter if isinstance(parameter, torch.Tensor) else None
+
+
+def _as_it_is(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs)

@@ -1,0 +1,242 @@
+"""An optimizer step over state that is staged through HBM, a few parameters at a time.
+
+An optimizer that passes over its state several times would cross the link as often. Here each group of parameters has
+its state copied into one of two buffers, is stepped there, and copied back, while the other buffer is being filled or
+emptied: every byte crosses once in each direction, both at the same time. The optimizer itself is not changed: it is
+called once per group, and sees gradients of that group only. That gives the same result to the bit where parameters
+do not meet in the step (``OptimizerFacts.streamable``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from simpletuner_gh200.model.catching import CaughtOptimizer
+from simpletuner_gh200.model.tensors import plain_tensors, size_of, tensors_in
+from simpletuner_gh200.units import MIB
+
+CHUNK = 256 * MIB
+"""State of one group: long enough for full bandwidth, and twice that is little beside a model."""
+
+ALIGNMENT = 256
+
+
+def chunks(sizes: Sequence[int], room: int) -> list[range]:
+    """Consecutive parameters whose state fits ``room`` together; a larger one has a chunk of its own. Pure."""
+    found: list[range] = []
+    start = held = 0
+    for index, size in enumerate(sizes):
+        if index > start and held + size > room:
+            found.append(range(start, index))
+            start, held = index, 0
+        held += size
+    if start < len(sizes):
+        found.append(range(start, len(sizes)))
+    return found
+
+
+class Lane(Protocol):
+    """Ordered copies beside the computation: streams and events of a device, or nothing where there is none."""
+
+    @contextmanager
+    def filling(self, slot: int) -> Iterator[None]:
+        """Copies into a buffer, once it is empty."""
+
+    def filled(self, slot: int) -> None:
+        """What is computed from now on sees what was copied in."""
+
+    @contextmanager
+    def emptying(self, slot: int) -> Iterator[None]:
+        """Copies out of a buffer, once what was computed so far is done."""
+
+    def finish(self) -> None:
+        """What is computed from now on sees what was copied out."""
+
+
+class HostLane:
+    """Without a device: everything is done by the time the call returns."""
+
+    @contextmanager
+    def filling(self, slot: int) -> Iterator[None]:
+        yield
+
+    def filled(self, slot: int) -> None:
+        return
+
+    @contextmanager
+    def emptying(self, slot: int) -> Iterator[None]:
+        yield
+
+    def finish(self) -> None:
+        return
+
+
+class CudaLane:
+    """A stream for each direction; the computing stream waits for events, the CPU for nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._full = [torch.cuda.Event(), torch.cuda.Event()]
+        self._empty: list[Any] = [None, None]
+
+    @contextmanager
+    def filling(self, slot: int) -> Iterator[None]:
+        # State may have been written by the computing stream, and the buffer is read by the stream that empties it.
+        self._in.wait_stream(torch.cuda.current_stream(self._device))
+        if self._empty[slot] is not None:
+            self._in.wait_event(self._empty[slot])
+        with torch.cuda.stream(self._in):
+            yield
+            self._full[slot].record(self._in)
+
+    def filled(self, slot: int) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._full[slot])
+
+    @contextmanager
+    def emptying(self, slot: int) -> Iterator[None]:
+        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._out):
+            yield
+            self._empty[slot] = self._out.record_event()
+
+    def finish(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._out)
+
+
+@dataclass
+class _Staged:
+    """The state of one chunk while it is in a buffer."""
+
+    parameters: list[torch.Tensor]
+    slot: int
+    homes: dict[int, torch.Tensor] = field(default_factory=dict)
+    """id of the tensor -> its memory in the pool"""
+
+
+class StreamedOptimizer:
+    """Steps a caught optimizer chunk by chunk. Its state is in the pool before and after a step."""
+
+    def __init__(self, caught: CaughtOptimizer, lane: Lane, room: int = CHUNK) -> None:
+        self._caught = caught
+        self._lane = lane
+        self._room = room
+        self._buffers: list[torch.Tensor] = []
+        self.steps = 0
+        self.staged_bytes = 0
+
+    def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As the caught optimizer's own; the first step of a parameter, which makes its state, is not streamed."""
+        if args or kwargs or self._caught.makes_state():
+            return self._caught.step(original, *args, **kwargs)
+        parameters = [p for group in self._caught.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        sizes = [self._pooled_size(parameter) for parameter in parameters]
+        planned = chunks(sizes, self._room)
+        if not any(sizes):
+            return self._caught.step(original)
+        self._make_buffers(max(sum(sizes[index] for index in chunk) for chunk in planned))
+        result = None
+        with _gradients_hidden(parameters) as show:
+            ahead: list[_Staged] = []
+            try:
+                for number, chunk in enumerate(planned):
+                    if not ahead:
+                        ahead.append(self._fill([parameters[index] for index in chunk], number % 2))
+                    if number + 1 < len(planned):
+                        following = [parameters[index] for index in planned[number + 1]]
+                        ahead.append(self._fill(following, (number + 1) % 2))
+                    self._lane.filled(ahead[0].slot)
+                    with show(ahead[0].parameters):
+                        result = original()
+                    self._empty(ahead.pop(0))
+            finally:
+                for staged in ahead:  # a failed step: what is in the buffers goes home as it is
+                    self._empty(staged)
+                self._lane.finish()
+        self.steps += 1
+        self._caught.sweep()
+        return result
+
+    def _parts(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+        for tensor in tensors_in(self._caught.optimizer.state.get(parameter, {})):
+            yield from plain_tensors(tensor)
+
+    def _pooled_size(self, parameter: torch.Tensor) -> int:
+        held = (part for part in self._parts(parameter) if self._caught.keeper.pool.holds(part))
+        return sum(_aligned(size_of(part)) for part in held)
+
+    def _make_buffers(self, size: int) -> None:
+        if self._buffers and self._buffers[0].numel() >= size:
+            return
+        self._buffers.clear()
+        device = next(
+            parameter.device for group in self._caught.optimizer.param_groups for parameter in group["params"]
+        )
+        self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+
+    def _fill(self, parameters: list[torch.Tensor], slot: int) -> _Staged:
+        staged = _Staged(parameters, slot)
+        offset = 0
+        with self._lane.filling(slot):
+            for parameter in parameters:
+                for part in self._parts(parameter):
+                    if id(part) in staged.homes or not self._caught.keeper.pool.holds(part):
+                        continue
+                    place = _view(self._buffers[slot], offset, part)
+                    place.copy_(part.data, non_blocking=True)
+                    staged.homes[id(part)] = part.data
+                    part.data = place
+                    offset += _aligned(size_of(part))
+        self.staged_bytes += offset
+        return staged
+
+    def _empty(self, staged: _Staged) -> None:
+        """State that the step made anew out of the buffer's own memory gets a home too; the rest has one."""
+        buffer = self._buffers[staged.slot].untyped_storage().data_ptr()
+        with self._lane.emptying(staged.slot):
+            for parameter in staged.parameters:
+                for part in self._parts(parameter):
+                    if part.untyped_storage().data_ptr() == buffer:
+                        home = staged.homes.get(id(part))
+                        if home is None:
+                            home = self._caught.keeper.pool.take(part)
+                        home.copy_(part.data, non_blocking=True)
+                        part.data = home
+
+
+@contextmanager
+def _gradients_hidden(parameters: list[torch.Tensor]) -> Iterator[Callable[[list[torch.Tensor]], Any]]:
+    """No parameter has a gradient inside, but those that are shown for a while."""
+    gradients = {id(parameter): parameter.grad for parameter in parameters}
+
+    @contextmanager
+    def show(some: list[torch.Tensor]) -> Iterator[None]:
+        for parameter in some:
+            parameter.grad = gradients[id(parameter)]
+        try:
+            yield
+        finally:
+            for parameter in some:
+                gradients[id(parameter)], parameter.grad = parameter.grad, None
+
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield show
+    finally:
+        for parameter in parameters:
+            parameter.grad = gradients[id(parameter)]
+
+
+def _view(buffer: torch.Tensor, offset: int, part: torch.Tensor) -> torch.Tensor:
+    span = buffer[offset : offset + size_of(part)].view(part.dtype)
+    return span.as_strided(part.size(), part.stride(), span.storage_offset())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

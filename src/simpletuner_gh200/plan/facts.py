@@ -1,0 +1,147 @@
+"""What a configuration says about memory, in one object. Pure, but for the one reading that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from simpletuner_gh200.config.blocks import ActivationSettings, CacheSettings, RampSettings, StateSettings
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
+from simpletuner_gh200.config.training import Training
+from simpletuner_gh200.units import GIB
+
+Weights = Literal["bf16", "fp32"]
+
+ELEMENT = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+_QUANTISED = {"int8": 1.0, "fp8": 1.0, "int4": 0.5, "uint4": 0.5, "nf4": 0.56, "int2": 0.25, "float8": 1.0}
+"""Bytes per weight of a base model that is quantised; scales come on top, a few per cent."""
+
+SCALES = 1.03
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Everything that decides where bytes go. A change of a setting is a ``replace`` of this."""
+
+    family: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """SimpleTuner's own options, as given."""
+    full: bool = False
+    weights: Weights = "bf16"
+    base_precision: str = "no_change"
+    optimizer: str = "adamw_bf16"
+    batch: int = 1
+    accumulation: int = 1
+    """Micro-batches of the largest window."""
+    ranks: int = 1
+    sharded: bool = False
+    checkpointing: bool = True
+    ema: bool = False
+    ema_on_device: bool = False
+    ema_foreach: bool = True
+    state_in_grace: bool = False
+    state_pattern: Literal["gpu_first", "balanced", "cpu_first"] = "gpu_first"
+    state_budget: int | None = None
+    state_ratio: float = 5.0
+    activations: Literal["off", "grace", "auto"] = "off"
+    activation_limit: int | None = None
+    unified: Mapping[str, bool] = field(default_factory=dict)
+    """Kind of cache -> whether we hold it."""
+    cache_limit: int | None = None
+    hbm_embeds: int = 0
+    validates: bool = False
+    vae_batch: int = 1
+    checkpoints: int = 1
+    saves_state: bool = True
+
+    @property
+    def bytes_per_weight(self) -> int:
+        return ELEMENT[self.weights]
+
+    @property
+    def quantised(self) -> float | None:
+        """Bytes per weight of the frozen base model where it is quantised."""
+        if self.full or self.base_precision in ("no_change", "bf16", "fp32", "fp16", ""):
+            return None
+        found = next((size for name, size in _QUANTISED.items() if name in self.base_precision), None)
+        return found * SCALES if found is not None else None
+
+    def with_options(self, **changed: Any) -> RunFacts:
+        """With other options of SimpleTuner's, and what follows from them."""
+        return replace(self, options={**self.options, **changed})
+
+
+def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
+    """Raises ConfigError where our blocks are not sound."""
+    settings = training.raise_if_bad()
+    values = training.values
+    options = {key: value for key, value in values.items() if key not in (*TRAINING_BLOCKS, "datasets")}
+    caches = settings.part(CacheSettings)
+    state = settings.part(StateSettings)
+    kept = settings.part(ActivationSettings)
+    precision = str(values.get("base_model_precision") or "no_change")
+    count = ranks or _whole(values.get("num_processes"), 1)
+    ema = truth(values.get("use_ema"))
+    return RunFacts(
+        family=str(values.get("model_family") or ""),
+        options=options,
+        full="lora" not in str(values.get("model_type") or "full"),
+        weights=_weights(values),
+        base_precision=precision,
+        optimizer=str(values.get("optimizer") or "adamw_bf16"),
+        batch=_whole(values.get("train_batch_size"), 4),
+        accumulation=_accumulation(settings.part(RampSettings), values, count),
+        ranks=count,
+        sharded=truth(values.get("fsdp_enable")),
+        checkpointing=truth(values.get("gradient_checkpointing"), default=True)
+        or truth(values.get("fsdp_activation_checkpointing")),
+        ema=ema,
+        ema_on_device=ema and str(values.get("ema_device") or "cpu") == "accelerator",
+        ema_foreach=not truth(values.get("ema_foreach_disable")),
+        state_in_grace=state.use_uvm,
+        state_pattern=state.uvm_access_pattern,
+        state_budget=_gib(state.uvm_hbm_budget_gb),
+        state_ratio=state.uvm_oversubscription_ratio,
+        activations=kept.activations,
+        activation_limit=_gib(kept.activation_limit_gb),
+        unified=caches.served(),
+        cache_limit=_gib(caches.memory_limit_gb),
+        hbm_embeds=_gib(caches.hbm_limit_gb) or 0,
+        validates=not truth(values.get("validation_disable")),
+        vae_batch=_whole(values.get("vae_batch_size"), 4),
+        checkpoints=_whole(values.get("checkpoints_total_limit"), 5),
+    )
+
+
+def _weights(values: Mapping[str, Any]) -> Weights:
+    """As SimpleTuner decides: its default is bf16."""
+    return "fp32" if str(values.get("mixed_precision") or "bf16") == "no" else "bf16"
+
+
+def _accumulation(ramp: RampSettings, values: Mapping[str, Any], ranks: int) -> int:
+    fixed = _whole(values.get("gradient_accumulation_steps"), 1)
+    if not ramp.enable_batch_size_rampup:
+        return fixed
+    unit = _whole(values.get("train_batch_size"), 4) * ranks
+    sizes = (ramp.initial_effective_batch_size, ramp.target_effective_batch_size)
+    return max([fixed, *(round(size / unit) for size in sizes if size)])
+
+
+def truth(value: object, *, default: bool = False) -> bool:
+    """A switch as SimpleTuner's files spell it."""
+    if value is None:
+        return default
+    return str(value).strip().lower() not in ("false", "0", "no", "", "none")
+
+
+def _whole(value: object, default: int) -> int:
+    try:
+        return max(1, int(float(str(value))))
+    except ValueError:
+        return default
+
+
+def _gib(value: float | None) -> int | None:
+    return None if value is None else int(value * GIB)

@@ -1,0 +1,164 @@
+"""Machines a run can be planned for: capacities and rates as published, and this machine as it answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.units import GIB
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Of one rank: its device, and the CPU memory beside it. Bytes, bytes per second, operations per second."""
+
+    name: str
+    title: str
+    hbm: int
+    """Bytes of the device's own memory; 0 where there is no device, or none of its own."""
+    grace: int
+    """Bytes of CPU memory that a run may take."""
+    flops: float
+    hbm_rate: float
+    h2d: float
+    d2h: float
+    in_place: float
+    """Of a kernel that reads CPU memory over the link."""
+    disk_rate: float = 3 * GB
+    network: float = 25 * GB
+    """To another node, one way."""
+    disk: int | None = None
+    """Bytes free; None: not known."""
+    has_device: bool = True
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def one_pool(self) -> bool:
+        return self.hbm == 0
+
+    def capacity(self, pool: str) -> int | None:
+        return {"hbm": self.hbm, "grace": self.grace, "disk": self.disk}[pool]
+
+
+_GH200_SOURCES = {
+    "hbm": "cited: NVIDIA",
+    "grace": "cited: NVIDIA",
+    "hbm_rate": "cited: 3.4-3.7 TB/s measured by others on 96 GB",
+    "h2d": "cited: 342-380 GB/s by copy engine",
+    "d2h": "cited: 295-298 GB/s by copy engine; 150-170 on a node with four",
+    "in_place": "cited: 328-339 GB/s",
+    "flops": "assumed: two fifths of the peak",
+    "disk_rate": "assumed",
+    "network": "cited: 200 Gbit/s a rank",
+}
+
+_GH200 = Machine(
+    "gh200-96",
+    "GH200, 96 GB HBM3",
+    hbm=96 * GB,
+    grace=480 * GB,
+    flops=400e12,
+    hbm_rate=3500 * GB,
+    h2d=375 * GB,
+    d2h=295 * GB,
+    in_place=330 * GB,
+    sources=_GH200_SOURCES,
+)
+
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        _GH200,
+        replace(_GH200, name="gh200-144", title="GH200, 144 GB HBM3e", hbm=144 * GB, hbm_rate=4300 * GB),
+        Machine(
+            "gb200",
+            "GB200, one GPU and its half of Grace",
+            hbm=186 * GB,
+            grace=240 * GB,
+            flops=900e12,
+            hbm_rate=7000 * GB,
+            h2d=375 * GB,
+            d2h=295 * GB,
+            in_place=330 * GB,
+            network=50 * GB,
+            sources={**_GH200_SOURCES, "hbm_rate": "cited: NVIDIA, 8 TB/s peak", "h2d": "assumed: as GH200"},
+        ),
+        Machine(
+            "gb10",
+            "GB10 / DGX Spark: one pool",
+            hbm=0,
+            grace=128 * GB,
+            flops=50e12,
+            hbm_rate=250 * GB,
+            h2d=250 * GB,
+            d2h=250 * GB,
+            in_place=250 * GB,
+            sources={"grace": "cited: NVIDIA", "hbm_rate": "cited: NVIDIA, 273 GB/s peak", "flops": "assumed"},
+        ),
+        Machine(
+            "h100",
+            "H100 SXM, 80 GB, behind PCIe 5",
+            hbm=80 * GB,
+            grace=256 * GB,
+            flops=400e12,
+            hbm_rate=3000 * GB,
+            h2d=55 * GB,
+            d2h=55 * GB,
+            in_place=40 * GB,
+            sources={"hbm": "cited: NVIDIA", "grace": "assumed", "h2d": "cited: PCIe 5 x16", "flops": "assumed"},
+        ),
+    )
+}
+NAMES = (*MACHINES, "this")
+
+
+def machine(name: str, *, output: str | None = None) -> Machine:
+    """By name; ``output`` is the folder whose disk counts on this machine."""
+    if name == "this":
+        return this_machine(output=output)
+    if name not in MACHINES:
+        raise UsageError(f"--machine {name!r}: not known", remedy=f"one of {', '.join(NAMES)}")
+    return MACHINES[name]
+
+
+def this_machine(*, output: str | None = None, driver: Driver | None = None, root: Path = Path("/")) -> Machine:
+    """What answers here: capacities are this machine's, rates those of the published machine most like it."""
+    from simpletuner_gh200.memory.driver.detect import current
+
+    driver = driver or current()
+    host = host_memory(root)
+    disk = _free_disk(output)
+    if driver.device_count() == 0:
+        like = replace(MACHINES["gb10"], flops=0.2e12, hbm_rate=15 * GB, h2d=10 * GB, d2h=10 * GB, in_place=10 * GB)
+        title = "this machine, without a GPU"
+        return replace(like, name="this", title=title, grace=host.available, disk=disk, has_device=False)
+    caps = driver.capabilities(driver.home)
+    if caps.integrated:
+        like = MACHINES["gb10"]
+        return replace(like, name="this", title=caps.name, grace=host.available, disk=disk)
+    coherent = caps.mode in ("numa", "cdmm")
+    near = MACHINES["gh200-96" if caps.device_total < 120 * GIB else "gh200-144"] if coherent else MACHINES["h100"]
+    measured = dict.fromkeys(("hbm", "grace", "disk"), "measured: asked here")
+    return replace(
+        near,
+        name="this",
+        title=caps.name,
+        hbm=caps.device_total,
+        grace=host.available,
+        disk=disk,
+        sources={**near.sources, **measured},
+    )
+
+
+def _free_disk(output: str | None) -> int | None:
+    folder = Path(output or ".").absolute()
+    existing = next((level for level in (folder, *folder.parents) if level.exists()), None)
+    return shutil.disk_usage(existing).free if existing is not None and os.access(existing, os.R_OK) else None

@@ -1,0 +1,130 @@
+"""How large a model is, from its files: safetensors headers and configurations, read without torch.
+
+A model is a folder of components, on this machine or in the hub's cache. What is not here is looked up among published
+sizes (``published.json``), and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.plan.rows import Source
+
+PUBLISHED = Path(__file__).with_name("published.json")
+
+_ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_LONGEST_HEADER = 100 * 1024 * 1024
+_NOT_MODELS = ("scheduler", "tokenizer", "feature_extractor", "image_processor", "processor")
+
+
+@dataclass(frozen=True)
+class Component:
+    """One part of a pipeline: ``transformer``, ``text_encoder_2``, ``vae``."""
+
+    name: str
+    parameters: int
+    source: Source
+    config: Mapping[str, Any] | None = None
+    note: str = ""
+
+    @property
+    def kind(self) -> str:
+        if self.name in ("transformer", "unet", "prior", "decoder"):
+            return "denoiser"
+        return "vae" if "vae" in self.name or self.name == "vqgan" else "encoder"
+
+
+def read_components(weights: str, family: str, environment: Mapping[str, str]) -> dict[str, Component]:
+    """Name -> component of the model that ``weights`` names: a folder, a repository, or nothing but its family."""
+    folder = find_model(weights, environment)
+    found = {part.name: part for part in _in_folder(folder)} if folder is not None else {}
+    return found or published(weights, family)
+
+
+def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:
+    """The folder itself, or the newest snapshot of a repository in the hub's cache."""
+    if not weights:
+        return None
+    if os.path.isdir(weights):
+        return Path(weights)
+    home = Path(environment.get("HF_HOME") or Path(environment.get("HOME", "~"), ".cache", "huggingface")).expanduser()
+    hub = Path(environment.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = sorted(
+        hub.glob(f"models--{weights.replace('/', '--')}/snapshots/*"), key=lambda path: path.stat().st_mtime
+    )
+    return snapshots[-1] if snapshots else None
+
+
+def _in_folder(folder: Path) -> Iterator[Component]:
+    for place in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_NOT_MODELS)):
+        config = _json(place / "config.json")
+        parameters = sum(count for file in _weight_files(place) for count in _counts(file))
+        if parameters:
+            yield Component(place.name, parameters, "measured", config, f"safetensors headers in {place}")
+        elif config is not None:
+            yield Component(place.name, 0, "computed", config, "its weights are not here")
+
+
+def _weight_files(place: Path) -> list[Path]:
+    """Of one variant: repositories often hold the same weights twice."""
+    files = sorted(place.glob("*.safetensors"))
+    plain = [file for file in files if not any(f".{variant}" in file.name for variant in ("fp16", "bf16", "non_ema"))]
+    return plain or files
+
+
+def header(file: Path) -> Mapping[str, Any]:
+    """Of a safetensors file: name -> dtype, shape, offsets."""
+    with file.open("rb") as content:
+        (length,) = struct.unpack("<Q", content.read(8))
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"{file}: a header of {length} bytes")
+        found: Mapping[str, Any] = json.loads(content.read(length))
+        return found
+
+
+def _counts(file: Path) -> Iterator[int]:
+    for name, entry in header(file).items():
+        if name != "__metadata__" and entry["dtype"] in _ELEMENT:
+            yield prod(entry["shape"])
+
+
+def _json(file: Path) -> Mapping[str, Any] | None:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+@cache
+def _published() -> Mapping[str, Any]:
+    return json.loads(PUBLISHED.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def published_model(weights: str, family: str) -> Mapping[str, Any] | None:
+    """By repository, else by family."""
+    models: list[Mapping[str, Any]] = _published()["models"]
+    named = next((model for model in models if weights and weights in model["names"]), None)
+    return named or next((model for model in models if model["family"] == family), None)
+
+
+def published(weights: str, family: str) -> dict[str, Component]:
+    """Of a model whose files are not here: its published configuration and sizes."""
+    entry = published_model(weights, family)
+    if entry is None:
+        return {}
+    sizes = _published()["components"]
+    note = f"published size of {entry['names'][0]}"
+    parts = [
+        Component(entry["part"], entry["parameters"], "cited", entry["config"], note),
+        *(Component(name, sizes[size], "cited", None, note) for name, size in entry["components"].items()),
+    ]
+    return {part.name: part for part in parts}

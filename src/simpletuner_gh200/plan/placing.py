@@ -1,0 +1,204 @@
+"""Every byte of a run by pool and phase, by the policies that the run itself uses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from simpletuner_gh200.memory.ceilings import (
+    IDLE_BUFFERS,
+    STAGING_WORK,
+    caches_allowance,
+    device_headroom,
+    state_reserve,
+)
+from simpletuner_gh200.memory.host import HostMemory
+from simpletuner_gh200.model.activations.policy import Mix, Rates, choose
+from simpletuner_gh200.model.placement import Placement, automatic_budget, split
+from simpletuner_gh200.plan.facts import ELEMENT, RunFacts
+from simpletuner_gh200.plan.machines import Machine
+from simpletuner_gh200.plan.rows import Phase, Pool, Row, Source, Table, table
+from simpletuner_gh200.plan.sizes import Sizes, StateFacts, Step, one_step, optimizer_state
+from simpletuner_gh200.units import GIB, MIB
+
+SMALLEST_PLACED = MIB
+STATE_PIECE = 64 * MIB
+"""State is counted in pieces of this size where its tensors are not known one by one."""
+
+FRAGMENTS = 0.03
+"""Of torch's bytes, lost between blocks; assumed, 1 to 6 %."""
+
+
+_TRAINED: tuple[Phase, ...] = ("train", "save", "validate")
+_LOADED: tuple[Phase, ...] = ("load", *_TRAINED)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What no configuration says; a run's telemetry replaces them by what it measured."""
+
+    context: int = 3 * GIB // 2
+    context_note: str = "CUDA context, cuBLAS and cuDNN workspaces: 0.5 to 2.5 GiB"
+    context_measured: bool = False
+    process: int = 6 * GIB
+    process_note: str = "Python, torch and SimpleTuner: 4 to 10 GiB"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The table, and what the policies decided on the way."""
+
+    table: Table
+    step: Step
+    state: StateFacts
+    state_in_hbm: int
+    state_in_grace: int
+    mix: Mix | None
+
+
+def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants | None = None) -> Placed:
+    constants = constants or Constants()
+    step = _shard(facts, one_step(facts, sizes))
+    state = optimizer_state(facts, step.trained)
+    grace_left = _grace_for_model(facts, sizes, machine, constants)
+    mix = _mix(facts, step, state, machine, grace_left)
+    here, there = _divide_state(facts, step, state, machine, mix)
+    rows = [
+        *_model(facts, step, state, here, there, mix),
+        *_other_models(facts, sizes),
+        *_host(facts, sizes, machine, constants),
+        *_disk(facts, sizes, step, state),
+    ]
+    if machine.has_device:
+        context: Source = "measured" if constants.context_measured else "assumed"
+        rows.append(Row("context", "hbm", None, constants.context, context, constants.context_note))
+    torchs = step.weights + step.gradients + step.transient + here
+    rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
+    placed = table(rows)
+    return Placed(placed.in_one_pool() if machine.one_pool else placed, step, state, here, there, mix)
+
+
+def _shard(facts: RunFacts, step: Step) -> Step:
+    """Of one rank under FSDP2: its share, and one block gathered while it is used, the next on its way."""
+    if not facts.sharded or facts.ranks == 1:
+        return step
+    gathered = 2 * max((step.weights // max(len(step.blocks), 1)), 1)
+    return replace(
+        step,
+        weights=step.weights // facts.ranks,
+        gradients=step.gradients // facts.ranks,
+        trained=step.trained // facts.ranks,
+        transient=step.transient + gathered,
+    )
+
+
+def _grace_for_model(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> int:
+    held = sizes.data.held + _cached(facts, sizes, machine) + constants.process
+    return max(machine.grace - held - state_reserve(machine.grace), 0)
+
+
+def _cached(facts: RunFacts, sizes: Sizes, machine: Machine) -> int:
+    """What the unified caches hold: what there is of the kinds we serve, within their allowance."""
+    wanted = sizes.data.latents * facts.unified.get("vae", False) + sizes.data.embeds * facts.unified.get("text", False)
+    left = max(machine.grace - sizes.data.held, 0)
+    host = HostMemory(machine.grace, left, left, machine.name)
+    return min(wanted, caches_allowance(facts.cache_limit, host, single_pool=machine.one_pool))
+
+
+def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace: int) -> Mix | None:
+    """Which blocks' saved tensors go to Grace; None where that is off, or saves nothing."""
+    if facts.activations == "off" or machine.one_pool or not step.blocks:
+        return None
+    resident = step.weights + step.gradients * (facts.accumulation > 1)
+    resident += 0 if facts.state_in_grace else state.bytes
+    others = step.transient - sum(block.saved for block in step.blocks)
+    room = machine.hbm - resident - max(others, 0) - device_headroom(machine.hbm)
+    room = 0 if facts.activations == "grace" else max(room, 0)
+    limit = min(facts.activation_limit or grace, grace)
+    return choose(step.blocks, hbm_room=room, grace_limit=limit, rates=Rates(machine.d2h, machine.h2d, machine.flops))
+
+
+def _divide_state(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, mix: Mix | None) -> tuple[int, int]:
+    """(in HBM, in Grace), as the run's own placement divides it."""
+    if not facts.state_in_grace or machine.one_pool or not facts.full:
+        return state.bytes, 0  # tensors of a LoRA are below what is worth placing
+    peak = step.weights + step.gradients + step.transient - (mix.offloaded if mix else 0)
+    automatic = automatic_budget(total=machine.hbm, elsewhere=0, peak=peak, at_step=step.weights + step.gradients)
+    budget = facts.state_budget if facts.state_budget is not None else automatic.size
+    placement = Placement(facts.state_pattern, SMALLEST_PLACED, budget if facts.state_pattern == "gpu_first" else 0)
+    whole, rest = divmod(state.bytes, STATE_PIECE)
+    return split([*[STATE_PIECE] * whole, *([rest] if rest else [])], placement)
+
+
+def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int, mix: Mix | None) -> Iterator[Row]:
+    source: Source = step.weights_source
+    if facts.quantised is not None:
+        source = "computed"
+    for phase in _LOADED:
+        yield Row("weights", "hbm", phase, step.weights, source)
+    yield Row(
+        "weights", "grace", "load", step.weights, "assumed", "read into CPU memory first; mapped files may do with less"
+    )
+    gradients: Source = "computed" if facts.full or step.source == "computed" else "assumed"
+    yield Row("gradients", "hbm", "train", step.gradients, gradients)
+    offloaded = mix.offloaded if mix else 0
+    copies = step.trained * facts.bytes_per_weight
+    foreach = copies if facts.ema_on_device and facts.ema_foreach else 0
+    note = "an EMA update by foreach" if foreach > step.transient else ""
+    yield Row("activations", "hbm", "train", max(step.transient - offloaded, foreach, 0), step.source, note)
+    yield Row("activations", "grace", "train", offloaded, step.source, mix.why if mix else "")
+    for phase in _TRAINED:
+        yield Row("optimizer", "hbm", phase, here, state.source, facts.optimizer)
+        yield Row("optimizer", "grace", phase, there, state.source, facts.optimizer)
+        if facts.ema:
+            pool: Pool = "hbm" if facts.ema_on_device and not facts.state_in_grace else "grace"
+            yield Row("ema", pool, phase, copies, "computed")
+    yield Row("checkpoint", "grace", "save", copies, "computed", "safetensors are put together in CPU memory")
+
+
+def _other_models(facts: RunFacts, sizes: Sizes) -> Iterator[Row]:
+    for encoder in sizes.encoders:
+        yield Row(
+            encoder.name, "hbm", "cache", encoder.parameters * facts.bytes_per_weight, encoder.source, encoder.note
+        )
+    if sizes.vae is None:
+        return
+    weights = sizes.vae.parameters * ELEMENT["bf16"]
+    guess = Row("vae work", "hbm", "cache", 4 * GIB, "assumed", "encoding; 1 to 8 GiB at 1024 pixels")
+    encode = sizes.vae_work.get("encode")
+    yield Row("vae", "hbm", "cache", weights, sizes.vae.source, sizes.vae.note)
+    yield guess if encode is None else Row("vae work", "hbm", "cache", encode * facts.vae_batch, "computed", "encoding")
+    if facts.validates:
+        decode = sizes.vae_work.get("decode")
+        yield Row("vae", "hbm", "validate", weights, sizes.vae.source, sizes.vae.note)
+        source: Source = "assumed" if decode is None else "computed"
+        yield Row("vae work", "hbm", "validate", decode or 4 * GIB, source, "decoding")
+
+
+def _host(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> Iterator[Row]:
+    data = sizes.data
+    share = max(facts.ranks, 1) if not machine.one_pool else 1
+    yield Row("datasets", "grace", None, data.held // share, "measured", "once per node")
+    if data.held:
+        yield Row("staging", "grace", "load", STAGING_WORK, "computed")
+    for phase in _TRAINED:
+        yield Row("caches", "grace", phase, _cached(facts, sizes, machine) // share, data.cached)
+    if any(facts.unified.values()):
+        batch = facts.batch * (sizes.latent_bytes + sizes.embed_bytes)
+        yield Row(
+            "buffers", "grace", "train", min(4 * batch, IDLE_BUFFERS), "computed", "batches of the unified caches"
+        )
+        yield Row("embeds", "hbm", "train", facts.hbm_embeds, "computed", "hbm_limit_gb")
+    yield Row("process", "grace", None, constants.process, "assumed", constants.process_note)
+
+
+def _disk(facts: RunFacts, sizes: Sizes, step: Step, state: StateFacts) -> Iterator[Row]:
+    data = sizes.data
+    fresh = 0 if data.cached == "measured" else data.latents + data.embeds
+    yield Row("cache files", "disk", None, fresh, "computed", "SimpleTuner's own")
+    if any(facts.unified.values()):
+        yield Row("packs", "disk", None, data.latents + data.embeds, data.cached)
+    copies = step.trained * facts.bytes_per_weight * (2 if facts.ema else 1)
+    each = copies + state.bytes
+    yield Row("checkpoints", "disk", None, each * facts.checkpoints, "computed", f"{facts.checkpoints} of them")
+    yield Row("checkpoint", "disk", "save", each, "computed", "written before the oldest goes")

@@ -1,0 +1,219 @@
+"""What one training step keeps and peaks at, as traced in a child process, and remembered by what was asked.
+
+The key is a digest of the question: model configuration, shape, SimpleTuner's options that can matter, the versions of
+what was asked, and the text of the tracing code. So there is nothing to invalidate, and a plan of a model that was
+traced before needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.seams import trace as tracing
+from simpletuner_gh200.telemetry.redact import names_secret
+from simpletuner_gh200.upstream.user_cache import cache_root
+
+_PACKAGES = ("simpletuner", "torch", "diffusers", "transformers", "peft", "accelerate")
+
+_NO_INFLUENCE = """
+output_dir data_backend_config accelerate_config accelerate_extra_args num_processes num_machines
+max_train_steps num_train_epochs learning_rate lr_scheduler lr_warmup_steps lr_end seed checkpoint_step_interval
+checkpointing_steps checkpoints_total_limit resume_from_checkpoint report_to tracker_project_name
+tracker_run_name push_to_hub hub_model_id validation_disable validation_prompt validation_steps
+validation_step_interval validation_resolution validation_guidance num_validation_images disable_benchmark
+caption_dropout_probability resolution resolution_type minimum_image_size gradient_accumulation_steps
+train_batch_size vae_batch_size cache_dir cache_dir_text cache_dir_vae use_ema ema_device ema_decay
+pretrained_model_name_or_path pretrained_vae_model_name_or_path pretrained_transformer_model_name_or_path
+pretrained_unet_model_name_or_path allow_dataset_oversubscription delete_problematic_images
+disable_bucket_pruning logging_dir webhook_config optimizer optimizer_config fsdp_enable fsdp_version
+fsdp_reshard_after_forward fsdp_activation_checkpointing fsdp_limit_all_gathers fsdp_state_dict_type
+fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap base_model_precision deepspeed_config uniform_schedule
+max_grad_norm
+"""
+_WITHOUT_INFLUENCE = frozenset(_NO_INFLUENCE.split())
+"""Options that change no size of a step; without them the same model is traced once for many runs."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """As ``seams/trace/step.py`` counts: see there."""
+
+    parameters: int = 0
+    trained: int = 0
+    weights: int = 0
+    trained_bytes: int = 0
+    gradients: int = 0
+    saved: int = 0
+    saved_tensors: int = 0
+    forward: int = 0
+    peak: int = 0
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Stack:
+    """So many alike blocks, and what each adds."""
+
+    count: int
+    each: Counted
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step with two blocks of each stack, and the stacks."""
+
+    base: Counted
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Counted:
+        totals = dict(vars(self.base))
+        for stack in self.stacks.values():
+            for name, value in vars(stack.each).items():
+                totals[name] += value * (stack.count - 2)
+        return Counted(**totals)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Trace:
+        stacks = {name: Stack(stack["count"], Counted(**stack["each"])) for name, stack in found["stacks"].items()}
+        return cls(Counted(**found["base"]), stacks)
+
+
+def step_request(
+    options: Mapping[str, Any],
+    model: Mapping[str, Any],
+    *,
+    batch: int,
+    latent: Sequence[int],
+    checkpointing: bool,
+    like: str = "hopper",
+    tokens: int | None = None,
+    extrapolate: bool = True,
+) -> dict[str, Any]:
+    """A question for the child about one step. ``latent``: (frames,) height, width; ``like``: hopper or cpu."""
+    kept = {key: value for key, value in options.items() if key not in _WITHOUT_INFLUENCE and not names_secret(key)}
+    neutral = {
+        "pretrained_model_name_or_path": "not/needed",
+        "optimizer": "torch-adamw",
+        "lr_scheduler": "constant",
+        "max_train_steps": 1,
+        "num_train_epochs": 0,
+        "train_batch_size": batch,
+        "base_model_precision": "no_change",
+        "gradient_checkpointing": checkpointing,
+    }
+    return {
+        "kind": "step",
+        "options": {**kept, **neutral},
+        "model": {key: value for key, value in model.items() if key not in ("_name_or_path", "_diffusers_version")},
+        "batch": batch,
+        "latent": list(latent),
+        "tokens": tokens,
+        "like": like,
+        "extrapolate": extrapolate,
+    }
+
+
+def vae_request(model: Mapping[str, Any], pixels: Sequence[int], dtype: str) -> dict[str, Any]:
+    return {"kind": "vae", "model": dict(model), "pixels": list(pixels), "dtype": dtype}
+
+
+def count_request(model: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": "count", "model": dict(model)}
+
+
+def remembered(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The answer, if this was asked before."""
+    try:
+        found = json.loads(_path(request).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def ask(requests: Sequence[Mapping[str, Any]], *, timeout: float = 600) -> list[dict[str, Any]]:
+    """An answer to each: remembered, or from one child for all that are not. An answer may be an ``error``."""
+    answers = [remembered(request) for request in requests]
+    missing = [request for request, found in zip(requests, answers, strict=True) if found is None]
+    fresh = iter(_run_child(missing, timeout) if missing else ())
+    complete = []
+    for request, known in zip(requests, answers, strict=True):
+        found = known if known is not None else next(fresh)
+        if known is None and "error" not in found:
+            _store(request, found)
+        complete.append(found)
+    return complete
+
+
+def _run_child(requests: Sequence[Mapping[str, Any]], timeout: float) -> list[dict[str, Any]]:
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "SIMPLETUNER_LOG_LEVEL": "ERROR",
+        "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+        "SIMPLETUNER_GH200": "0",
+    }
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SIMPLETUNER_SKIP_TORCH"):
+        environment.pop(name, None)
+    asked = "".join(json.dumps(request) + "\n" for request in requests)
+    command = [sys.executable, "-m", "simpletuner_gh200.seams.trace"]
+    try:
+        child = subprocess.run(
+            command, input=asked, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"tracing took more than {timeout:.0f} s", remedy="plan without it: --no-trace") from None
+    lines = child.stdout.splitlines()
+    if len(lines) != len(requests):
+        last = child.stderr.strip().splitlines()[-1:] or ["no word of why"]
+        raise RunFailed(f"tracing ended early: {last[0]}", remedy="plan without it: --no-trace")
+    return [json.loads(line) for line in lines]
+
+
+def _path(request: Mapping[str, Any]) -> Path:
+    digest = hashlib.blake2b(_context().encode(), digest_size=20)
+    digest.update(json.dumps(request, sort_keys=True, default=str).encode())
+    return cache_root() / "traces" / f"{digest.hexdigest()}.json"
+
+
+@lru_cache(maxsize=1)
+def _context() -> str:
+    """Versions, and our own side of the question."""
+    versions = [f"{name} {_version(name)}" for name in _PACKAGES]
+    texts = [
+        path.read_text(encoding="utf-8") for folder in tracing.__path__ for path in sorted(Path(folder).glob("*.py"))
+    ]
+    return "\n".join([*versions, *texts])
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _store(request: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Written whole or not at all; a cache that can't be written only costs time."""
+    try:
+        target = _path(request)
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(found, file)
+        os.replace(name, target)
+    except OSError:
+        return

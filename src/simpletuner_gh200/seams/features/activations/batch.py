@@ -1,0 +1,53 @@
+"""A prepared batch, as far as its tensors matter: which there are, and the shape under which its step is known."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+
+def tensors_of(values: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in a batch, nested ones too, by name."""
+    if isinstance(values, torch.Tensor):
+        yield name, values
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from tensors_of(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_of(value, name)
+
+
+def shape_of(batch: Mapping[str, Any]) -> Hashable:
+    """Steps of the same shape save the same tensors in the same order."""
+    return BatchShape((name, tuple(tensor.shape)) for name, tensor in tensors_of(batch) if tensor.dim() > 1)
+
+
+class BatchShape(tuple[tuple[str, tuple[int, ...]], ...]):
+    """Names and sizes; as text, those of the latents."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        latents = [size for name, size in self if "latents" in name] or [size for _name, size in self]
+        return "x".join(map(str, latents[0])) if latents else "no tensors"
+
+
+def modules_of(*owners: Any) -> Iterator[torch.nn.Module]:
+    """The models that these objects hold, in attributes or lists of them."""
+    seen: set[int] = set()
+    for owner in owners:
+        for value in list(vars(owner).values()):
+            for module in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(module, torch.nn.Module) and id(module) not in seen:
+                    seen.add(id(module))
+                    yield module
+
+
+def weights_of(*owners: Any) -> Iterator[torch.Tensor]:
+    """Parameters and buffers of the models that these objects hold."""
+    for module in modules_of(*owners):
+        yield from module.parameters()
+        yield from module.buffers()

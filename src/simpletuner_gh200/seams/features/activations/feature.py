@@ -1,0 +1,277 @@
+"""Activations in Grace, in a run: the engine for its device, the moments it acts at, and what it says of itself."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from simpletuner_gh200.config.blocks import ActivationSettings
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import FeatureUnavailable, MemoryRoomError
+from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.ceilings import activations_allowance, activations_reserve
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.memory.sharing import NodePosition
+from simpletuner_gh200.model.activations.arena import Arena
+from simpletuner_gh200.model.activations.policy import Rates
+from simpletuner_gh200.model.activations.shape import Shape, summary_of
+from simpletuner_gh200.model.activations.trial import Trial
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.activations.refusals import refusal_here, refusal_of
+from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.units import KIB, format_bytes
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.model.activations.link import Link
+    from simpletuner_gh200.model.activations.offload import Offloader
+
+logger = logging.getLogger("simpletuner_gh200")
+
+
+class ActivationsFeature(Feature):
+    name: ClassVar[str] = "activations"
+
+    def __init__(self) -> None:
+        self._engine: Offloader | None = None
+        self._arena: Arena | None = None
+        self._maker: SlabMaker | None = None
+        self._rates: Rates | None = None
+        self._trial: Trial | None = None
+        self._patches = Patches()
+        self._checkpointing = False
+        self._last: tuple[Hashable, float, bool] | None = None
+        self._told: dict[str, str] = {}
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        return {"off": "off", "grace": "asked", "auto": "auto"}[settings.part(ActivationSettings).activations]  # type: ignore[return-value]
+
+    @property
+    def _settings(self) -> ActivationSettings:
+        return self.settings.part(ActivationSettings)
+
+    # -- moments -----------------------------------------------------------------------------------------
+
+    def start(self, trainer: Any) -> None:
+        reason = self._against(trainer)
+        if reason is None:
+            return
+        if self._settings.activations == "auto":
+            self.runtime.switch_off(self, reason)
+            return
+        raise FeatureUnavailable(
+            f"gh200_optimizations.activations = 'grace' can't work here: {reason}",
+            remedy="set activations to 'off', or remove the key; or change what it can't be combined with",
+        )
+
+    def _against(self, trainer: Any) -> str | None:
+        if trainer.accelerator is None:
+            return "there is no accelerator, so nothing is trained"
+        driver = detect.current()
+        device = trainer.accelerator.device
+        caps = driver.capabilities(device.index or 0)
+        if self._settings.activations == "auto" and device.type == "cpu":
+            return f"there is no GPU whose memory could be relieved ({caps.absence or 'training runs on the CPU'})"
+        return refusal_of(vars(trainer.config)) or refusal_here(device.type, caps)
+
+    def before_train(self, trainer: Any) -> None:
+        """Models and optimizer are in place: measure what is left, make the engine, stand beside checkpointing."""
+        self._engine = self._make(trainer)
+        self._trial = Trial() if self._settings.activations == "auto" else None
+        self._checkpointing = bool(getattr(trainer.config, "gradient_checkpointing", False))
+        self._switch_checkpointing()
+
+    def _make(self, trainer: Any) -> Offloader:
+        from simpletuner_gh200.model.activations.offload import Offloader
+        from simpletuner_gh200.model.activations.room import DeviceRoom, NoRoom, Room
+
+        driver, device = detect.current(), trainer.accelerator.device
+        ordinal = device.index or 0
+        self._maker = maker = SlabMaker(driver, asked="auto", ordinal=ordinal)
+        ranks = NodePosition.from_environment(self.name).local_size
+        allowed = activations_allowance(self._settings.activation_limit_gb, host_memory(), ranks)
+        self._arena = Arena(lambda size: maker.make(size, label="activations"), allowed.size)
+        link = self._link(device)
+        room: Room = NoRoom()
+        if device.type == "cuda":
+            reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
+            room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer))
+            self._rates = self._measure(link)
+        logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
+        return Offloader(
+            link,
+            self._arena,
+            minimum=self._settings.activation_min_tensor_kb * KIB,
+            room=room,
+            rates=self._rates,
+            grace_limit=allowed.size,
+            chosen=self._chosen,
+        )
+
+    @staticmethod
+    def _link(device: Any) -> Link:
+        from simpletuner_gh200.model.activations.link import DeviceLink, HostLink
+
+        return DeviceLink(detect.current(), device) if device.type == "cuda" else HostLink()
+
+    def _measure(self, link: Link) -> Rates | None:
+        """D2H and H2D as they are here: one node's are twice another's."""
+        from simpletuner_gh200.model.activations.link import MEASURED, measure
+
+        assert self._arena is not None
+        place = self._arena.take(MEASURED)
+        if place is None:
+            return None
+        try:
+            rates = measure(link, place[1], MEASURED)
+        except (MemoryRoomError, RuntimeError) as refused:
+            logger.warning("gh200: the link could not be measured, so nothing is weighed against it: %s", str(refused))
+            return None
+        finally:
+            self._arena.give(place)
+        logger.info("gh200: the link gives %.0f GB/s to Grace and %.0f back", rates.d2h / 1e9, rates.h2d / 1e9)
+        return rates
+
+    def _switch_checkpointing(self) -> None:
+        """SimpleTuner's models and diffusers' look ``torch.utils.checkpoint.checkpoint`` up when they call it."""
+        if not self._checkpointing:
+            return
+        import torch.utils.checkpoint as checkpointing
+
+        parameters = inspect.signature(checkpointing.checkpoint).parameters.values()
+        own = {named.name for named in parameters if named.kind is named.KEYWORD_ONLY} | _OPTIONS
+
+        def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            engine = self._engine
+            if engine is None or engine.step_now is None or not args:
+                return wrapped(*args, **kwargs)
+            options = {name: value for name, value in kwargs.items() if name in own}
+            rest = {name: value for name, value in kwargs.items() if name not in own}
+            return engine.checkpoint(wrapped, args[0], args[1:], options, rest)
+
+        self._patches.install(wrap_method(checkpointing, "checkpoint", around))
+        logger.info(
+            "gh200: gradient checkpointing is on, and switched off for each block whose activations are kept or go to "
+            "Grace; blocks are recomputed only where HBM, link and Grace leave no better way"
+        )
+
+    def predicting(self, trainer: Any, batch: Mapping[str, Any]) -> AbstractContextManager[object]:
+        from simpletuner_gh200.seams.features.activations.batch import shape_of, tensors_of, weights_of
+
+        engine = self._engine
+        if engine is None:
+            return nullcontext()
+        shape = shape_of(batch)
+        self._took(shape)
+        if self._trial is not None and self._trial.way() == "without":
+            engine.finish()
+            return nullcontext()
+        inputs = [tensor for _name, tensor in tensors_of(batch)]
+        return engine.step(shape, lambda: weights_of(trainer, trainer.model, trainer.accelerator), inputs)
+
+    def _took(self, shape: Hashable) -> None:
+        """From one forward pass to the next is a step; ``auto`` compares their times."""
+        if self._trial is None or self._trial.verdict is not None:
+            return
+        now = time.perf_counter()
+        assert self._engine is not None
+        if self._last is not None:
+            before, started, counts = self._last
+            self._trial.took(before, now - started, counts=counts)
+        known = self._engine.shapes.get(shape)
+        if known is not None and known.mix is not None and known.mix.offloaded and not self._checkpointing:
+            self._trial.settle("with", "without it, and without checkpointing, a step does not fit into HBM")
+        self._last = (shape, now, known is not None and known.known)
+        verdict = self._trial.verdict
+        if verdict is not None:
+            logger.info("gh200: activations %s: %s", _SAID[verdict.way], verdict.why)
+
+    def _chosen(self, shape: Hashable, known: Shape) -> None:
+        assert known.mix is not None
+        told = f"{known.mix.counts()} {known.mix.fits}"
+        if self._told.get(str(shape)) == told:
+            return
+        self._told[str(shape)] = told
+        counted = {choice: known.block_choices.count(choice) for choice in ("keep", "offload", "recompute")}
+        blocks = f"; of {len(known.block_choices)} checkpointed blocks {counted}" if known.block_choices else ""
+        # Without a device there is no HBM, and nothing fits into it.
+        level = logging.INFO if known.mix.fits or self._rates is None else logging.WARNING
+        logger.log(level, "gh200: activations of batches of %s: %s%s", shape, known.mix.why, blocks)
+
+    def after_train(self, trainer: Any) -> None:
+        self._patches.remove()
+        if self._engine is not None:
+            self._engine.finish()
+
+    def close(self) -> None:
+        self._patches.remove()
+        if self._engine is not None:
+            self._engine.close()
+
+    # -- what it says of itself ----------------------------------------------------------------------------
+
+    def slab_records(self) -> Iterable[SlabRecord]:
+        return self._maker.records if self._maker is not None else ()
+
+    def telemetry(self) -> Mapping[str, Any]:
+        engine, arena = self._engine, self._arena
+        if engine is None or arena is None:
+            return {}
+        return {
+            "held_bytes": arena.held,
+            "saved_bytes": engine.saved,
+            "moved_bytes": engine.moved,
+            "fetched_late": engine.late,
+            "failed": engine.failed,
+            "chosen": self._verdict(),
+        }
+
+    def _verdict(self) -> str:
+        """What was chosen and what it gained or lost, in a sentence."""
+        if self._trial is None:
+            where = "Grace" if self._rates is not None else "CPU memory, standing in for Grace"
+            return f"in {where}, as asked"
+        verdict = self._trial.verdict
+        return f"{_SAID[verdict.way]}: {verdict.why}" if verdict is not None else "still comparing"
+
+    def summary(self) -> dict[str, Any]:
+        engine, arena = self._engine, self._arena
+        if engine is None or arena is None:
+            return {}
+        verdict = self._trial.verdict if self._trial is not None else None
+        return {
+            "mode": self._settings.activations,
+            "chosen": self._verdict(),
+            "gain": verdict.gain if verdict is not None else None,
+            "tensors": engine.tensors,
+            "saved": engine.saved,
+            "moved": engine.moved,
+            "brought": engine.brought,
+            "shared": engine.shared,
+            "fetched_late": engine.late,
+            "surprises": engine.surprises,
+            "failed": engine.failed,
+            "stayed_for_want_of_room": engine.full,
+            "slabs": arena.slabs,
+            "held_bytes": arena.held,
+            "link": vars(self._rates) if self._rates is not None else None,
+            "shapes": summary_of(engine.shapes),
+        }
+
+
+_OPTIONS = {"preserve_rng_state"}
+"""Of checkpointing, taken from its keywords without being named in its signature."""
+
+_SAID = {"with": "are moved to Grace", "without": "are left to SimpleTuner"}
+
+
+def _trained(trainer: Any) -> Iterable[Any]:
+    groups = getattr(trainer.optimizer, "param_groups", ())
+    return (weight for group in groups for weight in group["params"])
+
+
+FEATURE = ActivationsFeature

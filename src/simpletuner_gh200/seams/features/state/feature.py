@@ -1,0 +1,312 @@
+"""Model state in Grace: optimizer state and EMA are caught as they are made, and stay where they are put."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from simpletuner_gh200.config.blocks import StateSettings
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.pool.probe import Trial
+from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper, Tally
+from simpletuner_gh200.model.optimizer_table import optimizers, streaming_wins
+from simpletuner_gh200.model.placement import Placement, automatic_budget
+from simpletuner_gh200.model.shadow import CaughtShadow
+from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.state.opening import (
+    Opened,
+    check,
+    no_streaming,
+    open_pool,
+    trained_bytes,
+    unavailable,
+)
+from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.units import format_bytes, gib_to_bytes
+
+logger = logging.getLogger("simpletuner_gh200")
+
+ACCESS_PATTERN = "gh200_optimizations.uvm_access_pattern"
+
+
+class StateFeature(Feature):
+    name = "state"
+
+    def __init__(self) -> None:
+        self._trial: Trial | None = None
+        self._opened: Opened | None = None
+        self._keeper: Keeper | None = None
+        self._optimizers: list[CaughtOptimizer] = []
+        self._streamed: dict[str, StreamedOptimizer | None] = {}
+        """By optimizer, once it was decided; None: not streamed."""
+        self._shadow: CaughtShadow | None = None
+        self._patches = Patches()
+        self._shadow_patches = Patches()
+        self._whole_run = contextlib.ExitStack()
+        self._budget: str | None = None
+        """Why gpu_first keeps so much in HBM, once that is known."""
+        self._streaming = "not decided"
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        return "asked" if settings.part(StateSettings).use_uvm else "off"
+
+    @property
+    def _settings(self) -> StateSettings:
+        return self.settings.part(StateSettings)
+
+    # -- moments ---------------------------------------------------------------------------------------
+
+    def start(self, trainer: Any) -> None:
+        self._trial = check(self._settings, trainer, by_name=self.settings.given(ACCESS_PATTERN))
+        if self._settings.uvm_scope == "all":
+            self._all_of_it(trainer)
+        config = trainer.config
+        if getattr(config, "use_ema", False) and getattr(config, "ema_device", None) != "accelerator":
+            if getattr(config, "ema_cpu_only", False):
+                logger.info("gh200: ema_cpu_only keeps EMA and its update on the CPU; it is left alone")
+            else:
+                # Or every update would take all shadows to HBM and back.
+                config.ema_device = "accelerator"
+
+    def _all_of_it(self, trainer: Any) -> None:
+        """The pool exists before the model does, so that nothing is allocated beside it."""
+        if self._trial is None:
+            logger.warning("gh200: uvm_scope all is optimizer here: without a device there is nothing else to route")
+            return
+        opened = self._open(trainer)
+        if opened.pool.defers_frees():
+            raise unavailable(
+                "this torch keeps memory that a side stream has used for as long as uvm_scope all lasts, so that a run "
+                "would grow with every batch"
+            )
+        self._whole_run.enter_context(opened.pool.use())
+
+    def _open(self, trainer: Any) -> Any:
+        if self._opened is None:
+            claimed = sum(feature.memory_to_come() for feature in self.runtime.features_on)
+            self._opened = open_pool(self._settings, trainer, self._trial, claimed=claimed)
+            smallest = self._settings.uvm_min_tensor_kb * 1024
+            given = self._settings.uvm_hbm_budget_gb
+            placement = Placement(self._settings.uvm_access_pattern, smallest, gib_to_bytes(given or 0))
+            self._keeper = Keeper(self._opened.pool, placement)
+            if given is not None or self._trial is None or placement.pattern != "gpu_first":
+                self._budget = "uvm_hbm_budget_gb" if given is not None else "no HBM share"
+        return self._opened
+
+    @contextlib.contextmanager
+    def making_ema(self, trainer: Any) -> Iterator[None]:
+        """Shadows are cloned where they stay. Newer releases make them twice: those of the first time can go."""
+        if self._shadow is not None:
+            self._shadow_patches.remove()
+            self._shadow = trainer.ema_model = None
+            gc.collect()  # a patch and what it wraps hold each other
+        with self._open(trainer).pool.use():
+            yield
+        ema = getattr(trainer, "ema_model", None)
+        if ema is None or getattr(trainer.config, "ema_cpu_only", False):
+            return
+        smallest = self._settings.uvm_min_tensor_kb * 1024
+        self._shadow = CaughtShadow(ema, Keeper(self._open(trainer).pool, Placement("cpu_first", smallest)))
+        self._shadow_patches.install(wrap_method(ema, "to", self._shadow_moves))
+        self._shadow.sweep()
+
+    def _shadow_moves(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        assert self._opened is not None
+        assert self._shadow is not None
+        with self._opened.pool.use():
+            result = wrapped(*args, **kwargs)
+        self._shadow.sweep()
+        return result
+
+    def hooks_ready(self, trainer: Any) -> None:
+        """The optimizer exists; what it loads and makes from now on is caught."""
+        self._open(trainer)
+        self._adopt(trainer)
+        accelerator = trainer.accelerator
+        if accelerator.num_processes > 1:
+            self._patches.install(wrap_method(accelerator, "load_state", _load_on_the_cpu))
+        if self._opened is not None and self._opened.reserve is not None:
+            self._patches.install(wrap_method(accelerator, "backward", self._before_backward))
+
+    def _adopt(self, trainer: Any) -> None:
+        assert self._keeper is not None
+        known = {id(caught.optimizer) for caught in self._optimizers}
+        for name in ("optimizer", "sidecar_optimizer"):
+            found = getattr(trainer, name, None)
+            if found is None or id(getattr(found, "optimizer", found)) in known:
+                continue
+            caught = CaughtOptimizer(found, self._keeper, name)
+            self._optimizers.append(caught)
+            caught.sweep()
+            self._patches.install(
+                wrap_method(caught.optimizer, "step", _calling(self._step, caught)),
+                wrap_method(caught.optimizer, "load_state_dict", _calling(self._load, caught)),
+            )
+
+    def before_train(self, trainer: Any) -> None:
+        """Everything is prepared and resumed: what others put elsewhere meanwhile is moved, and counted."""
+        self._adopt(trainer)
+        for part in self._parts():
+            part.sweep()
+        if self._trial is not None and self._shadow is not None and self._shadow.temporaries:
+            size = format_bytes(self._shadow.temporaries)
+            logger.warning(
+                "gh200: the EMA update needs %s of HBM for a moment; ema_foreach_disable avoids it, with results that "
+                "differ in rounding",
+                size,
+            )
+
+    def after_train(self, trainer: Any) -> None:
+        for part in self._parts():
+            part.sweep()
+        self._patches.remove()
+        self._shadow_patches.remove()
+
+    def close(self) -> None:
+        self._whole_run.close()
+
+    # -- the optimizer's own calls -------------------------------------------------------------------------
+
+    def _load(self, caught: CaughtOptimizer, wrapped: Any, args: Any, kwargs: Any) -> Any:
+        """Resuming: the states it allocates are the pool's at once, so that a run that fitted also resumes."""
+        assert self._opened is not None
+        with self._opened.pool.use():
+            result = wrapped(*args, **kwargs)
+        caught.sweep()
+        if self._budget is not None:
+            caught.promote()
+        return result
+
+    def _step(self, caught: CaughtOptimizer, wrapped: Any, args: Any, kwargs: Any) -> Any:
+        if self._budget is None:
+            self._set_budget()
+        taken: CaughtOptimizer | StreamedOptimizer = self._streaming_of(caught) or caught
+        result = taken.step(wrapped, *args, **kwargs)
+        if self._opened is not None and self._opened.reserve is not None:
+            self._opened.reserve.look()
+        return result
+
+    def _set_budget(self) -> None:
+        """Before the first optimizer step: the first forward and backward have shown what training needs."""
+        import torch
+
+        assert self._opened is not None
+        assert self._keeper is not None
+        ordinal, held = self._opened.ordinal, self._opened.pool.state().held
+        free, total = detect.current().memory_info(ordinal)
+        of_torch = max(torch.cuda.memory_reserved(ordinal) - held, 0)
+        at_once = sum(trained_bytes(caught.optimizer.param_groups) for caught in self._optimizers)
+        shadows = self._shadow.temporaries if self._shadow is not None else 0
+        allowed = automatic_budget(
+            total=total,
+            elsewhere=max(total - free - of_torch, 0),
+            peak=max(torch.cuda.max_memory_allocated(ordinal) - held, 0),
+            at_step=max(torch.cuda.memory_allocated(ordinal) - held, 0) + max(at_once, shadows),
+        )
+        self._keeper.placement = replace(self._keeper.placement, budget=allowed.size)
+        self._budget = allowed.why
+        logger.info("gh200: up to %s of optimizer state stays in HBM (%s)", format_bytes(allowed.size), allowed.why)
+        for caught in self._optimizers:
+            caught.promote()
+
+    def _streaming_of(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
+        """Decided when there is state in the pool, which is after the first step or the resume."""
+        if caught.name not in self._streamed and caught.tally.bytes:
+            self._streamed[caught.name] = self._decide_streaming(caught)
+            logger.info("gh200: the step of %s is %s", caught.name, self._streaming)
+        return self._streamed.get(caught.name)
+
+    def _decide_streaming(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
+        import torch
+
+        assert self._opened is not None
+        asked, trial = self._settings.uvm_streaming, self._opened.trial
+        optimizer = str(getattr(self.runtime.trainer.config, "optimizer", ""))
+        why = "uvm_streaming is off" if asked == "off" else no_streaming(optimizer)
+        if why is None and asked == "auto":
+            why = "no device was measured" if trial is None else self._no_gain(caught, optimizer, trial)
+        if why is not None:
+            self._streaming = f"taken in place: {why}"
+            return None
+        self._streaming = "streamed through HBM"
+        on_device = self._opened.pool.device == "cuda"
+        lane = CudaLane(torch.device("cuda", self._opened.ordinal)) if on_device else HostLane()
+        return StreamedOptimizer(caught, lane)
+
+    @staticmethod
+    def _no_gain(caught: CaughtOptimizer, optimizer: str, trial: Trial) -> str | None:
+        facts = optimizers()[optimizer]
+        if any(group.get("fused") for group in caught.optimizer.param_groups):
+            facts = replace(facts, reads=1.0, writes=1.0)  # one kernel, which passes over its state once
+        if streaming_wins(facts, caught.tally.bytes, trial.read, trial.write):
+            return None
+        return f"{facts.reads:g} reads and {facts.writes:g} writes of its state are no slower at the measured rates"
+
+    def _before_backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Activations are at their most: the moment to see whether the reserve had to help."""
+        assert self._opened is not None
+        assert self._opened.reserve is not None
+        self._opened.reserve.look()
+        return wrapped(*args, **kwargs)
+
+    # -- what it tells ---------------------------------------------------------------------------------
+
+    def _parts(self) -> list[CaughtOptimizer | CaughtShadow]:
+        return [*self._optimizers, *([] if self._shadow is None else [self._shadow])]
+
+    def _tally(self) -> Tally:
+        total = Tally()
+        for part in self._parts():
+            total.add(part.tally)
+        return total
+
+    def telemetry(self) -> Mapping[str, Any]:
+        found: dict[str, Any] = {"tensors": (tally := self._tally()).tensors, "bytes": tally.bytes}
+        found["hbm_bytes"] = tally.hbm_bytes
+        if self._opened is not None and self._opened.reserve is not None:
+            reserve = self._opened.reserve
+            found["oom_reserve"] = {"used": reserve.look(), "most": reserve.most, "times": reserve.times}
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        opened, tally = self._opened, self._tally()
+        trial = opened.trial if opened is not None else None
+        reserve = opened.reserve if opened is not None else None
+        return {
+            "tensors": tally.tensors,
+            "bytes": tally.bytes,
+            "mechanism": opened.pool.mechanism if opened is not None else None,
+            "pattern": self._settings.uvm_access_pattern,
+            "scope": self._settings.uvm_scope,
+            "of": {part.name: vars(part.tally) for part in self._parts()},
+            "hbm_budget": {"bytes": self._keeper.placement.budget, "why": self._budget} if self._keeper else None,
+            "streaming": self._streaming,
+            "streamed_steps": sum(streamed.steps for streamed in self._streamed.values() if streamed is not None),
+            "gb_per_s": {"read": trial.read / 1e9, "write": trial.write / 1e9} if trial is not None else None,
+            "oom_reserve": {"held": reserve.held, "most": reserve.most, "times": reserve.times} if reserve else None,
+            "pool": vars(opened.pool.state()) if opened is not None else None,
+        }
+
+
+def _calling(method: Any, caught: CaughtOptimizer) -> Any:
+    """``method`` in the shape of a wrapper."""
+
+    def call(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        return method(caught, wrapped, args, kwargs)
+
+    return call
+
+
+def _load_on_the_cpu(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """With several ranks accelerate loads a checkpoint onto the device, beside everything that is there already."""
+    kwargs.setdefault("map_location", "cpu")
+    return wrapped(*args, **kwargs)
+
+
+FEATURE = StateFeature

@@ -1,0 +1,144 @@
+"""Opening the pool of a run: is it refused, which mechanism is taken, how much may it hold."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from simpletuner_gh200.config.blocks import StateSettings
+from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.ceilings import Allowance, state_allowance, state_reserve
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.interface import Capabilities
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism, Reserve
+from simpletuner_gh200.memory.pool.probe import Trial, choose, try_out, wanted
+from simpletuner_gh200.memory.pool.refusal import Training, device_refusal, torch_refusal, training_refusal
+from simpletuner_gh200.memory.sharing import NodePosition
+from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.model.optimizer_table import optimizers
+from simpletuner_gh200.units import format_bytes, gib_to_bytes
+
+logger = logging.getLogger("simpletuner_gh200")
+
+
+@dataclass
+class Opened:
+    """The pool of a run, and what the probe said of it."""
+
+    pool: GracePool | HostPool
+    trial: Trial | None
+    """None without a device."""
+    ordinal: int = 0
+    reserve: Reserve | None = None
+
+
+def check(settings: StateSettings, trainer: Any, *, by_name: bool) -> Trial | None:
+    """At the start of a run: refuse what can't be, before anything is loaded; the mechanism that is taken."""
+    refusal = training_refusal(_training(trainer)) or _streaming_refusal(settings, trainer)
+    if refusal is not None:
+        raise unavailable(refusal)
+    driver = detect.current()
+    import torch
+
+    if isinstance(driver, NullDriver):
+        if torch.cuda.is_available():
+            raise unavailable(driver.reason)
+        logger.warning("gh200: host memory stands in for Grace: %s", driver.reason)
+        return None
+    caps = driver.capabilities(ordinal_of(trainer))
+    conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+    refusal = device_refusal(caps, by_name=by_name) or torch_refusal(torch.__version__, conf)
+    if refusal is not None:
+        raise unavailable(refusal)
+    return _take(caps, settings.uvm_access_pattern)
+
+
+def _take(caps: Capabilities, pattern: str) -> Trial:
+    trials = try_out(caps, wanted(pattern))
+    choice = choose(trials)
+    if choice is None:
+        raise unavailable("no way to Grace memory works: " + "; ".join(map(str, trials)))
+    logger.info("gh200: model state goes to Grace as %s%s", choice.taken, f" ({choice.why})" if choice.why else "")
+    return choice.taken
+
+
+def open_pool(settings: StateSettings, trainer: Any, trial: Trial | None, *, claimed: int) -> Opened:
+    """When the data is ready: what caches and datasets took is gone from the host's memory by now."""
+    host = host_memory()
+    driver, ordinal = detect.current(), ordinal_of(trainer)
+    caps = driver.capabilities(ordinal)
+    allowed = state_allowance(
+        ratio=settings.uvm_oversubscription_ratio,
+        device_total=caps.device_total,
+        host=host,
+        claimed=claimed,
+        ranks=NodePosition.from_environment("state").local_size,
+    )
+    if trial is None:
+        _say(allowed, "host memory standing in")
+        if settings.oom_reserve_gb:
+            logger.warning("gh200: oom_reserve_gb has nothing to do here: there is no device whose memory could end")
+        return Opened(HostPool(allowed.size, allowed.why), None)
+    mechanism: Mechanism = trial.mechanism
+    _say(allowed, mechanism)
+    pool = GracePool(
+        mechanism,
+        limit=allowed.size,
+        why=allowed.why,
+        ordinal=ordinal,
+        floor=state_reserve(host.total),
+        node=caps.host_node,
+    )
+    reserve = pool.reserve(gib_to_bytes(settings.oom_reserve_gb)) if settings.oom_reserve_gb else None
+    return Opened(pool, trial, ordinal, reserve)
+
+
+def _say(allowed: Allowance, mechanism: str) -> None:
+    logger.info("gh200: up to %s of model state in Grace (%s), %s", format_bytes(allowed.size), allowed.why, mechanism)
+
+
+def ordinal_of(trainer: Any) -> int:
+    return int(getattr(trainer.accelerator.device, "index", None) or 0)
+
+
+def _training(trainer: Any) -> Training:
+    config = trainer.config
+    offload = getattr(config, "optimizer_cpu_offload_method", None)
+    return Training(
+        deepspeed=str(getattr(trainer.accelerator, "distributed_type", "")).upper().endswith("DEEPSPEED"),
+        cpu_offload=None if offload in (None, "", "none", "None") else str(offload),
+        ramtorch=bool(getattr(config, "ramtorch", False)),
+        releases_gradients=bool(getattr(config, "optimizer_release_gradients", False)),
+    )
+
+
+def _streaming_refusal(settings: StateSettings, trainer: Any) -> str | None:
+    if settings.uvm_streaming != "on":
+        return None
+    why = no_streaming(str(getattr(trainer.config, "optimizer", "")))
+    return None if why is None else f'uvm_streaming "on": {why}'
+
+
+def no_streaming(optimizer: str) -> str | None:
+    """Why the step of this optimizer can't be streamed; None where it can."""
+    facts = optimizers().get(optimizer)
+    if facts is None:
+        return f"{optimizer} is not in the table of optimizers that were tried"
+    return None if facts.streamable else f"{optimizer} {facts.why_not}"
+
+
+def trained_bytes(groups: Iterable[dict[str, Any]]) -> int:
+    """Of all parameters with a gradient: what a step may need once more for a moment."""
+    parameters = (parameter for group in groups for parameter in group["params"] if parameter.grad is not None)
+    return sum(int(parameter.numel() * parameter.element_size()) for parameter in parameters)
+
+
+def unavailable(reason: str) -> FeatureUnavailable:
+    return FeatureUnavailable(
+        f"gh200_optimizations.use_uvm can't work here: {reason}", remedy="set use_uvm to false, or remove the key"
+    )

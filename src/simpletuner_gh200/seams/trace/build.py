@@ -1,0 +1,156 @@
+"""SimpleTuner's own trainer with its own model class, brought to where training would begin, without any weights.
+
+SimpleTuner's methods do the work, in the order in which a run calls them: the adapter, what is frozen, the data types
+and checkpointing are theirs. Only loading is ours: the class is made from its configuration on the ``meta`` device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LEAST_STACK = 4
+"""A list of blocks shorter than this is run whole: two of it and three of it tell nothing more."""
+
+_NEUTRAL = {
+    "report_to": "none",
+    "push_to_hub": False,
+    "disable_benchmark": True,
+    "validation_disable": True,
+    "resume_from_checkpoint": "",
+}
+"""What a trace must not do, whatever the configuration says."""
+
+
+@contextlib.contextmanager
+def trainer_for(options: Mapping[str, Any]) -> Iterator[Any]:
+    """A trainer of these options that has loaded nothing; what it writes goes to a folder of its own."""
+    from simpletuner.helpers.training.trainer import Trainer
+
+    with tempfile.TemporaryDirectory(prefix="gh200-trace-") as folder:
+        datasets = Path(folder, "datasets.json")
+        datasets.write_text("[]", encoding="utf-8")
+        mine = {**options, **_NEUTRAL, "output_dir": folder, "data_backend_config": str(datasets)}
+        with _schedulers_by_default():
+            trainer = Trainer(
+                config={f"--{key}": value for key, value in mine.items() if value is not None}, exit_on_error=True
+            )
+        yield trainer
+
+
+@contextlib.contextmanager
+def _schedulers_by_default() -> Iterator[None]:
+    """A noise schedule whose file is not here has its class's defaults: its numbers change no size."""
+    from diffusers import SchedulerMixin
+
+    original = SchedulerMixin.from_pretrained.__func__
+
+    def from_pretrained(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(kind, *args, **kwargs)
+        except OSError:
+            return kind()
+
+    SchedulerMixin.from_pretrained = classmethod(from_pretrained)
+    try:
+        yield
+    finally:
+        SchedulerMixin.from_pretrained = classmethod(original)
+
+
+def on_meta(kind: Any, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """The class made from its configuration, every tensor without memory."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            return kind.from_config(dict(config))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def stacks(model: torch.nn.Module) -> dict[str, int]:
+    """Name -> length of each list of alike blocks: those whose memory is so many times that of one."""
+    found = {}
+    for name, child in model.named_children():
+        if isinstance(child, torch.nn.ModuleList) and len(child) >= LEAST_STACK:
+            shapes = {(type(block), tuple(parameter.shape for parameter in block.parameters())) for block in child}
+            if len(shapes) == 1:
+                found[name] = len(child)
+    return found
+
+
+def shortened(model: torch.nn.Module, lengths: Mapping[str, int]) -> torch.nn.Module:
+    for name, length in lengths.items():
+        del getattr(model, name)[length:]
+    return model
+
+
+def prepare(trainer: Any, made: torch.nn.Module) -> Any:
+    """The component to be trained, adapters and checkpointing as configured; ``made`` is what loading gives."""
+    foundation = trainer.model
+    with _loading_nothing(foundation, made):
+        trainer.init_load_base_model()
+    trainer.init_freeze_models()
+    with torch.device("meta"):
+        trainer.init_trainable_peft_adapter()
+    component = foundation.get_trained_component(unwrap_model=False)
+    dtype = trainer.config.weight_dtype
+    component.to(dtype=dtype)
+    if trainer.lycoris_wrapped_network is not None:
+        trainer.lycoris_wrapped_network.to(dtype=dtype)
+        component.add_module("lycoris_wrapped_network", trainer.lycoris_wrapped_network)
+    trainer.init_post_load_freeze()
+    return component.train()
+
+
+@contextlib.contextmanager
+def _loading_nothing(foundation: Any, made: torch.nn.Module) -> Iterator[None]:
+    kind = foundation.MODEL_CLASS
+    ours = {"from_pretrained": staticmethod(lambda *_args, **_kwargs: made)}
+    replaced = [(kind, ours)]
+    if hasattr(type(foundation), "_module_has_meta_tensors"):
+        replaced.append((type(foundation), {"_module_has_meta_tensors": staticmethod(lambda *_args: False)}))
+    kept = [(owner, name, vars(owner).get(name)) for owner, names in replaced for name in names]
+    for owner, names in replaced:
+        for name, value in names.items():
+            setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, before in kept:
+            delattr(owner, name) if before is None else setattr(owner, name, before)
+
+
+def into_fake(model: torch.nn.Module, mode: Any, *, device: str = "cpu") -> None:
+    """Every parameter and buffer becomes a fake tensor; what was shared stays shared."""
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        return made[id(tensor)]
+
+    kept: list[Any] = []  # ids stay unique only while their objects live
+    with mode:
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is not None:
+                    kept.append(parameter)
+                    again = torch.nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
+                    module._parameters[name] = again
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    kept.append(buffer)
+                    module._buffers[name] = fake(buffer)
+
+
+def parameters(model: torch.nn.Module) -> tuple[Sequence[torch.nn.Parameter], Sequence[torch.nn.Parameter]]:
+    """(trained, frozen)"""
+    found = list(model.parameters())
+    return [p for p in found if p.requires_grad], [p for p in found if not p.requires_grad]

@@ -1,0 +1,189 @@
+"""Model state on CUDA memory: what is where, the peak, the budget, ordering of the streaming step, the soft landing.
+
+The arithmetic of a step needs kernels and is proven on the CPU; everything else is here, with stock CUDA torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism
+from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
+from simpletuner_gh200.model.placement import Placement
+from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
+from tests.emulator.emulation import Emulator
+
+MIB = 1 << 20
+SIDE = 2048
+SIZE = SIDE * SIDE * 4
+"""Of one tensor: 16 MiB, above what torch cuts from shared segments."""
+
+
+@pytest.fixture
+def roomy(driver: Driver, emulator: Emulator) -> Iterator[Emulator]:
+    emulator.set_hbm(1 << 30)
+    torch.cuda.empty_cache()
+    yield emulator
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def pool(roomy: Emulator) -> GracePool:
+    return GracePool("host", limit=1 << 40, why="a test", node=0)
+
+
+def blank(*shape: int) -> torch.Tensor:
+    """Zeros on the device without a kernel."""
+    return torch.zeros(shape).to("cuda")
+
+
+class Moments:
+    """Makes its state as torch's optimizers do, at the first step with a gradient; then only copies, without kernels."""
+
+    def __init__(self, weights: list[torch.nn.Parameter]) -> None:
+        self.param_groups = [{"params": weights}]
+        self.state: dict[torch.nn.Parameter, dict[str, Any]] = {}
+
+    def step(self) -> None:
+        for weight in self.param_groups[0]["params"]:
+            if weight.grad is None:
+                continue
+            state = self.state.setdefault(weight, {})
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.empty_like(weight.data)
+                state["exp_avg_sq"] = torch.empty_like(weight.data)
+            state["exp_avg"].copy_(state["exp_avg_sq"])
+            state["exp_avg_sq"].copy_(weight.grad)
+
+
+def parameters(count: int) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(blank(SIDE, SIDE)) for _ in range(count)]
+    for number, weight in enumerate(made):
+        weight.grad = torch.full((SIDE, SIDE), float(number + 1)).to("cuda")
+    return made
+
+
+@pytest.mark.parametrize("mechanism", ["host", "vmm", "managed"])
+def test_state_is_born_in_the_pool_and_hbm_sees_one_tensor(roomy: Emulator, mechanism: Mechanism) -> None:
+    pool = GracePool(mechanism, limit=1 << 40, why="a test", node=0)
+    optimizer = Moments(parameters(4))
+    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
+    before = roomy.counter("hbm_used")
+    caught.step(optimizer.step)
+    assert caught.tally.tensors == 8
+    assert caught.tally.bytes == 8 * SIZE
+    assert caught.tally.small_tensors == 4, "counters stay where they are"
+    assert roomy.counter("hbm_used") - before <= SIZE + 4 * MIB, "one tensor, and what torch rounds up"
+    assert roomy.counter("grace_used" if mechanism != "managed" else "managed") > 0
+    assert pool.state().held >= 8 * SIZE
+    assert type(optimizer.state) is dict
+    assert all(type(values) is dict for values in optimizer.state.values())
+    caught.step(optimizer.step)
+    assert optimizer.state[optimizer.param_groups[0]["params"][2]]["exp_avg"].cpu().eq(3.0).all()
+
+
+def test_gpu_first_keeps_its_budget_in_hbm_and_a_resume_comes_back_to_it(pool: GracePool) -> None:
+    optimizer = Moments(parameters(3))
+    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("gpu_first", MIB, budget=2 * SIZE)))
+    caught.step(optimizer.step)
+    assert (caught.tally.hbm_tensors, caught.tally.tensors) == (2, 4)
+    caught.step(optimizer.step)
+    assert (caught.tally.hbm_tensors, caught.tally.tensors) == (2, 4), "counted once, however often it is swept"
+    with pool.use():
+        for state in optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.empty_like(state[name])
+    caught.sweep()
+    assert (caught.tally.hbm_tensors, caught.tally.tensors) == (0, 6)
+    assert caught.promote() == 2 * SIZE
+    caught.sweep()
+    assert (caught.tally.hbm_tensors, caught.tally.tensors) == (2, 4)
+
+
+def test_beyond_the_limit_it_is_torchs_error_with_our_words(roomy: Emulator) -> None:
+    pool = GracePool("host", limit=0, why="a test")
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"do not fit into Grace memory.*a test"):
+        pool.take(torch.empty(SIDE, SIDE, device="cuda"))
+    torch.empty(SIDE, SIDE, device="cuda")
+
+
+def test_memory_goes_back_when_state_goes(pool: GracePool, roomy: Emulator) -> None:
+    held = pool.state().held
+    optimizer = Moments(parameters(2))
+    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
+    caught.step(optimizer.step)
+    taken = pool.state().held
+    assert taken > held
+    optimizer.state.clear()
+    caught.step(optimizer.step)
+    assert pool.state().held == taken, "used again, not taken anew"
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_streamed_state_arrives_in_order(
+    pool: GracePool, roomy: Emulator, careful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deferred work shows a missing wait: without the lane's events a step would see what the buffer held before."""
+    optimizer = Moments(parameters(5))
+    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
+    caught.step(optimizer.step)
+    lane = CudaLane(torch.device("cuda", 0))
+    if not careful:
+        monkeypatch.setattr(lane, "filled", lambda slot: None)
+        monkeypatch.setattr(lane, "finish", lambda: None)
+    streamed = StreamedOptimizer(caught, lane, room=2 * SIZE)
+    roomy.defer()
+    streamed.step(optimizer.step)
+    seen = [state["exp_avg"].cpu().unique().tolist() for state in optimizer.state.values()]
+    right = seen == [[float(number + 1)] for number in range(5)]
+    assert right == careful, seen
+    assert streamed.steps == 1
+    assert caught.tally.tensors == 10, "all of it is home again"
+
+
+def test_streaming_costs_two_buffers_of_hbm(pool: GracePool, roomy: Emulator) -> None:
+    optimizer = Moments(parameters(6))
+    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
+    caught.step(optimizer.step)
+    torch.cuda.empty_cache()
+    before = roomy.counter("hbm_used")
+    streamed = StreamedOptimizer(caught, HostLane(), room=2 * SIZE)
+    streamed.step(optimizer.step)
+    assert roomy.counter("hbm_used") - before == 2 * 2 * SIZE
+    assert streamed.staged_bytes == 12 * SIZE
+
+
+def test_when_hbm_is_full_the_reserve_helps_and_tells(roomy: Emulator) -> None:
+    pool = GracePool("host", limit=1 << 40, why="a test")
+    reserve = pool.reserve(64 * MIB)
+    assert reserve.held == 64 * MIB
+    assert reserve.look() == 0
+    torch.cuda.empty_cache()
+    roomy.set_hbm(roomy.counter("hbm_used"))
+    landed = [torch.empty(SIDE, SIDE, device="cuda") for _ in range(4)]
+    assert all(pool.holds(tensor) for tensor in landed)
+    assert reserve.look() == 4 * SIZE
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(SIDE, SIDE, device="cuda")
+    del landed
+    assert reserve.look() == 0
+    assert (reserve.most, reserve.times) == (4 * SIZE, 1)
+    roomy.set_hbm(1 << 30)
+
+
+def test_a_reserve_that_does_not_fit_is_refused_at_the_start(roomy: Emulator) -> None:
+    with pytest.raises(FeatureUnavailable, match="oom_reserve_gb"):
+        GracePool("host", limit=MIB, why="a test").reserve(64 * MIB)
+
+
+def test_deferred_frees_are_found_out(pool: GracePool) -> None:
+    """As this torch does: 2.9 keeps what a side stream used, newer ones give it back inside the context."""
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    assert pool.defers_frees() == (release < (2, 10))

@@ -1,0 +1,101 @@
+"""Predicted bytes against measured ones: tiny models of seven families, full and LoRA, with and without checkpointing.
+
+What is measured is a real step of SimpleTuner's own trainer with real tensors on the CPU (``plan_families.py``); what
+is predicted is the tracing child's answer to the same configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.model.optimizer_table import optimizers
+from simpletuner_gh200.plan import traces
+from tests.integration import plan_families
+from tests.integration.workbench import clean_environment
+
+TOLERANCE = 0.02
+FEW = [("sdxl", True, False, "no"), ("flux", False, True, "bf16")]
+"""A UNet that is run whole and a transformer that is extrapolated; both ways, both kinds, both precisions."""
+
+
+def name_here(family: str) -> str:
+    """What this release calls it on its command line."""
+    from importlib.metadata import version
+
+    return "pixart_sigma" if family == "pixart" and version("simpletuner").startswith("3.") else family
+
+
+def predicted(cases: list[tuple[str, dict[str, Any]]]) -> list[traces.Counted]:
+    questions = [
+        traces.step_request(
+            options,
+            plan_families.FAMILIES[family],
+            batch=plan_families.BATCH,
+            latent=plan_families.latent_of(family),
+            checkpointing=options["gradient_checkpointing"],
+            like="cpu",
+            tokens=plan_families.TOKENS,
+        )
+        for family, options in cases
+    ]
+    answers = traces.ask(questions)
+    assert [answer["error"] for answer in answers if "error" in answer] == []
+    return [traces.Trace.from_json(answer).whole for answer in answers]
+
+
+def measured(cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    asked = "".join(json.dumps({"family": family, "options": options}) + "\n" for family, options in cases)
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.integration.plan_families"],
+        input=asked,
+        env={**clean_environment(), "HF_HUB_OFFLINE": "1", "SIMPLETUNER_LOG_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    found = [json.loads(line) for line in child.stdout.splitlines()]
+    assert len(found) == len(cases), child.stderr[-3000:]
+    assert [answer["error"] for answer in found if "error" in answer] == []
+    return found
+
+
+def compare(wanted: list[tuple[str, bool, bool, str]]) -> None:
+    cases = [
+        (
+            family,
+            plan_families.options(name_here(family), full=full, checkpointing=checkpointing, precision=precision),
+        )
+        for family, full, checkpointing, precision in wanted
+    ]
+    wrong = []
+    for case, foreseen, seen in zip(wanted, predicted(cases), measured(cases), strict=True):
+        each = optimizers()["torch-adamw"].bytes_per_parameter("fp32" if case[3] == "no" else "bf16")
+        assert each is not None
+        pairs = {
+            name: (getattr(foreseen, name), seen[name])
+            for name in ("parameters", "weights", "gradients", "saved", "forward", "peak")
+        }
+        pairs["state"] = (round(each * foreseen.trained), seen["state"])
+        wrong += [f"{case} {name}: {a} for {b}" for name, (a, b) in pairs.items() if abs(a - b) > TOLERANCE * b]
+    assert wrong == []
+
+
+def test_two_that_stand_for_the_others():
+    compare(FEW)
+
+
+@pytest.mark.matrix
+def test_seven_families_full_and_lora_with_and_without_checkpointing():
+    compare([(*case, "no") for case in product(plan_families.FAMILIES, (True, False), (True, False))])
+
+
+@pytest.mark.matrix
+def test_half_precision_under_autocast():
+    compare([(*case, "bf16") for case in product(("flux", "sd3", "sdxl"), (True, False), (True, False))])

@@ -1,0 +1,315 @@
+"""Saved tensors that leave and come back: the same bits, each byte once, nothing that should have stayed."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.model.activations.link import HostLink
+from tests.unit.model.saving import Engine, gradients, layers, same
+
+X = torch.linspace(-1, 1, 64).reshape(4, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gradients_are_the_same_to_the_bit(dtype: torch.dtype) -> None:
+    model, x = layers().to(dtype), X.to(dtype)
+    plain = gradients(model(x), model.parameters())
+    engine = Engine()
+    for _step in range(3):
+        assert same(engine.run(lambda: model(x), model.parameters(), [x]), plain)
+    assert engine.moved == engine.brought > 0
+    assert engine.saved >= engine.moved
+    assert engine.failed == engine.surprises == 0
+    assert engine.arena.in_use == 0
+
+
+def attention(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Views, transposes, a split of one storage, a broadcast, an output that is saved."""
+    query, key, value = (x @ weight).view(2, 8, 3, 4, 4).transpose(1, 3).unbind(2)
+    mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    gate = torch.sigmoid(mixed.mean(dim=-1, keepdim=True))
+    return (mixed * gate.expand_as(mixed)).transpose(1, 2).reshape(2, -1).softmax(-1) ** 2
+
+
+def test_views_come_back_with_their_strides() -> None:
+    torch.manual_seed(2)
+    x, weight = torch.randn(2, 8, 16), torch.randn(16, 48, requires_grad=True)
+    plain = gradients(attention(x, weight), [weight])
+    engine = Engine()
+    seen: list[tuple[int, ...]] = []
+    unpack = engine._unpack
+    engine._unpack = lambda handle: seen.append(unpack(handle).stride()) or unpack(handle)  # type: ignore[method-assign, func-returns-value]
+    assert same(engine.run(lambda: attention(x, weight), [weight], [x]), plain)
+    assert any(list(stride) != sorted(stride, reverse=True) for stride in seen), "transposed views are among them"
+    assert engine.shared > 0, "three views of one storage"
+    assert engine.moved < engine.saved
+
+
+def test_one_storage_is_copied_once() -> None:
+    weight = torch.ones(64, requires_grad=True)
+    engine = Engine()
+    engine.run(lambda: (lambda y: (y * y) * y.view(8, 8).t().sin().t().reshape(64))(weight * 3), [weight])
+    assert engine.shared == 2, "three times the same, once as another view"
+    assert engine.moved == 3 * weight.nbytes, "itself, its square, its sine"
+
+
+def test_a_small_part_of_a_large_storage_is_copied_alone() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    large = torch.arange(100_000.0)
+
+    def forward() -> torch.Tensor:
+        return large.clone()[70_001:70_101].view(10, 10).t() * weight
+
+    engine = Engine()
+    assert same(engine.run(forward, [weight]), gradients(forward(), [weight]))
+    assert 400 <= engine.moved < 2_000
+
+
+def test_weights_buffers_inputs_and_small_tensors_stay() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 4))
+    x = torch.randn(256, 64)
+    engine = Engine(minimum=8 * 1024)
+    sent: list[int] = []
+    send = engine._link.send
+    engine._link.send = lambda source, target, size: sent.append(source) or send(source, target, size)  # type: ignore[method-assign, func-returns-value]
+    engine.run(lambda: model(x), model.parameters(), [x])
+    known = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers(), x)}
+    assert sent and known.isdisjoint(sent)
+    assert engine.moved == 2 * x.nbytes, "the normalised output and its input; the last output is too small"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_copies_of_weights_that_autocast_makes_stay(frozen: bool) -> None:
+    first, model = torch.nn.Linear(8, 32), torch.nn.Linear(32, 48)
+    model.requires_grad_(not frozen)
+    x = torch.randn(16, 8)
+
+    def forward() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(first(x))
+
+    weights = [*first.parameters(), *model.parameters()]
+    plain = gradients(forward(), weights)
+    engine = Engine()
+    assert same(engine.run(forward, weights, [x]), plain)
+    activations = 16 * 32 * 2
+    assert engine.moved <= activations + 16 * 8 * 2, "no copy of the 32 x 48 weight is among them"
+
+
+def test_a_changed_tensor_raises_as_in_torch_with_the_operators_name() -> None:
+    weight = torch.ones(8, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        y = weight * 2
+        z = y.exp()
+        z.add_(1)
+        return z
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(forward(), [weight])
+    for options in ({}, {"minimum": 1 << 20}, {"limit": 0}):
+        engine = Engine(**options)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match=r"inplace operation.*ExpBackward0.*version 1; expected version 0"):
+            engine.run(forward, [weight])
+
+
+def test_a_changed_weight_raises_too() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    engine = Engine()
+    with engine.step("a", lambda: [weight], []):
+        loss = (weight * weight.detach().clone().requires_grad_()).sum()
+    with torch.no_grad():
+        weight.mul_(2)
+    with pytest.raises(RuntimeError, match="MulBackward0"):
+        loss.backward()
+
+
+def test_what_is_saved_before_and_after_a_change_is_two_things() -> None:
+    weight = torch.ones(8, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        y = torch.zeros(8)
+        first = weight * y.add_(1)
+        return first + weight * (y.clone().add_(2))
+
+    engine = Engine()
+    assert same(engine.run(forward, [weight]), gradients(forward(), [weight]))
+
+
+def test_an_address_that_is_used_again_is_another_tensor() -> None:
+    """A source is free once its copy is made: the next tensor gets its memory, and must not get its bytes."""
+    weight = torch.ones(1024, requires_grad=True)
+    places: set[int] = set()
+
+    def forward() -> torch.Tensor:
+        total = weight * 0
+        for number in range(50):
+            temporary = torch.full((1024,), float(number))
+            places.add(temporary.data_ptr())
+            total = total + weight * temporary
+            del temporary
+        return total
+
+    engine = Engine()
+    assert same(engine.run(forward, [weight]), [torch.full((1024,), float(sum(range(50))))])
+    assert len(places) < 40, "memory was used again"
+
+
+def test_a_graph_used_twice_and_a_gradient_of_a_gradient() -> None:
+    weight = torch.linspace(0.1, 1, 8, requires_grad=True)
+    engine = Engine()
+    with engine.step("a", lambda: [weight], []):
+        loss = (weight.exp() * weight.sin()).sum()
+    once = torch.autograd.grad(loss, weight, retain_graph=True)[0]
+    (again,) = torch.autograd.grad(loss, weight, create_graph=True)
+    assert torch.equal(once, again)
+    (second,) = torch.autograd.grad(again.sum(), weight)
+    (plain,) = torch.autograd.grad((weight.exp() * weight.sin()).sum(), weight, create_graph=True)
+    assert torch.equal(second, torch.autograd.grad(plain.sum(), weight)[0])
+    assert engine.arena.in_use > 0, "the first graph lives on"
+    del loss, again
+    gc.collect()
+    assert engine.arena.in_use == 0
+
+
+def test_nothing_is_allocated_after_the_first_step_of_a_shape() -> None:
+    model = layers()
+    engine = Engine()
+    large, small = torch.randn(32, 16), X
+    for step in range(4):
+        for shape, x in (("large", large), ("small", small)):
+            engine.run(lambda x=x: model(x), model.parameters(), [x], shape)
+            if step == 0 and shape == "large":
+                before = engine.arena.slabs, engine.arena.held
+    assert (engine.arena.slabs, engine.arena.held) == before
+
+
+def test_the_order_is_learned_in_the_first_step_and_followed() -> None:
+    model = layers(8)
+    engine = Engine()
+    engine.run(lambda: model(X), model.parameters(), [X])
+    first = engine.late
+    assert first == engine.fetched > 10
+    engine.run(lambda: model(X), model.parameters(), [X])
+    assert engine.late - first == 1, "only the first is asked for before anything could be fetched ahead"
+    assert engine.brought == engine.moved, "nothing is fetched twice or in vain"
+
+
+def test_a_surprise_is_served_on_demand_and_learned() -> None:
+    short, long = layers(3), layers(5)
+    engine = Engine()
+    for model in (short, short, long, long, long):
+        plain = gradients(model(X), model.parameters())
+        before = engine.late
+        assert same(engine.run(lambda m=model: m(X), model.parameters(), [X]), plain)
+    engine.finish()
+    assert engine.surprises == 1
+    assert engine.late - before == 1
+
+
+def test_what_hbm_has_room_for_stays_from_the_end() -> None:
+    model = layers(4)
+    engine = Engine()
+    engine.run(lambda: model(X), model.parameters(), [X])
+    total = engine.moved
+    engine.hbm.size = total // 2
+    plain = gradients(model(X), model.parameters())
+    for _ in range(2):
+        before = engine.moved
+        assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+        assert total // 2 <= engine.moved - before < total * 0.7
+    (shape,) = engine.shapes.values()
+    assert shape.mix is not None and shape.mix.kept <= total // 2
+    engine.hbm.size = 2 * total  # the room has changed: chosen anew
+    before = engine.moved
+    assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+    assert engine.moved == before, "all of it stays"
+
+
+def test_beyond_its_limits_tensors_stay() -> None:
+    model = layers(4)
+    plain = gradients(model(X), model.parameters())
+    for engine in (Engine(limit=2048), Engine(in_flight=200)):
+        for _ in range(3):
+            assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+        assert engine.moved < engine.saved
+        assert engine.arena.held <= 64 << 20
+    assert Engine(limit=2048).arena.held == 0
+
+
+def test_a_graph_without_backward_gives_its_memory_back() -> None:
+    model = layers()
+    engine = Engine()
+    with engine.step("a", model.parameters, [X]):
+        loss = model(X)
+    assert engine.arena.in_use > 0
+    del loss
+    assert engine.arena.in_use == 0
+
+    def broken() -> torch.Tensor:
+        model(X)
+        raise ValueError("in the model")
+
+    with pytest.raises(ValueError, match="in the model"):
+        engine.run(broken, model.parameters(), [X])
+    assert engine.arena.in_use == 0
+    assert same(engine.run(lambda: model(X), model.parameters(), [X]), gradients(model(X), model.parameters()))
+
+
+def test_a_node_does_not_hold_itself() -> None:
+    """An output that its own node saves must not keep the node alive: graphs go by reference counts alone."""
+    weight = torch.ones(8, requires_grad=True)
+    gc.disable()
+    try:
+        for options in ({}, {"minimum": 1 << 20}):
+            engine = Engine(**options)  # type: ignore[arg-type]
+            with engine.step("a", lambda: [weight], []):
+                out = weight.exp()
+            gone = StorageWeakRef(out.untyped_storage())
+            del out
+            assert gone.expired()
+            assert engine.arena.in_use == 0
+    finally:
+        gc.enable()
+
+
+class Failing(HostLink):
+    """Its ``nth`` call of one kind fails."""
+
+    def __init__(self, kind: str, nth: int) -> None:
+        super().__init__()
+        self.kind, self.left = kind, nth
+
+    def _count(self, kind: str) -> None:
+        if kind == self.kind:
+            self.left -= 1
+            if self.left == 0:
+                raise MemoryRoomError(f"{kind} failed")
+
+    def send(self, source: int, target: int, size: int) -> int | None:
+        self._count("send")
+        return super().send(source, target, size)
+
+    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, int | None]:
+        self._count("bring")
+        return super().bring(source, size, dtype)
+
+    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return HostLink.bring(self, source, size, dtype)[0]
+
+
+@pytest.mark.parametrize("kind", ["send", "bring"])
+def test_a_copy_that_fails_leaves_the_run_going(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = layers()
+    plain = gradients(model(X), model.parameters())
+    for nth in range(1, 20):
+        engine = Engine(link=Failing(kind, nth))
+        for _ in range(2):
+            assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+        assert engine.failed == 1
+    assert f"{kind} failed" in caplog.text

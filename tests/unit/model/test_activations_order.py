@@ -1,0 +1,34 @@
+"""Fetching ahead along the learned order: two to four things, by bytes, each once; nothing on a surprise."""
+
+from __future__ import annotations
+
+from simpletuner_gh200.model.activations.order import AHEAD_BYTES, LearnedOrder, LookAhead
+
+SWAPPED = [5, 4, 2, 3, 1, 0]
+
+
+def walk(sizes: list[int], asked: list[int], kept: frozenset[int] = frozenset()) -> list[list[int]]:
+    ahead = LookAhead(LearnedOrder(sizes, asked))
+    return [ahead.asked(index, lambda at: at not in kept) for index in asked]
+
+
+def test_small_things_come_four_ahead_in_the_order_of_asking() -> None:
+    assert walk([1] * 6, SWAPPED) == [[4, 2, 3, 1], [0], [], [], [], []]
+
+
+def test_large_things_come_two_ahead() -> None:
+    assert walk([AHEAD_BYTES] * 6, SWAPPED) == [[4, 2], [3], [1], [0], [], []]
+
+
+def test_what_is_in_hbm_is_passed_over() -> None:
+    assert walk([AHEAD_BYTES] * 6, SWAPPED, frozenset({4, 2})) == [[3, 1], [], [], [0], [], []]
+
+
+def test_a_surprise_fetches_nothing_and_the_rest_goes_on() -> None:
+    ahead = LookAhead(LearnedOrder([1, 1, 1], [2, 1]))
+    assert ahead.asked(0, lambda at: True) == []
+    assert ahead.asked(2, lambda at: True) == [1]
+
+
+def test_asked_twice_counts_once() -> None:
+    assert LearnedOrder([1, 1], [1, 0, 1]).asked == (1, 0)

@@ -1,0 +1,109 @@
+"""The streaming step: chunks, gradients shown by turns, everything home again; the same result to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+
+from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
+from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.model.placement import Placement
+from simpletuner_gh200.model.streaming import HostLane, StreamedOptimizer, chunks
+from tests.unit.model.momentum import Momentum
+
+
+@given(some.lists(some.integers(0, 100)), some.integers(1, 150))
+def test_chunks_are_all_parameters_in_order_and_fit(sizes: list[int], room: int) -> None:
+    found = chunks(sizes, room)
+    assert [index for chunk in found for index in chunk] == list(range(len(sizes)))
+    for chunk in found:
+        assert sum(sizes[index] for index in chunk) <= room or len(chunk) == 1
+
+
+def make(room: int) -> tuple[list[torch.nn.Parameter], Momentum, StreamedOptimizer, CaughtOptimizer]:
+    weights = [torch.nn.Parameter(torch.ones(100 * (number + 1))) for number in range(5)]
+    optimizer = Momentum(weights, lr=0.1)
+    caught = CaughtOptimizer(optimizer, Keeper(HostPool(1 << 20), Placement("cpu_first", 0)))
+    return weights, optimizer, StreamedOptimizer(caught, HostLane(), room=room), caught
+
+
+def show_gradients(weights: list[torch.nn.Parameter], number: int) -> None:
+    for index, weight in enumerate(weights):
+        weight.grad = None if index == 3 and number < 2 else torch.full_like(weight, 0.1 * number + index)
+
+
+@pytest.mark.parametrize("room", [1, 2000, 1 << 20])
+def test_the_same_to_the_bit_and_all_of_it_home_again(room: int) -> None:
+    plain_weights, plain, _, _ = make(room)
+    weights, optimizer, streamed, caught = make(room)
+    for number in range(5):
+        show_gradients(plain_weights, number)
+        show_gradients(weights, number)
+        plain.step()
+        streamed.step(optimizer.step)
+        assert [w.grad is None for w in weights] == [w.grad is None for w in plain_weights]
+    assert all(mine.equal(theirs) for mine, theirs in zip(weights, plain_weights, strict=True))
+    for mine, theirs in zip(weights, plain_weights, strict=True):
+        for name in ("momentum", "square"):
+            assert optimizer.state[mine][name].equal(plain.state[theirs][name])
+    assert caught.tally.tensors == 10
+    assert streamed.steps == 3, "steps that make state are not streamed"
+    assert streamed.staged_bytes >= 3 * caught.tally.bytes
+
+
+def test_a_step_sees_the_gradients_of_its_chunk_only() -> None:
+    weights, optimizer, streamed, _ = make(room=2000)
+    show_gradients(weights, 2)
+    streamed.step(optimizer.step)
+    seen: list[int] = []
+
+    def watched() -> None:
+        seen.append(sum(weight.grad is not None for weight in weights))
+        optimizer.step()
+
+    streamed.step(watched)
+    assert sum(seen) == 5
+    assert max(seen) < 5
+
+
+def test_a_failing_step_brings_state_and_gradients_back() -> None:
+    weights, optimizer, streamed, caught = make(room=2000)
+    show_gradients(weights, 2)
+    streamed.step(optimizer.step)
+    before = {weight: optimizer.state[weight]["square"].clone() for weight in weights}
+    turns = []
+
+    def fails() -> None:
+        turns.append(1)
+        if len(turns) == 2:
+            raise ValueError("in the second chunk")
+        optimizer.step()
+
+    with pytest.raises(ValueError, match="second chunk"):
+        streamed.step(fails)
+    assert all(weight.grad is not None for weight in weights)
+    caught.sweep()
+    assert caught.tally.tensors == 10
+    assert optimizer.state[weights[4]]["square"].equal(before[weights[4]]), "never stepped, and unharmed"
+
+
+def test_state_made_out_of_the_buffer_gets_a_home_of_its_own() -> None:
+    weights, optimizer, streamed, caught = make(room=1 << 20)
+    show_gradients(weights, 2)
+    streamed.step(optimizer.step)
+
+    def reshapes() -> None:
+        for weight in weights:
+            state: dict[str, Any] = optimizer.state[weight]
+            state["square"] = state["square"].view(2, -1)
+
+    streamed.step(reshapes)
+    kept = [optimizer.state[weight]["square"].clone() for weight in weights]
+    show_gradients(weights, 3)
+    streamed.step(lambda: None)
+    assert all(optimizer.state[w]["square"].equal(k) for w, k in zip(weights, kept, strict=True))
+    assert caught.tally.tensors == 10

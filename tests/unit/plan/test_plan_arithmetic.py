@@ -1,0 +1,276 @@
+"""The table of a plan: each input changed once, and the right numbers move, no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from simpletuner_gh200.model.optimizer_table import optimizers
+from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest
+from simpletuner_gh200.plan.machines import MACHINES
+from simpletuner_gh200.plan.placing import FRAGMENTS, Constants, place
+from simpletuner_gh200.plan.rows import PHASES, Table
+from simpletuner_gh200.units import GIB
+from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, situation, sizes, trace
+
+MACHINE = MACHINES["gh200-96"]
+
+
+def table(run=None, known=None, machine=MACHINE, constants=None) -> Table:
+    return place(run or facts(), known or sizes(), machine, constants or Constants()).table
+
+
+def held(found: Table) -> dict[tuple[str, str, str | None], int]:
+    """(what, pool, phase) -> bytes; fragmentation follows from the others."""
+    totals: dict[tuple[str, str, str | None], int] = {}
+    for row in found.rows:
+        if row.what != "fragmentation":
+            key = (row.what, row.pool, row.phase)
+            totals[key] = totals.get(key, 0) + row.bytes
+    return totals
+
+
+def moved(run=None, known=None, **more) -> dict[tuple[str, str], int]:
+    """What a change moves: (what, pool) -> the largest difference over phases."""
+    before, after = held(table()), held(table(run, known, **more))
+    differences: dict[tuple[str, str], int] = {}
+    for key in before.keys() | after.keys():
+        difference = after.get(key, 0) - before.get(key, 0)
+        if difference and abs(difference) > abs(differences.get(key[:2], 0)):
+            differences[key[:2]] = difference
+    return differences
+
+
+def test_the_sum_of_a_full_run():
+    found = held(table())
+    assert found["weights", "hbm", "train"] == 20 * BILLION
+    assert found["gradients", "hbm", "train"] == 20 * BILLION
+    assert found["optimizer", "hbm", "train"] == 60 * BILLION, "adamw_bf16 keeps 6 bytes for each parameter"
+    assert found["text_encoder", "hbm", "cache"] == 2 * BILLION
+    assert found["vae work", "hbm", "cache"] == GIB
+    assert found["vae work", "hbm", "validate"] == 2 * GIB
+    assert found["datasets", "grace", None] == 3 * GIB
+    assert found["checkpoints", "disk", None] == 80 * BILLION
+
+
+def test_blocks_are_counted_as_many_times_as_there_are():
+    whole = trace(checkpointed=False).whole
+    assert whole.parameters == BLOCKS * BILLION // 2
+    assert whole.saved == BLOCKS * 2 * GIB
+
+
+MUTATIONS = [
+    (
+        "another optimizer",
+        {"optimizer": "torch-adamw"},
+        {("optimizer", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
+    ),
+    ("ema on the CPU", {"ema": True}, {("ema", "grace"), ("checkpoints", "disk"), ("checkpoint", "disk")}),
+    (
+        "ema on the device, one by one",
+        {"ema": True, "ema_on_device": True, "ema_foreach": False},
+        {("ema", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
+    ),
+    ("a larger batch", {"batch": 2}, {("activations", "hbm")}),
+    ("accumulation", {"accumulation": 4}, {("activations", "hbm")}),
+    ("no checkpointing", {"checkpointing": False}, {("activations", "hbm")}),
+    (
+        "state in Grace",
+        {"state_in_grace": True, "state_pattern": "cpu_first"},
+        {("optimizer", "hbm"), ("optimizer", "grace")},
+    ),
+    (
+        "unified caches",
+        {"unified": {"vae": True, "text": True}},
+        {("caches", "grace"), ("buffers", "grace"), ("packs", "disk")},
+    ),
+    (
+        "embeds in HBM",
+        {"unified": {"text": True}, "hbm_embeds": GIB},
+        {("embeds", "hbm"), ("caches", "grace"), ("buffers", "grace"), ("packs", "disk")},
+    ),
+    ("no validation", {"validates": False}, {("vae", "hbm"), ("vae work", "hbm")}),
+    ("a larger VAE batch", {"vae_batch": 4}, {("vae work", "hbm")}),
+    ("more checkpoints kept", {"checkpoints": 3}, {("checkpoints", "disk")}),
+]
+
+
+@pytest.mark.parametrize(("changed", "rows"), [m[1:] for m in MUTATIONS], ids=[m[0] for m in MUTATIONS])
+def test_a_setting_moves_its_rows_and_no_others(changed, rows):
+    assert moved(facts(**changed)).keys() == rows
+
+
+def test_how_far_they_move():
+    assert moved(facts(optimizer="torch-adamw"))["optimizer", "hbm"] == -20 * BILLION
+    assert moved(facts(ema=True))["ema", "grace"] == 20 * BILLION
+    assert moved(facts(vae_batch=4))["vae work", "hbm"] == 3 * GIB
+    away = moved(facts(state_in_grace=True, state_pattern="cpu_first"))
+    assert away["optimizer", "grace"] == -away["optimizer", "hbm"] == 60 * BILLION
+
+
+def test_gradients_of_earlier_micro_batches_are_there_in_the_next_forward_pass():
+    plain = facts(checkpointing=False)
+    alone = place(plain, sizes(), MACHINE).step
+    window = place(replace(plain, accumulation=2), sizes(), MACHINE).step
+    saved = BLOCKS * 2 * GIB
+    assert alone.gradients + alone.transient == saved, "as gradients come, what was saved goes"
+    assert window.gradients + window.transient == saved + 20 * BILLION
+
+
+def test_sizes_move_what_they_stand_for():
+    data = replace(sizes().data, held=9 * GIB)
+    assert moved(known=sizes(data=data)) == {("datasets", "grace"): 6 * GIB}
+    assert moved(known=sizes(vae_work={"encode": 2 * GIB, "decode": 2 * GIB})) == {("vae work", "hbm"): GIB}
+    assert moved(known=sizes(encoders=())) == {("text_encoder", "hbm"): -2 * BILLION}
+    longer = replace(trace(checkpointed=True).stacks["blocks"], count=BLOCKS + 1)
+    deeper = replace(trace(checkpointed=True), stacks={"blocks": longer})
+    assert moved(known=sizes(traces={True: deeper}))["weights", "hbm"] == BILLION
+    assert moved(constants=replace(Constants(), context=4 * GIB)) == {("context", "hbm"): 4 * GIB - Constants().context}
+
+
+def test_a_quantised_base_model_shrinks_the_frozen_weights_alone():
+    lora = facts(full=False)
+    frozen = trace(checkpointed=True)
+    stack = frozen.stacks["blocks"]
+    each = replace(stack.each, trained=1000, trained_bytes=2000, gradients=2000)
+    adapted = replace(
+        frozen,
+        base=replace(frozen.base, trained=2000, trained_bytes=4000),
+        stacks={"blocks": replace(stack, each=each)},
+    )
+    known = sizes(traces={True: adapted})
+    plain = place(lora, known, MACHINE).step.weights
+    small = place(replace(lora, base_precision="int8-quanto"), known, MACHINE).step.weights
+    assert 0.5 < small / plain < 0.53
+
+
+def test_fragments_are_a_share_of_what_torch_holds():
+    found = table()
+    torchs = sum(
+        row.bytes
+        for row in found.of("train", "hbm")
+        if row.what in ("weights", "gradients", "activations", "optimizer")
+    )
+    (row,) = (row for row in found.rows if row.what == "fragmentation")
+    assert row.bytes == int(FRAGMENTS * torchs)
+    assert row.source == "assumed"
+
+
+def test_every_row_has_a_source_and_the_least_is_without_assumptions():
+    found = table()
+    assert {row.source for row in found.rows} <= {"measured", "computed", "cited", "assumed"}
+    assumed = sum(row.bytes for row in found.of("train", "hbm") if row.source == "assumed")
+    assert assumed > 0
+    assert found.held("train", "hbm", certain=True) == found.held("train", "hbm") - assumed
+
+
+def test_without_a_trace_weights_and_gradients_remain_and_nothing_is_claimed_of_the_rest():
+    found = table(known=sizes(traces={}))
+    assert found.held("train", "hbm", certain=True) >= 100 * BILLION
+    assert not [row for row in found.rows if row.what == "activations"]
+
+
+def test_one_pool_holds_everything_once():
+    gb10 = MACHINES["gb10"]
+    found = table(machine=gb10)
+    assert not [row for row in found.rows if row.pool == "hbm"]
+    assert found.held("train", "grace") == sum(
+        table(machine=replace(gb10, hbm=1)).held("train", pool) for pool in ("hbm", "grace")
+    )
+
+
+def test_shards_share_what_is_sharded():
+    alone, shared = place(facts(), sizes(), MACHINE), place(facts(ranks=4, sharded=True), sizes(), MACHINE)
+    assert shared.step.weights == alone.step.weights // 4
+    assert shared.step.gradients == alone.step.gradients // 4
+    assert shared.state.bytes == alone.state.bytes // 4
+    assert shared.step.transient > alone.step.transient, "a block is gathered while it is used"
+
+
+# -- bounds and changes ------------------------------------------------------------------------------------------
+
+
+def test_bounds_follow_their_rates():
+    run, known = facts(), situation()
+    before = evaluate(run, known).bounds
+    assert before.binding == "compute"
+    assert before.seconds["compute"] == pytest.approx(trace(checkpointed=True).whole.flops / 400e12)
+    slower = replace(known, machine=replace(MACHINE, flops=MACHINE.flops / 2))
+    assert evaluate(run, slower).bounds.seconds["compute"] == pytest.approx(2 * before.seconds["compute"])
+    assert evaluate(run, slower).bounds.seconds["hbm"] == before.seconds["hbm"]
+    away = facts(state_in_grace=True, state_pattern="cpu_first")
+    link = evaluate(away, known).bounds.seconds["link"]
+    thin = replace(
+        known, machine=replace(MACHINE, h2d=MACHINE.h2d / 10, d2h=MACHINE.d2h / 10, in_place=MACHINE.in_place / 10)
+    )
+    assert evaluate(away, thin).bounds.seconds["link"] == pytest.approx(10 * link)
+    assert evaluate(replace(run, accumulation=3), known).bounds.seconds["compute"] == pytest.approx(
+        3 * before.seconds["compute"]
+    )
+
+
+def test_the_network_counts_between_ranks_only():
+    assert evaluate(facts(), situation()).bounds.seconds["network"] == 0
+    two = evaluate(facts(ranks=2, sharded=True), situation()).bounds.seconds["network"]
+    four = evaluate(facts(ranks=4, sharded=True), situation()).bounds.seconds["network"]
+    assert 0 < two < four
+
+
+def test_what_one_node_cannot_hold_two_can():
+    alone = evaluate(facts(), situation())
+    together = evaluate(facts(ranks=2, sharded=True), situation())
+    assert not alone.fits
+    assert alone.certain_overflow["hbm"] > 0
+    assert together.fits
+
+
+def test_a_run_that_does_not_fit_gets_the_cheapest_change_that_makes_it():
+    found = changes(facts(), situation())
+    best = cheapest(found)
+    assert best is not None
+    assert "gh200_optimizations.use_uvm" in best.settings
+    assert best.exact
+    fitting = [change for change in found if change.fits and change.exact]
+    assert best.cost == min(change.cost for change in fitting)
+    assert [change.fits for change in found] == sorted((change.fits for change in found), reverse=True)
+
+
+def test_a_change_says_what_it_does():
+    for change in changes(facts(), situation()):
+        after = facts()
+        for key, value in change.settings.items():
+            name = {"gh200_optimizations.use_uvm": "state_in_grace", "gradient_checkpointing": "checkpointing"}.get(key)
+            name = name or {"gh200_optimizations.activations": "activations", "optimizer": "optimizer"}[key]
+            after = replace(after, **{name: value})
+        assert evaluate(after, situation()).fits == change.fits, change.what
+
+
+def test_the_fastest_setting_of_a_run_that_fits():
+    roomy = situation("gb200")
+    best = fastest(changes(facts(), roomy))
+    assert best is not None
+    assert best.settings["gradient_checkpointing"] is False
+    assert best.cost < 0
+    assert fastest(changes(facts(checkpointing=False), roomy)) is None
+
+
+def test_a_single_pool_is_never_told_to_move_bytes():
+    for change in changes(facts(), situation("gb10")):
+        assert not any("use_uvm" in key or "activations" in key for key in change.settings)
+
+
+def test_every_optimizer_of_the_table_can_be_planned():
+    for name, row in optimizers().items():
+        found = place(facts(optimizer=name), sizes(), MACHINE).state
+        each = row.bytes_bf16 if row.bytes_bf16 is not None else 8
+        assert found.bytes == pytest.approx(each * 10 * BILLION, abs=1)
+
+
+def test_phases_are_apart():
+    found = table()
+    assert {phase: found.held(phase, "hbm") for phase in PHASES}["cache"] < found.held("train", "hbm")
+    assert found.worst_phase("hbm") == "train"
+    largest = found.largest("train", "hbm")
+    assert largest is not None
+    assert largest.what == "optimizer"

@@ -1,0 +1,291 @@
+"""``gh200 plan`` as people and scripts call it, and what it reads: without torch, without tracing."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.training import read_training
+from simpletuner_gh200.errors import RunFailed, UsageError
+from simpletuner_gh200.plan import calibration, quick, traces
+from simpletuner_gh200.plan.facts import read_facts
+from simpletuner_gh200.plan.machines import MACHINES, machine, this_machine
+from simpletuner_gh200.plan.model_files import published_model, read_components
+from simpletuner_gh200.plan.placing import Constants
+from simpletuner_gh200.plan.planning import make_plan
+from simpletuner_gh200.plan.rows import PHASES, POOLS
+from simpletuner_gh200.plan.shapes import Shape, shapes_of
+from simpletuner_gh200.plan.simulate import SimulatedDriver
+from simpletuner_gh200.units import GIB
+
+FLUX = {
+    "model_family": "flux",
+    "model_type": "full",
+    "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev",
+    "optimizer": "adamw_bf16",
+    "mixed_precision": "bf16",
+    "train_batch_size": 1,
+    "max_train_steps": 100,
+    "validation_disable": True,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(FLUX))
+    return file
+
+
+def run(*arguments: object, code: int | None = None) -> str:
+    result = CliRunner().invoke(build_app(), ["plan", *map(str, arguments)], catch_exceptions=False)
+    assert code is None or result.exit_code == code, result.output
+    return result.stdout
+
+
+def training_of(path: Path, **changed: object):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    return read_training(Located.at(path), {})
+
+
+def test_json_has_what_the_contract_names(config):
+    told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--json", code=1))
+    assert told["fits"] is False
+    assert told["machine"] == "gh200-96"
+    assert set(told["pools"]) == set(POOLS)
+    assert set(told["phases"]) == set(PHASES)
+    assert {"what", "pool", "phase", "bytes", "source"} <= set(told["bytes"][0])
+    assert {"weights", "gradients", "optimizer", "context"} <= {row["what"] for row in told["bytes"]}
+    assert told["step"]["binding"] in told["step"]["bounds"]
+    assert {"what", "key", "value", "fits", "cost"} <= set(told["changes"][0])
+    hbm = told["pools"]["hbm"]
+    assert hbm["free"] == hbm["capacity"] - hbm["used"] < 0
+    assert hbm["used"] == max(told["phases"][phase]["hbm"] for phase in PHASES)
+
+
+def test_a_fresh_machine_answers_from_what_is_published_and_says_so(config):
+    told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--json"))
+    assert any("FLUX.1-dev" in note for note in told["notes"])
+    sources = {(row["what"], row["phase"]): row["source"] for row in told["bytes"] if row["pool"] == "hbm"}
+    assert sources["activations", "train"] == "assumed", "scaled from another shape: never a reason to refuse"
+
+
+def test_exit_code_and_words_say_whether_it_fits(config):
+    assert "does not fit" in run(config, "--machine", "gh200-96", "--no-trace", code=1)
+    training_of(config, model_type="lora")
+    assert "fits" in run(config, "--machine", "gh200-144", "--no-trace", code=0)
+
+
+def test_apply_writes_a_copy_and_the_copy_fits(config):
+    before = config.read_text()
+    told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--apply", "--json", code=1))
+    assert config.read_text() == before
+    copy = Path(told["applied"])
+    assert copy == config.with_suffix(".planned.json")
+    assert json.loads(copy.read_text())["gh200_optimizations"]["use_uvm"] is True
+    again = json.loads(run(copy, "--machine", "gh200-96", "--no-trace", "--json", code=0))
+    assert again["fits"] is True
+
+
+def test_a_page_and_a_drawing_need_nothing_from_elsewhere(config, tmp_path):
+    for name in ("plan.html", "plan.svg"):
+        run(config, "--machine", "gh200-96", "--no-trace", "-o", tmp_path / name)
+        text = (tmp_path / name).read_text()
+        assert "optimizer: 66.5 GiB, measured" in text, "every piece says what it is"
+        assert not re.search(r"(src|href)=|url\(|@import|<script", text)
+        assert [found for found in re.findall(r"https?://[^\"'< ]+", text) if "w3.org" not in found] == []
+    with pytest.raises(UsageError, match=r"\.html or \.svg"):
+        run(config, "-o", tmp_path / "plan.png")
+
+
+def test_the_simulator_grows_windows_with_the_ramp_and_meets_the_same_walls(config):
+    told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 4, "--json"))
+    (end,) = told["simulation"]
+    assert "OUT_OF_MEMORY" in end["events"][-1]
+    ramp = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 1, "target_effective_batch_size": 4}
+    block = {"use_uvm": True, "uvm_access_pattern": "cpu_first", **ramp, "batch_rampup_steps": 4}
+    training_of(config, gh200_optimizations=block)
+    told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 6, "--json"))
+    moments = told["simulation"]
+    assert len(moments) == 6
+    lengths = [b["micro_batches"] - a["micro_batches"] for a, b in pairwise(moments)]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 4
+    state = [event for moment in moments for event in moment["events"] if "optimizer state" in event]
+    assert state == ["optimizer state: 66.5 GiB in Grace"]
+    assert moments[-1]["hbm_peak"] > moments[0]["hbm_peak"], "gradients stay while a window is gathered"
+
+
+def test_a_simulated_device_refuses_what_it_does_not_have():
+    driver = SimulatedDriver(MACHINES["gh200-96"])
+    address = driver.alloc_device(90 * 10**9, 0)
+    assert driver.memory_info(0) == (6 * 10**9, 96 * 10**9)
+    with pytest.raises(Exception, match="OUT_OF_MEMORY"):
+        driver.alloc_device(10 * 10**9, 0)
+    driver.free(address, 0)
+    assert driver.memory_info(0)[0] == 96 * 10**9
+
+
+# -- the cheap part --------------------------------------------------------------------------------------------
+
+
+def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(config, tmp_path):
+    training = read_training(Located.at(config), {})
+    host = tmp_path / "host"
+    (host / "proc").mkdir(parents=True)
+    (host / "proc" / "meminfo").write_text(
+        "MemTotal: 480000000 kB\nMemFree: 460000000 kB\nMemAvailable: 470000000 kB\n"
+    )
+    with pytest.raises(RunFailed, match=r"does not fit: HBM has 89\.4 GiB") as refused:
+        quick.check_fit(training, driver=SimulatedDriver(MACHINES["gh200-96"]), root=host)
+    assert "--no-plan" in str(refused.value)
+    assert "use_uvm" in str(refused.value)
+    roomy = replace(MACHINES["gh200-96"], hbm=120 * 10**9)
+    assert quick.check_fit(training, driver=SimulatedDriver(roomy), root=host) is not None, (
+        "over only by what is assumed"
+    )
+    nothing = replace(MACHINES["gh200-96"], has_device=False)
+    assert quick.check_fit(training, driver=SimulatedDriver(nothing), root=host) is not None
+
+
+def test_settings_are_chosen_so_that_they_fit():
+    chosen = quick.advised(FLUX, MACHINES["gh200-96"])
+    assert chosen["gh200_optimizations"]["use_uvm"] is True
+    unheard = {**FLUX, "model_family": "unheard-of", "pretrained_model_name_or_path": "no/where"}
+    assert quick.advised(unheard, MACHINES["gh200-96"]) == unheard
+
+
+def test_a_plan_is_kept_beside_the_run(config, tmp_path):
+    plan = quick.quick_plan(read_training(Located.at(config), {}), MACHINES["gh200-96"])
+    quick.keep(plan, tmp_path)
+    kept = quick.kept(tmp_path)
+    assert kept is not None
+    assert kept["phases"]["train"]["hbm"] == plan.table.held("train", "hbm")
+
+
+def test_what_a_run_measured_replaces_what_was_assumed(private_cache):
+    here = replace(MACHINES["gh200-96"], name="this")
+    assert calibration.constants_for(here) == Constants()
+    assert calibration.learned_context(40 * GIB, 42 * GIB) == 2 * GIB
+    assert calibration.learned_context(40 * GIB, 39 * GIB) is None, "less than planned is no context"
+    calibration.remember(2 * GIB, "my-run")
+    assert calibration.constants_for(here).context == 2 * GIB
+    assert calibration.constants_for(here).context_measured
+    assert calibration.constants_for(MACHINES["gh200-96"]) == Constants()
+
+
+# -- what is read ------------------------------------------------------------------------------------------------
+
+
+def safetensors(path: Path, **tensors: list[int]) -> None:
+    header = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_parameters_are_counted_from_headers_alone(tmp_path):
+    safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
+    safetensors(tmp_path / "transformer" / "a-00002-of-00002.safetensors", y=[5])
+    safetensors(tmp_path / "transformer" / "a.fp16.safetensors", x=[10, 20])
+    safetensors(tmp_path / "vae" / "v.safetensors", z=[7, 7])
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "text_encoder").mkdir()
+    (tmp_path / "text_encoder" / "config.json").write_text('{"model_type": "clip_text_model"}')
+    found = read_components(str(tmp_path), "flux", {})
+    assert {name: (part.parameters, part.source, part.kind) for name, part in found.items()} == {
+        "transformer": (205, "measured", "denoiser"),
+        "vae": (49, "measured", "vae"),
+        "text_encoder": (0, "computed", "encoder"),
+    }
+
+
+def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path):
+    name = "some/model"
+    safetensors(tmp_path / "hub" / "models--some--model" / "snapshots" / "abc" / "unet" / "u.safetensors", x=[3, 3])
+    assert read_components(name, "sdxl", {"HF_HOME": str(tmp_path)})["unet"].parameters == 9
+    cited = read_components("stabilityai/stable-diffusion-xl-base-1.0", "sdxl", {"HF_HOME": str(tmp_path / "none")})
+    assert cited["unet"].source == "cited"
+    assert published_model("nobody/nothing", "no such family") is None
+
+
+def shapes(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> tuple[Shape, ...]:
+    data = tmp_path / "data"
+    data.mkdir(exist_ok=True)
+    if index is not None:
+        (data / "aspect_ratio_bucket_indices_x.json").write_text(json.dumps({"aspect_ratio_bucket_indices": index}))
+    entry = {"id": "x", "type": "local", "instance_data_dir": str(data), **entry}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_family": "flux", "datasets": [entry], **values}))
+    return shapes_of(read_training(Located.at(file), {}))
+
+
+def test_shapes_come_from_buckets_crops_and_resolution(tmp_path):
+    assert shapes(tmp_path, {"resolution": 512}) == (Shape(512, 512, 0, "assumed"),)
+    cropped = {"crop": True, "crop_aspect": "square", "resolution": 768, "resolution_type": "pixel"}
+    assert shapes(tmp_path, cropped) == (Shape(768, 768, 0, "computed"),)
+    assert shapes(tmp_path, {"resolution": 1.0, "resolution_type": "area"})[0].height == 1024
+    wide = {"1.5": ["a.png"], "1.0": ["b.png"], "2.0": []}
+    by_edge = shapes(tmp_path, {"resolution": 1024, "resolution_type": "pixel"}, wide)
+    assert by_edge == (Shape(1024, 1024), Shape(1024, 1536))
+    by_area = shapes(tmp_path, {"resolution": 1024, "resolution_type": "pixel_area"}, wide)
+    assert max(shape.area for shape in by_area) < 1.05 * 1024**2
+    film = {"dataset_type": "video", "resolution": 480, "video": {"num_frames": 49}}
+    assert shapes(tmp_path, film, {}, model_family="wan") == (Shape(480, 480, 49, "assumed"),)
+    assert Shape(480, 832, 81).latent(8, 4) == (21, 60, 104)
+
+
+def test_facts_are_read_as_simpletuner_would(config):
+    facts = read_facts(training_of(config, use_ema=True, ema_device="accelerator", gradient_accumulation_steps=2))
+    assert (facts.full, facts.weights, facts.accumulation, facts.checkpointing) == (True, "bf16", 2, True)
+    assert facts.ema_on_device
+    facts = read_facts(training_of(config, model_type="lora", mixed_precision="no", base_model_precision="int8-quanto"))
+    assert (facts.full, facts.weights) == (False, "fp32")
+    assert facts.quantised == pytest.approx(1.03)
+    ramp = {"initial_effective_batch_size": 2, "target_effective_batch_size": 16, "batch_rampup_steps": 8}
+    block = {"enable_batch_size_rampup": True, **ramp, "activations": "auto"}
+    facts = read_facts(training_of(config, train_batch_size=2, gh200_optimizations=block), ranks=2)
+    assert (facts.accumulation, facts.ranks, facts.activations) == (4, 2, "auto")
+
+
+def test_the_same_question_has_the_same_key_and_another_has_another(private_cache):
+    asked = {"batch": 1, "latent": (16, 16), "checkpointing": True}
+    options = {"model_family": "flux", "lora_rank": 8, "output_dir": "/a", "hub_token": "secret"}
+    first = traces.step_request(options, {"num_layers": 3}, **asked)
+    assert "secret" not in json.dumps(first)
+    assert traces.step_request({**options, "output_dir": "/b"}, {"num_layers": 3}, **asked) == first
+    traces._store(first, {"base": {}, "stacks": {}})
+    assert traces.remembered(first) is not None
+    for other in (
+        traces.step_request({**options, "lora_rank": 16}, {"num_layers": 3}, **asked),
+        traces.step_request(options, {"num_layers": 4}, **asked),
+        traces.step_request(options, {"num_layers": 3}, **{**asked, "batch": 2}),
+        traces.step_request(options, {"num_layers": 3}, **asked, like="cpu"),
+    ):
+        assert traces.remembered(other) is None
+
+
+def test_this_machine_is_what_the_driver_says():
+    found = this_machine(driver=SimulatedDriver(MACHINES["gh200-144"]))
+    assert (found.name, found.hbm, found.has_device) == ("this", 144 * 10**9, True)
+    assert found.h2d == MACHINES["gh200-144"].h2d
+    assert this_machine(driver=SimulatedDriver(MACHINES["gb10"])).one_pool
+    assert this_machine(driver=SimulatedDriver(MACHINES["h100"])).h2d == MACHINES["h100"].h2d
+    with pytest.raises(UsageError, match="gh200-96"):
+        machine("gh300")
+
+
+def test_a_model_family_is_needed(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    with pytest.raises(UsageError, match="model_family"):
+        make_plan(read_training(Located.at(file), {}), MACHINES["gh200-96"], trace=False)

@@ -1,0 +1,237 @@
+"""Model state at its moments: what is refused and why, what is caught when, what the summary tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.interface import Capabilities
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.seams.features.state import opening
+from simpletuner_gh200.seams.features.state.feature import StateFeature
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+from tests.unit.model.momentum import Momentum
+
+
+class Shadow:
+    """As upstream's EMA: a list of clones, moved in place."""
+
+    foreach = True
+
+    def __init__(self, weights: list[torch.nn.Parameter]) -> None:
+        self.shadow_params = [weight.detach().clone() for weight in weights]
+
+    def to(self, *args: Any, **kwargs: Any) -> Shadow:
+        for tensor in self.shadow_params:
+            tensor.data = tensor.data.to(*args, **kwargs)
+        return self
+
+
+def trainer(*, ranks: int = 1, **config: Any) -> SimpleNamespace:
+    given = {"optimizer": "torch-adamw", "ema_device": "cpu", **config}
+    weights = [torch.nn.Parameter(torch.ones(8)), torch.nn.Parameter(torch.ones(4))]
+    return SimpleNamespace(
+        accelerator=SimpleNamespace(
+            device=torch.device("cpu"),
+            distributed_type="DistributedType.NO",
+            num_processes=ranks,
+            load_state=lambda folder, **kwargs: kwargs,
+        ),
+        config=SimpleNamespace(**given),
+        weights=weights,
+        optimizer=Momentum(weights, lr=0.1),
+        ema_model=None,
+    )
+
+
+def asked(run: Any, **keys: Any) -> StateFeature:
+    feature = StateFeature()
+    settings = resolve({"gh200_optimizations": {"use_uvm": True, "uvm_min_tensor_kb": 0, **keys}}, {})
+    assert feature.request(settings, {}) == "asked"
+    feature.runtime = Runtime(Launch())
+    feature.runtime.settings = settings
+    feature.runtime.trainer = run
+    return feature
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with detect.using(NullDriver("a test")):
+        yield
+
+
+def step(run: Any) -> None:
+    for weight in run.weights:
+        weight.grad = torch.ones_like(weight)
+    run.optimizer.step()
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    assert StateFeature().request(resolve({}, {}), {}) == "off"
+
+
+@pytest.mark.parametrize("key", ["oom_reserve_gb", "uvm_hbm_budget_gb"])
+def test_a_key_that_would_reach_nothing_is_an_error(key: str) -> None:
+    with pytest.raises(ConfigError, match="no effect without use_uvm"):
+        resolve({"gh200_optimizations": {key: 2}}, {})
+
+
+def test_a_run_from_start_to_end(no_gpu: None) -> None:
+    run = trainer(use_ema=True)
+    feature = asked(run)
+    feature.start(run)
+    assert run.config.ema_device == "accelerator", "or every update would move all shadows"
+    with feature.making_ema(run):
+        run.ema_model = Shadow(run.weights)
+    feature.hooks_ready(run)
+    feature.before_train(run)
+    assert feature.summary()["of"]["ema"]["bytes"] == 48
+    step(run)
+    found = feature.summary()
+    assert found["of"]["optimizer"]["tensors"] == 4
+    assert (found["tensors"], found["bytes"]) == (6, 96 + 48)
+    assert found["pool"]["held"] == found["bytes"]
+    assert feature.telemetry()["bytes"] == found["bytes"]
+    run.ema_model.to(dtype=torch.float64)
+    assert feature.summary()["of"]["ema"] == {
+        **dict.fromkeys(("hbm_tensors", "hbm_bytes", "small_tensors", "small_bytes"), 0),
+        "tensors": 2,
+        "bytes": 96,
+    }
+    feature.after_train(run)
+    assert "step" not in vars(run.optimizer), "what was wrapped is as it was"
+    feature.close()
+
+
+def test_shadows_that_are_made_twice_are_held_once(no_gpu: None) -> None:
+    run = trainer(use_ema=True)
+    feature = asked(run)
+    feature.start(run)
+    for _ in range(2):
+        with feature.making_ema(run):
+            run.ema_model = Shadow(run.weights)
+    assert feature.summary()["pool"]["held"] == 48
+
+
+def test_ema_on_the_cpu_only_is_left_alone(no_gpu: None) -> None:
+    run = trainer(use_ema=True, ema_cpu_only=True)
+    feature = asked(run)
+    feature.start(run)
+    with feature.making_ema(run):
+        run.ema_model = Shadow(run.weights)
+    assert run.config.ema_device == "cpu"
+    assert "ema" not in feature.summary()["of"]
+
+
+def test_a_resume_loads_into_the_pool_and_on_the_cpu_first(no_gpu: None) -> None:
+    run = trainer(ranks=2)
+    feature = asked(run)
+    feature.start(run)
+    feature.hooks_ready(run)
+    assert run.accelerator.load_state("folder") == {"map_location": "cpu"}
+    loaded = {weight: {"momentum": torch.zeros_like(weight.data)} for weight in run.weights}
+    run.optimizer.load_state_dict(loaded)
+    assert feature.summary()["of"]["optimizer"]["bytes"] == 48
+
+
+def test_streaming_on_request(no_gpu: None) -> None:
+    run = trainer()
+    feature = asked(run, uvm_streaming="on")
+    feature.start(run)
+    feature.hooks_ready(run)
+    for _ in range(3):
+        step(run)
+    found = feature.summary()
+    assert (found["streaming"], found["streamed_steps"]) == ("streamed through HBM", 2)
+
+
+def test_without_a_device_nothing_is_streamed_by_itself(no_gpu: None) -> None:
+    run = trainer()
+    feature = asked(run)
+    feature.start(run)
+    feature.hooks_ready(run)
+    step(run)
+    step(run)
+    assert feature.summary()["streaming"] == "taken in place: no device was measured"
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "reason"),
+    [
+        ({"optimizer_cpu_offload_method": "torchao"}, {}, "torchao"),
+        ({"ramtorch": True}, {}, "RamTorch"),
+        ({"optimizer_release_gradients": True}, {}, "inside the backward pass"),
+        ({"optimizer": "optimi-adamw"}, {"uvm_streaming": "on"}, "counts step over all parameters"),
+        ({"optimizer": "my-own"}, {"uvm_streaming": "on"}, "not in the table"),
+    ],
+)
+def test_refused_with_the_reason(no_gpu: None, config: dict[str, Any], keys: dict[str, Any], reason: str) -> None:
+    run = trainer(**config)
+    with pytest.raises(FeatureUnavailable, match=reason):
+        asked(run, **keys).start(run)
+
+
+def test_deepspeed_is_refused(no_gpu: None) -> None:
+    run = trainer()
+    run.accelerator.distributed_type = "DistributedType.DEEPSPEED"
+    with pytest.raises(FeatureUnavailable, match="DeepSpeed"):
+        asked(run).start(run)
+
+
+def test_a_gpu_that_is_not_nvidias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    run = trainer()
+    with (
+        detect.using(NullDriver("this torch is built for AMD (HIP 6.4); everything CUDA stays off")),
+        pytest.raises(FeatureUnavailable, match="AMD"),
+    ):
+        asked(run).start(run)
+
+
+class Device:
+    """Capabilities of a device, at the hardware boundary."""
+
+    name = "cuda"
+    home = 0
+
+    def __init__(self, **facts: Any) -> None:
+        self._facts = facts
+
+    def capabilities(self, ordinal: int) -> Capabilities:
+        return replace(NullDriver().capabilities(ordinal), device_total=1 << 30, **self._facts)
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "reason"),
+    [
+        (Device(mode="single pool", integrated=True), {"uvm_access_pattern": "cpu_first"}, "one physical pool"),
+        (Device(mode="discrete", maps_host_memory=True), {}, "behind PCIe"),
+        (Device(mode="discrete"), {"uvm_access_pattern": "cpu_first"}, "can't map host memory"),
+        (Device(mode="numa", managed=True), {"uvm_access_pattern": "balanced"}, "at the same time"),
+    ],
+)
+def test_a_device_that_cannot_is_refused_with_the_reason(device: Any, keys: dict[str, Any], reason: str) -> None:
+    run = trainer()
+    with detect.using(device), pytest.raises(FeatureUnavailable, match=reason) as refused:
+        asked(run, **keys).start(run)
+    assert "use_uvm" in str(refused.value)
+
+
+def test_scope_all_is_refused_where_torch_never_frees(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer()
+    feature = asked(run, uvm_scope="all")
+    opened = SimpleNamespace(pool=SimpleNamespace(defers_frees=lambda: True), reserve=None)
+    monkeypatch.setattr(feature, "_open", lambda _trainer: opened)
+    monkeypatch.setattr(opening, "detect", SimpleNamespace(current=lambda: Device(mode="numa", maps_host_memory=True)))
+    monkeypatch.setattr(opening, "_take", lambda caps, pattern: "a trial")
+    with pytest.raises(FeatureUnavailable, match="grow with every batch"):
+        feature.start(run)
