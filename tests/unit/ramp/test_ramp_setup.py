@@ -113,6 +113,7 @@ def test_everything_that_is_wrong_with_the_ramp_comes_at_once_and_only_once() ->
     assert sorted(found) == [
         "data_backend",
         "gh200_optimizations.batch_rampup_steps",
+        "gh200_optimizations.initial_effective_batch_size",
         "gh200_optimizations.ramp_curv = 'linear'",
         "max_train_steps",
     ]
