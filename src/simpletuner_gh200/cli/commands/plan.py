@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.units import format_bytes
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from simpletuner_gh200.plan.planning import Plan
     from simpletuner_gh200.plan.simulate import Moment
 
@@ -84,7 +86,7 @@ def plan(
     if machine is None and not here.has_device:
         here = machine_named("gh200-96")
     if sys.stderr.isatty():
-        print("gh200: planning; a model that is new here is traced first, up to a minute", file=sys.stderr)
+        say("gh200: planning; a model that is new here is traced first, up to a minute", error=True)
     made = make_plan(training, here, ranks=ranks, trace=trace)
     moments = simulated(training, made.evaluated.facts, made.situation, simulate) if simulate else []
     if output is not None:
@@ -94,10 +96,10 @@ def plan(
         more = {"simulation": [moment.to_json() for moment in moments]} if simulate else {}
         print(json.dumps({**made.to_json(), **more, "applied": str(applied) if applied else None}))
     else:
-        _print(made, moments, Console())
+        _print(made, moments, screen())
         for told in (f"drawn into {output}" if output else "", _applied(made, applied) if apply else ""):
             if told:
-                print(told)
+                say(told)
     raise typer.Exit(0 if made.fits else 1)
 
 
