@@ -11,6 +11,7 @@ import pytest
 from simpletuner_gh200.model.optimizer_table import optimizers
 
 MEASURE = Path(__file__).resolve().parents[2] / "scripts" / "dev" / "measure_optimizers.py"
+SHARDED = Path(__file__).with_name("probe_state_sharded.py")
 UVM = {"use_uvm": True, "uvm_min_tensor_kb": 0}
 FULL = {"model_type": "full", "lora_type": None, "lora_rank": None, "optimizer": "torch-adamw", "learning_rate": 1e-4}
 
@@ -87,6 +88,17 @@ def test_two_ranks_with_a_ramp_resume_into_the_pool(workbench):
         for rank in range(2):
             assert state_of(runs["pooled", steps], rank)["of"]["optimizer"]["tensors"] > 0
     assert runs["pooled", 4].same_lora(runs["plain", 4])
+
+
+@pytest.mark.one_release("4.")
+def test_sharded_states_of_fsdp2_are_caught_by_their_local_tensors(workbench):
+    run = workbench.execute(SHARDED.read_text(), world=2)
+    assert run.ok, run.explain()
+    for rank in range(2):
+        found = json.loads(run.log(rank).strip().splitlines()[-1])
+        for kind, steps in (("caught", 0), ("streamed", 3)):
+            expected = {"same": True, "dtensors": True, "in_pool": 8, "beside": 0, "streamed_steps": steps}
+            assert found[kind] == expected, (rank, kind)
 
 
 def test_every_optimizer_of_the_table_keeps_its_bits(workbench):
