@@ -48,7 +48,7 @@ def blank(*shape: int) -> torch.Tensor:
 
 
 class Moments:
-    """Makes its state as torch's optimizers do, at the first step with a gradient; then only copies, without kernels."""
+    """Makes its state as torch's optimizers do, at the first step with a gradient; then it only copies: no kernels."""
 
     def __init__(self, weights: list[torch.nn.Parameter]) -> None:
         self.param_groups = [{"params": weights}]
