@@ -1,7 +1,8 @@
-"""Two ranks of FSDP2: a small sharded model trained plain, caught and streamed; each rank prints what it found."""
+"""Two ranks of FSDP2: a small sharded model trained plain, caught and streamed; each rank writes down what it found."""
 
 import json
 import os
+from pathlib import Path
 
 import torch
 import torch.distributed
@@ -53,5 +54,5 @@ for kind in ("caught", "streamed"):
         "beside": caught.tally.hbm_tensors,
         "streamed_steps": streamed.steps,
     }
-print(json.dumps(found), flush=True)
+Path(os.environ["SIMPLETUNER_GH200_SUMMARY_DIR"], f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
 torch.distributed.destroy_process_group()
