@@ -113,8 +113,10 @@ def test_gpu_first_keeps_its_budget_in_hbm_and_a_resume_comes_back_to_it(pool: G
 
 def test_beyond_the_limit_it_is_torchs_error_with_our_words(roomy: Emulator) -> None:
     pool = GracePool("host", limit=0, why="a test")
-    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"do not fit into Grace memory.*a test"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"does not fit into Grace memory.*a test"):
         pool.take(torch.empty(SIDE, SIDE, device="cuda"))
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"loaded or made does not fit.*a test"), pool.use():
+        torch.empty(SIDE, SIDE, device="cuda")
     torch.empty(SIDE, SIDE, device="cuda")
 
 
