@@ -78,20 +78,27 @@ READ, WRITTEN = 330e9, 300e9
 """Bytes per second, as others measured them on a GH200 (docs/concepts/memory.md)."""
 
 
+OPTIMIZERS_PREFACE = """
+Every optimizer of SimpleTuner {releases}, run on the CPU by `scripts/dev/generate_optimizer_table.py`: plain, with
+its state caught into a pool, resumed, and streamed. Weights and states were the same to the bit in every step, and
+all state tensors were accounted for. The integration tests run it again for what is installed. *Passes* are bytes
+of state that a step reads and writes, as multiples of it; compiled or fused kernels make fewer. *Seconds* are
+arithmetic for 10⁹ trained bf16 parameters at 330 GB/s read and 300 GB/s written, which others measured: nobody has
+run it on a GH200 here. A run's log has the rates of your machine, and `gh200 selftest --bench` measures more.
+"""
+
+
 def optimizers_page() -> str:
     releases = sorted({release for facts in optimizers().values() for release in facts.releases})
-    lines = [NOTE, "# What optimizers keep", ""]
-    lines += [
-        f"Every optimizer of SimpleTuner {' and '.join(releases)}, run on the CPU by",
-        "`scripts/dev/generate_optimizer_table.py`: plain, with its state caught into a pool, resumed, and streamed. Weights",
-        "and states were the same to the bit in every step, and every state tensor was accounted for; the integration tests",
-        "run it again for what is installed. *Passes* are bytes of state that a step reads and writes, as multiples of the",
-        "state; compiled or fused kernels make fewer. *Seconds* are arithmetic for 10⁹ trained bf16 parameters at 330 GB/s",
-        "read and 300 GB/s written, which others measured: nobody has run it on a GH200 here. A run's log has the rates of",
-        "your machine, and `gh200 selftest --bench` measures more.",
+    columns = ("optimizer", "bytes per parameter, bf16 / fp32 weights", "born", "passes, read / written")
+    columns += ("seconds in place / streamed", "streamed?")
+    lines = [
+        NOTE,
+        "# What optimizers keep",
         "",
-        "| optimizer | bytes per parameter, bf16 / fp32 weights | born | passes, read / written | seconds in place / streamed "
-        "| streamed? |",
+        *OPTIMIZERS_PREFACE.format(releases=" and ".join(releases)).strip().splitlines(),
+        "",
+        f"| {' | '.join(columns)} |",
         "|---|---|---|---|---|---|",
         *(optimizer_row(facts) for facts in optimizers().values()),
     ]

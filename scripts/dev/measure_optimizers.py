@@ -283,13 +283,13 @@ def names() -> Iterator[str]:
     yield from (name for name in optimizer_choices if not chosen or name in chosen)
 
 
-def main() -> None:
+def measured() -> dict[str, Any]:
     rows = {}
     for name in names():
         rows[name] = examine(name)
         print(name, json.dumps(rows[name]), file=sys.stderr, flush=True)
-    print(json.dumps(rows), flush=True)
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measured()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,11 @@ import pytest
 from simpletuner_gh200.model.optimizer_table import optimizers
 
 MEASURE = Path(__file__).resolve().parents[2] / "scripts" / "dev" / "measure_optimizers.py"
+WRITE_DOWN = """
+from pathlib import Path
+Path(os.environ["SIMPLETUNER_GH200_SUMMARY_DIR"], "rank-0.json").write_text(json.dumps(measured()))
+"""
+SHARDED = Path(__file__).with_name("probe_state_sharded.py")
 UVM = {"use_uvm": True, "uvm_min_tensor_kb": 0}
 FULL = {"model_type": "full", "lora_type": None, "lora_rank": None, "optimizer": "torch-adamw", "learning_rate": 1e-4}
 
@@ -89,12 +93,23 @@ def test_two_ranks_with_a_ramp_resume_into_the_pool(workbench):
     assert runs["pooled", 4].same_lora(runs["plain", 4])
 
 
+@pytest.mark.one_release("4.")
+def test_sharded_states_of_fsdp2_are_caught_by_their_local_tensors(workbench):
+    run = workbench.execute(SHARDED.read_text(), world=2)
+    assert run.ok, run.explain()
+    for rank in range(2):
+        found = run.summaries[rank]
+        for kind, steps in (("caught", 0), ("streamed", 3)):
+            expected = {"same": True, "dtensors": True, "in_pool": 8, "beside": 0, "streamed_steps": steps}
+            assert found[kind] == expected, (rank, kind)
+
+
 def test_every_optimizer_of_the_table_keeps_its_bits(workbench):
     """Plain, caught, streamed and resumed; with accumulation, clipping and a late first gradient."""
     release = importlib.metadata.version("simpletuner")
-    run = workbench.execute(MEASURE.read_text() + "\nmain()\n")
+    run = workbench.execute(MEASURE.read_text() + WRITE_DOWN)
     assert run.ok, run.explain()
-    rows = json.loads(run.log().strip().splitlines()[-1])
+    rows = run.summaries[0]
     table = optimizers()
     assert rows.keys() <= table.keys(), "an optimizer that the table does not know: generate it anew"
     for name, row in rows.items():

@@ -131,14 +131,18 @@ class StreamedOptimizer:
         self.staged_bytes = 0
 
     def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """As the caught optimizer's own; the first step of a parameter, which makes its state, is not streamed."""
-        if args or kwargs or self._caught.makes_state():
+        """As the caught optimizer's own; the first step of a parameter, which makes its state, is not streamed.
+
+        Nor is one with a closure, which would be called for every chunk; accelerate passes none as None.
+        """
+        has_closure = any(given is not None for given in (*args, *kwargs.values()))
+        if has_closure or self._caught.makes_state():
             return self._caught.step(original, *args, **kwargs)
         parameters = [p for group in self._caught.optimizer.param_groups for p in group["params"] if p.grad is not None]
         sizes = [self._pooled_size(parameter) for parameter in parameters]
         planned = chunks(sizes, self._room)
         if not any(sizes):
-            return self._caught.step(original)
+            return self._caught.step(original, *args, **kwargs)
         self._make_buffers(max(sum(sizes[index] for index in chunk) for chunk in planned))
         result = None
         with _gradients_hidden(parameters) as show:
@@ -152,7 +156,7 @@ class StreamedOptimizer:
                         ahead.append(self._fill(following, (number + 1) % 2))
                     self._lane.filled(ahead[0].slot)
                     with show(ahead[0].parameters):
-                        result = original()
+                        result = original(*args, **kwargs)
                     self._empty(ahead.pop(0))
             finally:
                 for staged in ahead:  # a failed step: what is in the buffers goes home as it is

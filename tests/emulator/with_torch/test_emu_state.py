@@ -6,17 +6,21 @@ The arithmetic of a step needs kernels and is proven on the CPU; everything else
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism
 from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
+from simpletuner_gh200.seams.features.state.feature import StateFeature
+from simpletuner_gh200.seams.runtime import Launch, Runtime
 from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
@@ -44,7 +48,7 @@ def blank(*shape: int) -> torch.Tensor:
 
 
 class Moments:
-    """Makes its state as torch's optimizers do, at the first step with a gradient; then only copies, without kernels."""
+    """Makes its state as torch's optimizers do, at the first step with a gradient; then it only copies: no kernels."""
 
     def __init__(self, weights: list[torch.nn.Parameter]) -> None:
         self.param_groups = [{"params": weights}]
@@ -109,8 +113,10 @@ def test_gpu_first_keeps_its_budget_in_hbm_and_a_resume_comes_back_to_it(pool: G
 
 def test_beyond_the_limit_it_is_torchs_error_with_our_words(roomy: Emulator) -> None:
     pool = GracePool("host", limit=0, why="a test")
-    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"do not fit into Grace memory.*a test"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"does not fit into Grace memory.*a test"):
         pool.take(torch.empty(SIDE, SIDE, device="cuda"))
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"loaded or made does not fit.*a test"), pool.use():
+        torch.empty(SIDE, SIDE, device="cuda")
     torch.empty(SIDE, SIDE, device="cuda")
 
 
@@ -187,3 +193,49 @@ def test_deferred_frees_are_found_out(pool: GracePool) -> None:
     """As this torch does: 2.9 keeps what a side stream used, newer ones give it back inside the context."""
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     assert pool.defers_frees() == (release < (2, 10))
+
+
+@pytest.mark.parametrize("machine", ["gh200", "crashing-vmm"])
+def test_a_run_from_probe_to_summary(roomy: Emulator, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    """The feature as SimpleTuner drives it: mechanism by trial, budget from what the device has left, soft landing."""
+    monkeypatch.setenv("GH200_EMU_PERSONALITY", machine)
+    monkeypatch.setenv("GH200_EMU_HBM", str(1 << 30))
+    roomy.become(machine)
+    roomy.set_hbm(4 << 30)
+    weights = parameters(3)
+    accelerator = SimpleNamespace(
+        device=torch.device("cuda", 0), distributed_type="NO", num_processes=1, backward=lambda loss: loss
+    )
+    config = SimpleNamespace(optimizer="torch-adamw", use_ema=False)
+    run = SimpleNamespace(accelerator=accelerator, config=config, optimizer=Loadable(weights), ema_model=None)
+    feature = StateFeature()
+    feature.runtime = Runtime(Launch())
+    wish = {"use_uvm": True, "oom_reserve_gb": 0.0625}
+    feature.runtime.settings = resolve({"gh200_optimizations": wish}, {})
+    feature.runtime.trainer = run
+    feature.start(run)
+    feature.hooks_ready(run)
+    feature.before_train(run)
+    headroom = 2 << 30
+    needed = headroom + torch.cuda.max_memory_allocated() + (600 << 20)
+    roomy.set_hbm(needed)
+    run.accelerator.backward(None)
+    run.optimizer.step()
+    found = feature.summary()
+    assert found["mechanism"] == "host"
+    assert found["gb_per_s"] == {"read": pytest.approx(340, rel=0.01), "write": pytest.approx(306, rel=0.01)}
+    assert found["tensors"] * SIZE == found["bytes"]
+    kept = found["of"]["optimizer"]["hbm_bytes"]
+    assert kept + found["bytes"] == 6 * SIZE
+    assert kept <= found["hbm_budget"]["bytes"]
+    assert "at the peak of the first step" in found["hbm_budget"]["why"]
+    assert found["oom_reserve"]["held"] == 64 * MIB
+    assert feature.telemetry()["oom_reserve"] == {"used": 0, "most": 0, "times": 0}
+    feature.after_train(run)
+    feature.close()
+    roomy.set_hbm(1 << 30)
+
+
+class Loadable(Moments):
+    def load_state_dict(self, loaded: Any) -> None:
+        self.state = loaded

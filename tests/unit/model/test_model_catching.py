@@ -166,7 +166,7 @@ def test_beyond_the_limit_torchs_error_carries_the_explanation() -> None:
     optimizer = Momentum([torch.nn.Parameter(torch.ones(100))], lr=0.1)
     optimizer.param_groups[0]["params"][0].grad = torch.ones(100)
     keeper = CaughtOptimizer(optimizer, Keeper(HostPool(600, "all that is left"), Placement("cpu_first", 0)))
-    with pytest.raises(torch.OutOfMemoryError, match=r"do not fit into Grace.*all that is left"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"does not fit into Grace.*all that is left"):
         keeper.step(optimizer.step)
 
 

@@ -63,6 +63,12 @@ def test_the_limit_is_the_least_of_all(
     assert why in found.why
 
 
+def test_the_node_it_is_bound_to_limits_it_too() -> None:
+    found = state_allowance(ratio=5.0, device_total=HBM, host=GRACE, claimed=0, ranks=1, beside=100 * GIB)
+    assert found.size == 100 * GIB - int(0.03 * 480 * GIB) // 4
+    assert "CPU node" in found.why
+
+
 def test_the_table_says_what_a_full_fine_tune_keeps() -> None:
     assert state_bytes("adamw_bf16", 11_900_000_000) == 6 * 11_900_000_000
     assert state_bytes("torch-adamw", 1000, "fp32") == 8000

@@ -55,6 +55,23 @@ def test_the_same_to_the_bit_and_all_of_it_home_again(room: int) -> None:
     assert streamed.staged_bytes >= 3 * caught.tally.bytes
 
 
+@pytest.mark.parametrize(("arguments", "streamed_steps"), [((None,), 1), ((lambda: 0.0,), 0)])
+def test_a_closure_is_called_once_and_none_is_no_closure(arguments: tuple[Any, ...], streamed_steps: int) -> None:
+    weights, optimizer, streamed, _ = make(room=2000)
+    show_gradients(weights, 2)
+    streamed.step(optimizer.step)
+    given: list[Any] = []
+
+    def with_closure(closure: Any = None) -> None:
+        given.append(closure)
+        optimizer.step()
+
+    streamed.step(with_closure, *arguments)
+    assert streamed.steps == streamed_steps
+    assert set(given) == set(arguments)
+    assert (len(given) > 1) == bool(streamed_steps)
+
+
 def test_a_step_sees_the_gradients_of_its_chunk_only() -> None:
     weights, optimizer, streamed, _ = make(room=2000)
     show_gradients(weights, 2)

@@ -84,6 +84,19 @@ def test_everything_asked_for_is_on_the_page(tmp_path: Path) -> None:
     assert text.count('class="mark"') == 12
 
 
+def test_model_state_and_its_reserve_are_in_the_report(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, steps=3)
+    sink = JsonLines(folder / "gh200" / "telemetry.jsonl")
+    state = {"bytes": 66 * GIB, "hbm_bytes": 5 * GIB, "oom_reserve": {"used": GIB, "most": 3 * GIB, "times": 2}}
+    for step in (4, 5):
+        sink.write({"kind": "step", "step": step, "step_seconds": 1.0, "features": {"state": state}})
+    sink.close()
+    text = build(folder)
+    assert "<h2>Model state</h2>" in text
+    for words in ("66 GiB", "most of the reserve in use", "3 GiB", "times the reserve was in use"):
+        assert words in text
+
+
 def test_nothing_on_the_page_runs_or_is_fetched(tmp_path: Path) -> None:
     found = Tags(build(record_run(tmp_path, name=HOSTILE)))
     assert not {"script", "img", "iframe", "link", "object", "embed", "form", "a"} & set(found.tags)

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -159,17 +160,28 @@ static int give_back(const Block *block) {
     }
 }
 
-/* What is pinned can't be paged out: the last of the host's memory is never taken, whoever took the rest meanwhile. */
-static int host_can_give(size_t size) {
+static unsigned long long bytes_in(const char *path, const char *key) { /* of a meminfo file; 0 where it does not tell */
     unsigned long long kib = 0;
-    char line[128];
+    char line[160];
+    FILE *file = fopen(path, "re");
+    if (!file) return 0;
+    for (const char *found; fgets(line, sizeof line, file);)
+        if ((found = strstr(line, key)) && sscanf(found + strlen(key), "%llu", &kib) == 1) break;
+    fclose(file);
+    return kib * 1024;
+}
+
+/* What is pinned can't be paged out: the last of the host's memory is never taken, whoever took the rest meanwhile. Nor
+ * that of the node it is bound to, for want of which the kernel would kill, too. */
+static int host_can_give(size_t size) {
     if (!floor_left) return 1; /* a trial, which asks the driver itself */
-    FILE *meminfo = fopen("/proc/meminfo", "re");
-    if (!meminfo) return 1;
-    while (fgets(line, sizeof line, meminfo))
-        if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
-    fclose(meminfo);
-    return !kib || kib * 1024 >= size + floor_left;
+    unsigned long long left = bytes_in("/proc/meminfo", "MemAvailable:");
+    if (left && left < size + floor_left) return 0;
+    char path[64];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
+    unsigned long long cached = bytes_in(path, "FilePages:"), shared = bytes_in(path, "Shmem:");
+    unsigned long long on_node = node < 0 ? 0 : bytes_in(path, "MemFree:") + (cached > shared ? cached - shared : 0);
+    return !on_node || on_node >= size + floor_left / 4;
 }
 
 /* -- what torch and Python call ---------------------------------------------------------------------------- */

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -44,13 +45,14 @@ class PoolState:
     last_refusal: int = 0
 
 
-def out_of_pool(size: int, state: PoolState, why: str) -> str:
-    """What a person reads where the pool has no more."""
+def out_of_pool(size: int | None, state: PoolState, why: str) -> str:
+    """What a person reads where the pool has no more; ``size``: what was asked for, where that is known."""
+    what = "What is being loaded or made" if size is None else f"{format_bytes(size)} more of model state"
     reason = REFUSALS.get(state.last_refusal, REFUSALS[LIMIT])
     if state.last_refusal == DRIVER:
         reason += f" with error {state.last_error}"
     return (
-        f"gh200: {format_bytes(size)} more of model state do not fit into Grace memory: {reason} "
+        f"gh200: {what} does not fit into Grace memory: {reason} "
         f"({format_bytes(state.held)} held, {format_bytes(state.limit)} allowed: {why}). Raise "
         "uvm_oversubscription_ratio if that is what limits it, lower cache_config.memory_limit_gb or the ranks per "
         "node, or take an optimizer that keeps less (docs/reference/optimizers.md)"
@@ -118,23 +120,26 @@ class GracePool:
         _keep_forever(self._plugged, pool)
         return pool
 
-    def use(self) -> AbstractContextManager[None]:
-        """What the calling thread allocates on the device inside goes to the pool."""
+    @contextmanager
+    def use(self, size: int | None = None) -> Iterator[None]:
+        """What the calling thread allocates on the device inside goes to the pool; ``size``: how much that will be.
+
+        Where it does not fit, torch's own error says why.
+        """
         import torch
 
-        used: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._ordinal)
-        return used
+        try:
+            with torch.cuda.use_mem_pool(self._pool, self._ordinal):
+                yield
+        except torch.OutOfMemoryError as full:
+            raise torch.OutOfMemoryError(f"{out_of_pool(size, self.state(), self._why)}\n{full}") from full
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Fresh memory of the pool for a tensor like this, in the same layout."""
         import torch
 
-        try:
-            with self.use():
-                return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        except torch.OutOfMemoryError as full:
-            size = tensor.numel() * tensor.element_size()
-            raise torch.OutOfMemoryError(f"{out_of_pool(size, self.state(), self._why)}\n{full}") from full
+        with self.use(tensor.numel() * tensor.element_size()):
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return bool(tensor.is_cuda) and self._allocator.home(int(tensor.data_ptr())) is not None

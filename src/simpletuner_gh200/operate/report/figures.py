@@ -48,6 +48,17 @@ def figures(run: Recorded) -> list[Figure]:
         ),
         _figure(
             run,
+            "Model state",
+            "Optimizer state and EMA in Grace, what of it stayed in HBM, and what torch used of the reserve.",
+            {
+                "in Grace": "features/state/bytes",
+                "in HBM": "features/state/hbm_bytes",
+                "reserve in use": "features/state/oom_reserve/used",
+            },
+            format_bytes,
+        ),
+        _figure(
+            run,
             "Chip-to-chip link",
             "Bytes per second over the link between CPU and GPU, as NVML tells.",
             {"to the device": "device/link_in_per_second", "to the host": "device/link_out_per_second"},

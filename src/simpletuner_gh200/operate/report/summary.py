@@ -23,6 +23,9 @@ def summary(run: Recorded) -> list[tuple[str, str]]:
         values = [value for _step, value in run.series(name)]
         if values:
             rows.append((what, format_bytes(pick(values))))
+    short = [value for _step, value in run.series("features/state/oom_reserve/times")]
+    if short:
+        rows.append(("times the reserve was in use", f"{max(short):g}"))
     if run.unreadable:
         rows.append(("unreadable records", str(run.unreadable)))
     return rows
@@ -48,6 +51,8 @@ _EXTREMES = (
     ("least host memory available", "host/available", min),
     ("most memory of the process", "host/resident", max),
     ("most HBM in use", "device/used", max),
+    ("model state in Grace", "features/state/bytes", max),
+    ("most of the reserve in use", "features/state/oom_reserve/most", max),
 )
 
 

@@ -93,7 +93,9 @@ class StateFeature(Feature):
             self._opened = open_pool(self._settings, trainer, self._trial, claimed=claimed)
             smallest = self._settings.uvm_min_tensor_kb * 1024
             given = self._settings.uvm_hbm_budget_gb
-            placement = Placement(self._settings.uvm_access_pattern, smallest, gib_to_bytes(given or 0))
+            # With scope all HBM is not a place that anything could stay in.
+            pattern = "cpu_first" if self._settings.uvm_scope == "all" else self._settings.uvm_access_pattern
+            placement = Placement(pattern, smallest, gib_to_bytes(given or 0))
             self._keeper = Keeper(self._opened.pool, placement)
             if given is not None or self._trial is None or placement.pattern != "gpu_first":
                 self._budget = "uvm_hbm_budget_gb" if given is not None else "no HBM share"

@@ -15,6 +15,7 @@ from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.memory.numa import read_nodes
 from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism, Reserve
 from simpletuner_gh200.memory.pool.probe import Trial, choose, try_out, wanted
 from simpletuner_gh200.memory.pool.refusal import Training, device_refusal, torch_refusal, training_refusal
@@ -78,6 +79,7 @@ def open_pool(settings: StateSettings, trainer: Any, trial: Trial | None, *, cla
         host=host,
         claimed=claimed,
         ranks=NodePosition.from_environment("state").local_size,
+        beside=next((node.free for node in read_nodes() if node.index == caps.host_node), None),
     )
     if trial is None:
         _say(allowed, "host memory standing in")
