@@ -119,6 +119,8 @@ def read_sizes(
     )
     if not sizes.traces:
         sizes = _with_published(sizes, facts, shape)
+        if sizes.guessed:
+            notes.append("activations are those of the published model at its usual shape, scaled to this one")
     if not sizes.traces:
         notes.append("the step was not traced: activations are not counted, weights and gradients are a lower bound")
     return sizes, notes
