@@ -22,7 +22,7 @@ TOKENS = {"sd3": 333, "sdxl": 77}
 
 
 def questions(model: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """bf16, one sample of 1024 pixels squared, or 81 frames of 480p; LoRA of rank 16 on SimpleTuner's default layers."""
+    """bf16, one sample of 1024 pixels squared, or 81 frames of 480p; LoRA of rank 16 on SimpleTuner's usual layers."""
     shape = SHAPES.get(model["family"], (0, 1024, 1024))
     frames, height, width = shape
     latent = ((frames - 1) // 4 + 1, height // 8, width // 8) if frames else (height // 8, width // 8)

@@ -20,6 +20,14 @@ from tests.integration import plan_families
 from tests.integration.workbench import clean_environment
 
 TOLERANCE = 0.02
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(tmp_path, monkeypatch):
+    """Whatever was traced before, by whichever code, is traced again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 FEW = [("sdxl", True, False, "no"), ("flux", False, True, "bf16")]
 """A UNet that is run whole and a transformer that is extrapolated; both ways, both kinds, both precisions."""
 
@@ -44,7 +52,7 @@ def predicted(cases: list[tuple[str, dict[str, Any]]]) -> list[traces.Counted]:
         )
         for family, options in cases
     ]
-    answers = traces.ask(questions)
+    answers = traces.ask(questions, timeout=3600)
     assert [answer["error"] for answer in answers if "error" in answer] == []
     return [traces.Trace.from_json(answer).whole for answer in answers]
 
@@ -57,7 +65,7 @@ def measured(cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
         env={**clean_environment(), "HF_HUB_OFFLINE": "1", "SIMPLETUNER_LOG_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=3600,
         check=False,
     )
     found = [json.loads(line) for line in child.stdout.splitlines()]

@@ -14,7 +14,8 @@ from simpletuner_gh200.plan.planning import make_plan
 PROBE = Path(__file__).with_name("probe_plan.py")
 
 
-def test_a_run_takes_what_was_planned(workbench):
+def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # so that it is traced now
     workbench.configure(max_train_steps=2, checkpoint_step_interval=50)
     plan = make_plan(read_training(Located.at(workbench.project.config), {}), this_machine())
     assert plan.notes == ()
@@ -28,4 +29,4 @@ def test_a_run_takes_what_was_planned(workbench):
     assert foreseen["gradients"] + foreseen["activations"] == pytest.approx(measured["peak"], rel=0.02)
     assert plan.evaluated.placed.step.saved == pytest.approx(measured["saved"], rel=0.02)
     assert foreseen["optimizer"] == pytest.approx(run.records[0]["state"], rel=0.02)
-    assert {row.source for row in rows.values() if row.what in foreseen} == {"computed", "measured"}
+    assert {rows[what, "train"].source for what in foreseen} == {"computed", "measured"}, "nothing here is a guess"

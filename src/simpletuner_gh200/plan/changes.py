@@ -11,7 +11,7 @@ from simpletuner_gh200.plan.bounds import Bounds, bounds
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Constants, Placed, place
-from simpletuner_gh200.plan.rows import POOLS
+from simpletuner_gh200.plan.rows import POOLS, Pool
 from simpletuner_gh200.plan.sizes import Sizes
 from simpletuner_gh200.units import format_seconds
 
@@ -35,14 +35,14 @@ class Evaluated:
     placed: Placed
     bounds: Bounds
     fits: bool
-    certain_overflow: Mapping[str, int]
+    certain_overflow: Mapping[Pool, int]
     """Pool -> bytes beyond its capacity without anything assumed."""
 
 
 def evaluate(facts: RunFacts, situation: Situation) -> Evaluated:
     placed = place(facts, situation.sizes, situation.machine, situation.constants)
     found = bounds(facts, situation.sizes, situation.machine, placed)
-    fits, over = True, dict[str, int]()
+    fits, over = True, dict[Pool, int]()
     for pool in POOLS:
         capacity = situation.machine.capacity(pool)
         if capacity is None or (pool == "hbm" and situation.machine.one_pool):

@@ -19,6 +19,16 @@ COLOURS = {
     "caches": "#a07800",
     "datasets": "#8a5a9e",
     "context": "#777777",
+    "text_encoder": "#d49a6a",
+    "text_encoder_2": "#b5763b",
+    "text_encoder_3": "#94571f",
+    "vae": "#5aa9a9",
+    "vae work": "#9fd0cf",
+    "checkpoint": "#6b7f5a",
+    "checkpoints": "#93a682",
+    "cache files": "#c9b458",
+    "packs": "#e0d08a",
+    "process": "#9a9ab0",
 }
 _OTHERS = "#aaaaaa"
 
@@ -56,7 +66,8 @@ def bars(plan: Plan) -> list[Bar]:
     for pool in POOLS:
         for phase in PHASES:
             rows = tuple(sorted(plan.table.of(phase, pool), key=lambda row: -row.bytes))
-            if rows and not (pool == "hbm" and plan.machine.one_pool):
+            skipped = phase == "validate" and not plan.evaluated.facts.validates
+            if rows and not skipped and not (pool == "hbm" and plan.machine.one_pool):
                 found.append(Bar(pool, phase, rows, plan.machine.capacity(pool)))
     return found
 
@@ -88,7 +99,7 @@ def in_characters(plan: Plan, *, width: int = 60) -> Iterator[tuple[Bar, list[tu
 
 # -- SVG -----------------------------------------------------------------------------------------------------
 
-WIDTH, LEFT, RIGHT, TOP, LINE, HEIGHT = 860, 150, 190, 46, 26, 17
+WIDTH, LEFT, RIGHT, TOP, LINE, HEIGHT = 880, 172, 190, 46, 26, 17
 
 
 def as_svg(plan: Plan) -> str:

@@ -74,7 +74,7 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
         rows.append(Row("context", "hbm", None, constants.context, context, constants.context_note))
     torchs = step.weights + step.gradients + step.transient + here
     rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
-    placed = table(rows)
+    placed = table(row for row in rows if row.phase != "validate" or facts.validates)
     return Placed(placed.in_one_pool() if machine.one_pool else placed, step, state, here, there, mix)
 
 

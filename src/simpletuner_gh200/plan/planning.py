@@ -17,7 +17,7 @@ from simpletuner_gh200.plan.facts import RunFacts, read_facts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.model_files import Component, read_components
 from simpletuner_gh200.plan.published import published_traces
-from simpletuner_gh200.plan.rows import PHASES, POOLS
+from simpletuner_gh200.plan.rows import PHASES, POOLS, Table
 from simpletuner_gh200.plan.shapes import Shape, latent_factors, read_data, shapes_of
 from simpletuner_gh200.plan.sizes import Sizes
 from simpletuner_gh200.plan.traces import Trace
@@ -39,7 +39,7 @@ class Plan:
         return self.evaluated.fits
 
     @property
-    def table(self) -> Any:
+    def table(self) -> Table:
         return self.evaluated.placed.table
 
     @cached_property
@@ -119,6 +119,8 @@ def read_sizes(
     )
     if not sizes.traces:
         sizes = _with_published(sizes, facts, shape)
+        if sizes.guessed:
+            notes.append("activations are those of the published model at its usual shape, scaled to this one")
     if not sizes.traces:
         notes.append("the step was not traced: activations are not counted, weights and gradients are a lower bound")
     return sizes, notes
@@ -217,4 +219,4 @@ def refusal(plan: Plan) -> str | None:
     return "; ".join(said)
 
 
-POOL_NAMES = {"hbm": "HBM", "grace": "CPU memory", "disk": "the disk"}
+POOL_NAMES: Mapping[str, str] = {"hbm": "HBM", "grace": "CPU memory", "disk": "the disk"}

@@ -20,7 +20,7 @@ from simpletuner_gh200.memory.ceilings import (
     embeds_allowance,
     state_allowance,
 )
-from simpletuner_gh200.memory.driver.interface import Capabilities
+from simpletuner_gh200.memory.driver.interface import Capabilities, MemoryMode
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.placement import choose_kind
@@ -29,6 +29,7 @@ from simpletuner_gh200.plan.changes import Situation
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Placed, place
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 from simpletuner_gh200.ramp.setup import ramp_from_settings
 from simpletuner_gh200.units import format_bytes
 
@@ -64,7 +65,7 @@ class SimulatedDriver(NullDriver):
             mode=self._mode(coherent),
         )
 
-    def _mode(self, coherent: bool) -> Any:
+    def _mode(self, coherent: bool) -> MemoryMode:
         if not self.machine.has_device:
             return "none"
         if self.machine.one_pool:
@@ -111,7 +112,7 @@ class Simulation:
 
     facts: RunFacts
     situation: Situation
-    ramp: Any = None
+    ramp: GH200GradientRamp | None = None
     driver: SimulatedDriver = field(init=False)
     _grace: dict[str, int] = field(default_factory=dict)
     _events: list[str] = field(default_factory=list)

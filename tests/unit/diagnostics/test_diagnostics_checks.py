@@ -8,6 +8,8 @@ import pytest
 
 from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
+from simpletuner_gh200.plan.machines import MACHINES
+from simpletuner_gh200.plan.simulate import SimulatedDriver
 from tests.unit.diagnostics.machine import Machine
 from tests.unit.nobody import as_nobody
 
@@ -367,3 +369,23 @@ def test_rounding_that_is_set_is_fine(machine: Machine) -> None:
     machine.environment["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_max_round_threshold_mb:64"
     (check,) = [check for check in all_checks() if check.code == "GH108"]
     assert examine(machine.context(), [check]).rows[0][1].status == "pass"
+
+
+def test_datasets_are_counted_beside_the_whole_run(machine: Machine) -> None:
+    """They fit by themselves; the run they are for does not."""
+    machine.configure(
+        train_batch_size=1,
+        model_family="flux",
+        model_type="full",
+        pretrained_model_name_or_path="black-forest-labs/FLUX.1-dev",
+        optimizer="adamw_bf16",
+        **BLOCKS,
+    )
+    (check,) = [check for check in all_checks() if check.code == "GH404"]
+    context = machine.context()
+    assert examine(context, [check]).rows[0][1].status == "pass", "no device: nothing is refused"
+    context = machine.context()
+    context.driver = SimulatedDriver(MACHINES["gh200-96"])
+    ((_, finding),) = examine(context, [check]).rows
+    assert finding.status == "fail"
+    assert "HBM has 89.4 GiB" in finding.found

@@ -90,7 +90,11 @@ MUTATIONS = [
         {"unified": {"text": True}, "hbm_embeds": GIB},
         {("embeds", "hbm"), ("caches", "grace"), ("buffers", "grace"), ("packs", "disk")},
     ),
-    ("no validation", {"validates": False}, {("vae", "hbm"), ("vae work", "hbm")}),
+    (
+        "no validation",
+        {"validates": False},
+        {("weights", "hbm"), ("optimizer", "hbm"), ("vae", "hbm"), ("vae work", "hbm")},
+    ),
     ("a larger VAE batch", {"vae_batch": 4}, {("vae work", "hbm")}),
     ("more checkpoints kept", {"checkpoints": 3}, {("checkpoints", "disk")}),
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from scripts.dev.plan_table import rows
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
@@ -22,6 +23,7 @@ from simpletuner_gh200.plan.machines import MACHINES, machine, this_machine
 from simpletuner_gh200.plan.model_files import published_model, read_components
 from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
+from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.shapes import Shape, shapes_of
 from simpletuner_gh200.plan.simulate import SimulatedDriver
@@ -289,3 +291,9 @@ def test_a_model_family_is_needed(tmp_path):
     file.write_text("{}")
     with pytest.raises(UsageError, match="model_family"):
         make_plan(read_training(Located.at(file), {}), MACHINES["gh200-96"], trace=False)
+
+
+def test_the_page_has_the_table_that_the_script_prints():
+    page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
+    for line in rows(json.loads(DATA.read_text())["models"]):
+        assert line in page

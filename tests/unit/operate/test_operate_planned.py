@@ -1,0 +1,90 @@
+"""A run and its plan: kept at the start, compared in the report, learned from at the end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.training import read_training
+from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.operate import planned
+from simpletuner_gh200.operate.report.page import build
+from simpletuner_gh200.plan import calibration, quick
+from simpletuner_gh200.plan.machines import MACHINES
+from simpletuner_gh200.plan.simulate import SimulatedDriver
+from simpletuner_gh200.telemetry.reading import read_run
+from simpletuner_gh200.units import GIB
+
+CONFIG = {
+    "model_family": "flux",
+    "model_type": "full",
+    "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev",
+    "optimizer": "adamw_bf16",
+    "train_batch_size": 1,
+}
+
+
+@pytest.fixture
+def located(tmp_path: Path) -> Located:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CONFIG, "output_dir": str(tmp_path / "output")}))
+    return Located.at(file)
+
+
+def recorded(output: Path, used: int) -> None:
+    """Telemetry of three steps with so much in use on the device."""
+    (output / "gh200").mkdir(parents=True, exist_ok=True)
+    steps = [
+        {"kind": "step", "step": n, "step_seconds": 1.0 + n, "device": {"used": used - n}, "host": {"resident": GIB}}
+        for n in range(3)
+    ]
+    lines = [{"kind": "start", "step": 0}, *steps]
+    (output / "gh200" / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_cannot_fit_is_refused_before_it_starts(located):
+    with detect.using(SimulatedDriver(MACHINES["gh200-96"])), pytest.raises(RunFailed, match="does not fit"):
+        planned.check(located, [], keep=True)
+    with detect.using(NullDriver("no GPU here")):
+        assert planned.check(located, [], keep=True) == [], "somebody tries it out"
+
+
+def test_a_plan_is_left_only_beside_a_run_that_has_a_feature_of_ours(located, tmp_path):
+    with detect.using(NullDriver("no GPU here")):
+        planned.check(located, [], keep=True)
+        assert not (tmp_path / "output").exists(), "off means off"
+        planned.check(located, ['--cache_config={"vae_cache_type": "unified_memory"}'], keep=False)
+        assert not (tmp_path / "output").exists()
+        planned.check(located, ['--cache_config={"vae_cache_type": "unified_memory"}'], keep=True)
+    assert quick.kept(tmp_path / "output") is not None
+
+
+def test_the_report_shows_planned_against_measured(located, tmp_path):
+    plan = quick.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
+    output = tmp_path / "output"
+    recorded(output, used=2 * plan.table.held("train", "hbm"))
+    assert planned.compared(read_run(output)) == [], "a run without a plan"
+    quick.keep(plan, output)
+    rows = {row[0]: row for row in planned.compared(read_run(output))}
+    assert rows["HBM, most in use"][3] == "+100%"
+    assert "a step, at least" in rows
+    assert "Planned against measured" in build(output)
+
+
+def test_a_run_on_a_device_calibrates_the_next_plan(located, tmp_path, private_cache):
+    plan = quick.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
+    output = tmp_path / "output"
+    torchs = sum(row.bytes for row in plan.table.of("train", "hbm") if row.what not in ("context", "fragmentation"))
+    quick.keep(plan, output)
+    planned.learn({"output_dir": str(output)})
+    here = replace(MACHINES["gh200-96"], name="this")
+    assert not calibration.constants_for(here).context_measured, "nothing was recorded yet"
+    recorded(output, used=torchs + 3 * GIB)
+    planned.learn({"output_dir": str(output)})
+    assert calibration.constants_for(here).context == 3 * GIB
