@@ -27,9 +27,7 @@ def test_limits_hold_and_bytes_add_up(model: list[Block], room: int, grace: int,
     assert mix.offloaded <= grace
     assert mix.fits == (mix.kept <= room)
     assert mix.kept + mix.offloaded + mix.recomputed == sum(block.saved for block in model)
-    assert all(
-        block.recomputable for block, choice in zip(model, mix.choices, strict=True) if choice == "recompute"
-    )
+    assert all(block.recomputable for block, choice in zip(model, mix.choices, strict=True) if choice == "recompute")
     if sum(block.saved for block in model) <= room:
         assert set(mix.choices) <= {"keep"}
 

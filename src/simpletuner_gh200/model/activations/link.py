@@ -9,6 +9,7 @@ would hold them for as long as the CPU runs ahead of the device.
 from __future__ import annotations
 
 import ctypes
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from simpletuner_gh200.units import MIB
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("simpletuner_gh200")
 
 Ticket = int
 """Of a copy that was queued; spent by ``wait`` or by a ``done`` that says yes."""
@@ -55,7 +58,8 @@ class Link(Protocol):
     def seconds(self, start: Any, end: Any) -> float:
         """Between two marks; waits for the second."""
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        """Wait for what is under way. False: its end could not be seen, so memory must not go yet."""
 
 
 class HostLink:
@@ -94,8 +98,8 @@ class HostLink:
     def seconds(self, start: Any, end: Any) -> float:
         return float(end - start)
 
-    def close(self) -> None:
-        return None
+    def close(self) -> bool:
+        return True
 
 
 class DeviceLink:
@@ -189,12 +193,20 @@ class DeviceLink:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000
 
-    def close(self) -> None:
-        self.settle()
+    def close(self) -> bool:
+        try:
+            self.settle()
+        except MemoryRoomError as unknown:
+            logger.warning("gh200: the end of copies of activations could not be seen: %s", str(unknown))
+            return False
         for event in self._made:
-            self._driver.destroy_event(event, self._ordinal)
+            try:
+                self._driver.destroy_event(event, self._ordinal)
+            except MemoryRoomError as kept:  # an event too many does no harm
+                logger.warning("gh200: %s", str(kept))
         self._made.clear()
         self._events.clear()
+        return True
 
     @property
     def events(self) -> int:

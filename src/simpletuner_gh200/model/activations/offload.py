@@ -301,8 +301,8 @@ class Offloader:
 
     def close(self) -> None:
         self.finish()
-        self._link.close()
-        self._arena.close()
+        if self._link.close():
+            self._arena.close()
 
     def _failed(self, where: str, refused: Exception) -> None:
         self.failed += 1
