@@ -23,6 +23,9 @@ def summary(run: Recorded) -> list[tuple[str, str]]:
         values = [value for _step, value in run.series(name)]
         if values:
             rows.append((what, format_bytes(pick(values))))
+    chosen = _activations(run)
+    if chosen:
+        rows.append(("activations", chosen))
     if run.unreadable:
         rows.append(("unreadable records", str(run.unreadable)))
     return rows
@@ -49,6 +52,16 @@ _EXTREMES = (
     ("most memory of the process", "host/resident", max),
     ("most HBM in use", "device/used", max),
 )
+
+
+def _activations(run: Recorded) -> str | None:
+    """What was chosen for saved activations, and what it gained or lost, as the last step tells it."""
+    told = (run.steps[-1].get("features") or {}).get("activations") if run.steps else None
+    if not isinstance(told, dict) or not isinstance(told.get("chosen"), str):
+        return None
+    moved = told.get("moved_bytes")
+    size = f" ({format_bytes(moved)} moved)" if isinstance(moved, int | float) and moved else ""
+    return f"{told['chosen']}{size}"
 
 
 def _status(run: Recorded) -> str:
