@@ -85,12 +85,11 @@ def test_checkpointing_is_switched_off_for_blocks_that_are_moved(workbench) -> N
     assert "gradient checkpointing is on, and switched off for each block" in run.log()
 
 
-@pytest.mark.one_release("4.")
 def test_what_it_was_not_tested_with_is_refused(workbench) -> None:
-    workbench.configure(blocks={"gh200_optimizations": GRACE}, ramtorch=True)
+    workbench.configure(blocks={"gh200_optimizations": GRACE}, dynamo_backend="inductor")
     run = workbench.train()
-    assert not run.ok
-    assert "not tested together with ramtorch = True: RamTorch frees and fetches weights" in run.log()
+    assert run.exit_codes == [2], run.explain()
+    assert "activations = 'grace' can't work here: not tested together with dynamo_backend = 'inductor'" in run.log()
 
 
 def families(workbench, *names: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -295,12 +296,12 @@ class Failing(HostLink):
         self._count("send")
         return super().send(source, target, size)
 
-    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, int | None]:
+    def bring(self, source: int, size: int, layout: Any) -> tuple[torch.Tensor, int | None]:
         self._count("bring")
-        return super().bring(source, size, dtype)
+        return super().bring(source, size, layout)
 
-    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return HostLink.bring(self, source, size, dtype)[0]
+    def fetch(self, source: int, size: int, layout: Any) -> torch.Tensor:
+        return HostLink.bring(self, source, size, layout)[0]
 
 
 @pytest.mark.parametrize("kind", ["send", "bring"])

@@ -47,6 +47,13 @@ def identities(tensors: Iterable[torch.Tensor]) -> dict[int, StorageWeakRef]:
 LOW = frozenset({torch.bfloat16, torch.float16})
 
 
+def let_go(references: Iterable[int]) -> None:
+    """Free weak references that ``storage._weak_ref()`` gave, as StorageWeakRef does one at a time."""
+    free = torch.UntypedStorage._free_weak_ref
+    for reference in references:
+        free(reference)
+
+
 class Weights:
     """Parameters and buffers of a model, as they are now."""
 

@@ -11,7 +11,10 @@ _OFF = ("", "no", "none", "disabled", "false")
 
 
 def _compiled(config: Mapping[str, Any]) -> bool:
-    return str(config.get("dynamo_backend") or "").strip().lower() not in _OFF
+    named = str(config.get("dynamo_backend") or "").rpartition(".")[
+        2
+    ]  # a string, or a member of accelerate's enumeration
+    return named.strip().lower() not in _OFF
 
 
 _TOGETHER: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], str], ...] = (
