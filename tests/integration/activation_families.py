@@ -1,6 +1,6 @@
 """Tiny models of SimpleTuner's own classes: gradients with activations moved, recomputed and as they are. Prints JSON.
 
-Run in a process that has imported SimpleTuner: ``FAMILIES`` names which, in the code that is put before this.
+Run in a process that has imported SimpleTuner, with ``FAMILIES`` among the globals.
 """
 
 from __future__ import annotations

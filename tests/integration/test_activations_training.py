@@ -93,7 +93,7 @@ def test_what_it_was_not_tested_with_is_refused(workbench) -> None:
 
 
 def families(workbench, *names: str) -> dict[str, Any]:
-    run = workbench.execute(f"FAMILIES = {names!r}\n" + FAMILIES.read_text())
+    run = workbench.execute(f"import runpy; runpy.run_path({str(FAMILIES)!r}, {{'FAMILIES': {names!r}}})")
     assert run.ok, run.explain()
     (line,) = (line for line in run.log().splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))

@@ -87,7 +87,9 @@ class Offloader:
         self.finish()
         known = self.shapes.setdefault(shape, Shape())
         self._choose(shape, known)
-        if not known.known:
+        if known.known:
+            self._weights.refresh()
+        else:
             self._weights = Weights(weights())
         if known.mix is None:
             self._room.begin()
@@ -143,7 +145,7 @@ class Offloader:
     # -- forward -----------------------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """What the node holds instead: (tensor, version), (saved, tensor), or (saved, layout) with an offset or without."""
+        """What the node holds instead: (tensor, version), (saved, tensor), or (saved, layout) and maybe an offset."""
         self.tensors += 1
         step = self.step_now
         size = tensor.nbytes

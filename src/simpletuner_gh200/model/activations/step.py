@@ -160,7 +160,9 @@ class Step:
         if self.measuring and shape.mix is None:
             self._read_times()
             shape.learn(self.measured, order)
-        elif shape.order is None or self.surprised:
+        elif self.surprised:
+            shape.order = None
+        elif shape.order is None:
             shape.order = order
 
     def _read_times(self) -> None:

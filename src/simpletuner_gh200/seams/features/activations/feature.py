@@ -76,7 +76,8 @@ class ActivationsFeature(Feature):
         caps = driver.capabilities(device.index or 0)
         if self._settings.activations == "auto" and device.type == "cpu":
             return f"there is no GPU whose memory could be relieved ({caps.absence or 'training runs on the CPU'})"
-        return refusal_of(vars(trainer.config)) or refusal_here(device.type, caps)
+        distributed = str(getattr(trainer.accelerator, "distributed_type", "NO"))
+        return refusal_of(vars(trainer.config), distributed) or refusal_here(device.type, caps)
 
     def before_train(self, trainer: Any) -> None:
         """Models and optimizer are in place: measure what is left, make the engine, stand beside checkpointing."""
