@@ -155,6 +155,22 @@ MUTATIONS = (
     ),
     Mutation("trainer.prepare_batch", "the loop calls it on self", r"self\.prepare_batch\(", "self.ready_batch("),
     Mutation("trainer.prepare_batch", "an empty batch comes back as it is", r"return batch$", "raise StopIteration"),
+    Mutation("trainer.model_predict", "called on self", r"self\.model_predict\b", "self.predict"),
+    Mutation(
+        "trainer.model_predict", "the model predicts once", r"self\.model\.model_predict\(", "self.model.predict_again("
+    ),
+    Mutation(
+        "trainer.enable_gradient_checkpointing",
+        "called on self",
+        r"self\.enable_gradient_checkpointing\b",
+        "self.switch_checkpointing_on",
+    ),
+    Mutation(
+        "trainer.enable_gradient_checkpointing",
+        "on where the configuration says so",
+        r"if self\.config\.gradient_checkpointing:",
+        "if self.checkpointing:",
+    ),
     Mutation("trainer.emit_event", "called on self", r"self\._emit_event\(", "send(self, "),
     Mutation("trainer.emit_event", "sends the very dict it got", r"send_raw\(event,", "send_raw(dict(event),"),
     Mutation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,21 @@ def test_weights_buffers_inputs_and_small_tensors_stay() -> None:
     known = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers(), x)}
     assert sent and known.isdisjoint(sent)
     assert engine.moved == 2 * x.nbytes, "the normalised output and its input; the last output is too small"
+
+
+def test_a_weight_with_a_new_storage_is_still_a_weight() -> None:
+    """As some optimizers leave it."""
+    model = layers()
+    engine = Engine()
+    for _ in range(4):
+        before = engine.moved
+        engine.run(lambda: model(X), model.parameters(), [X])
+        moved = engine.moved - before
+        for weight in model.parameters():
+            weight.data = weight.data.clone()
+    engine.finish()
+    assert engine.moved == 4 * moved
+    assert engine.surprises == 0
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -203,7 +219,7 @@ def test_the_order_is_learned_in_the_first_step_and_followed() -> None:
 def test_a_surprise_is_served_on_demand_and_learned() -> None:
     short, long = layers(3), layers(5)
     engine = Engine()
-    for model in (short, short, long, long, long):
+    for model in (short, short, long, long, long):  # the surprise, the one it is learned from, the one that knows
         plain = gradients(model(X), model.parameters())
         before = engine.late
         assert same(engine.run(lambda m=model: m(X), model.parameters(), [X]), plain)
@@ -295,12 +311,12 @@ class Failing(HostLink):
         self._count("send")
         return super().send(source, target, size)
 
-    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, int | None]:
+    def bring(self, source: int, size: int, layout: Any) -> tuple[torch.Tensor, int | None]:
         self._count("bring")
-        return super().bring(source, size, dtype)
+        return super().bring(source, size, layout)
 
-    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return HostLink.bring(self, source, size, dtype)[0]
+    def fetch(self, source: int, size: int, layout: Any) -> torch.Tensor:
+        return HostLink.bring(self, source, size, layout)[0]
 
 
 @pytest.mark.parametrize("kind", ["send", "bring"])

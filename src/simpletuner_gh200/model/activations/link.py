@@ -9,9 +9,10 @@ would hold them for as long as the CPU runs ahead of the device.
 from __future__ import annotations
 
 import ctypes
+import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from simpletuner_gh200.errors import MemoryRoomError
@@ -22,8 +23,13 @@ from simpletuner_gh200.units import MIB
 if TYPE_CHECKING:
     import torch
 
+logger = logging.getLogger("simpletuner_gh200")
+
 Ticket = int
 """Of a copy that was queued; spent by ``wait`` or by a ``done`` that says yes."""
+
+Layout = tuple["torch.dtype", Sequence[int], Sequence[int]]
+"""Of a tensor: type, shape, strides."""
 
 MEASURED = 64 * MIB
 TIMES = 5
@@ -35,10 +41,10 @@ class Link(Protocol):
     def send(self, source: int, target: int, size: int) -> Ticket | None:
         """Queue a copy of device bytes to Grace; None: it is done already. Raises where nothing was queued."""
 
-    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, Ticket | None]:
-        """Queue a copy from Grace into fresh device memory, flat; ``size`` bytes are whole elements."""
+    def bring(self, source: int, size: int, layout: Layout) -> tuple[torch.Tensor, Ticket | None]:
+        """Queue a copy from Grace into a fresh tensor on the device, of ``size`` bytes and without gaps."""
 
-    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    def fetch(self, source: int, size: int, layout: Layout) -> torch.Tensor:
         """The same by the ordinary way, waiting for it."""
 
     def done(self, ticket: Ticket) -> bool: ...
@@ -55,7 +61,19 @@ class Link(Protocol):
     def seconds(self, start: Any, end: Any) -> float:
         """Between two marks; waits for the second."""
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        """Wait for what is under way. False: its end could not be seen, so memory must not go yet."""
+
+
+_quick = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memmove", ctypes.pythonapi)
+)
+_QUICK = 64 * 1024
+"""Up to here a copy is over before another thread could have made use of the interpreter."""
+
+
+def _copy(target: int, source: int, size: int) -> None:
+    (_quick if size <= _QUICK else ctypes.memmove)(target, source, size)
 
 
 class HostLink:
@@ -65,19 +83,20 @@ class HostLink:
         import torch
 
         self.device = torch.device("cpu")
-        self._empty = torch.empty
+        self._empty = torch.empty_strided
 
     def send(self, source: int, target: int, size: int) -> Ticket | None:
-        ctypes.memmove(target, source, size)
+        _copy(target, source, size)
         return None
 
-    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, Ticket | None]:
-        buffer = self._empty(size // dtype.itemsize, dtype=dtype)
-        ctypes.memmove(buffer.data_ptr(), source, size)
+    def bring(self, source: int, size: int, layout: Layout) -> tuple[torch.Tensor, Ticket | None]:
+        dtype, shape, stride = layout
+        buffer = self._empty(shape, stride, dtype=dtype)
+        _copy(buffer.data_ptr(), source, size)
         return buffer, None
 
-    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return self.bring(source, size, dtype)[0]
+    def fetch(self, source: int, size: int, layout: Layout) -> torch.Tensor:
+        return self.bring(source, size, layout)[0]
 
     def done(self, ticket: Ticket) -> bool:
         return True
@@ -94,8 +113,8 @@ class HostLink:
     def seconds(self, start: Any, end: Any) -> float:
         return float(end - start)
 
-    def close(self) -> None:
-        return None
+    def close(self) -> bool:
+        return True
 
 
 class DeviceLink:
@@ -119,10 +138,11 @@ class DeviceLink:
     def send(self, source: int, target: int, size: int) -> Ticket | None:
         return self._queue(self._out, target, source, size)
 
-    def bring(self, source: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, Ticket | None]:
+    def bring(self, source: int, size: int, layout: Layout) -> tuple[torch.Tensor, Ticket | None]:
         import torch
 
-        buffer = torch.empty(size // dtype.itemsize, dtype=dtype, device=self.device)
+        dtype, shape, stride = layout
+        buffer = torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
         try:
             ticket = self._queue(self._in, int(buffer.data_ptr()), source, size)
         except MemoryRoomError:
@@ -149,11 +169,12 @@ class DeviceLink:
             raise
         return ticket
 
-    def fetch(self, source: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    def fetch(self, source: int, size: int, layout: Layout) -> torch.Tensor:
         import torch
 
+        dtype, shape, stride = layout
         there = torch.frombuffer((ctypes.c_uint8 * size).from_address(source), dtype=dtype)
-        return there.to(self.device)
+        return torch.as_strided(there.to(self.device), shape, stride)
 
     def done(self, ticket: Ticket) -> bool:
         if not self._driver.event_done(ticket, self._ordinal):
@@ -189,12 +210,20 @@ class DeviceLink:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000
 
-    def close(self) -> None:
-        self.settle()
+    def close(self) -> bool:
+        try:
+            self.settle()
+        except MemoryRoomError as unknown:
+            logger.warning("gh200: the end of copies of activations could not be seen: %s", str(unknown))
+            return False
         for event in self._made:
-            self._driver.destroy_event(event, self._ordinal)
+            try:
+                self._driver.destroy_event(event, self._ordinal)
+            except MemoryRoomError as kept:  # an event too many does no harm
+                logger.warning("gh200: %s", str(kept))
         self._made.clear()
         self._events.clear()
+        return True
 
     @property
     def events(self) -> int:
@@ -226,7 +255,7 @@ def measure(link: Link, address: int, size: int) -> Rates:
         return link.send(int(buffer.data_ptr()), address, size)
 
     def bring() -> Ticket | None:
-        return link.bring(address, size, torch.uint8)[1]
+        return link.bring(address, size, (torch.uint8, (size,), (1,)))[1]
 
     out, back = (statistics.median(_seconds(link, copy) for _ in range(TIMES)) for copy in (send, bring))
     return Rates(d2h=size / out, h2d=size / back)

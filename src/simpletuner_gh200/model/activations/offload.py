@@ -19,11 +19,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.model.activations.arena import Arena, Place
-from simpletuner_gh200.model.activations.link import Link
+from simpletuner_gh200.model.activations.link import Layout, Link
 from simpletuner_gh200.model.activations.policy import Rates
 from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, identities
 from simpletuner_gh200.model.activations.room import Room
@@ -88,7 +87,9 @@ class Offloader:
         self.finish()
         known = self.shapes.setdefault(shape, Shape())
         self._choose(shape, known)
-        if not known.known:
+        if known.known:
+            self._weights.refresh()
+        else:
             self._weights = Weights(weights())
         if known.mix is None:
             self._room.begin()
@@ -144,7 +145,7 @@ class Offloader:
     # -- forward -----------------------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """What the node holds instead of the tensor: (tensor, version), (saved, tensor) or (saved, view...)."""
+        """What the node holds instead: (tensor, version), (saved, tensor), or (saved, layout) and maybe an offset."""
         self.tensors += 1
         step = self.step_now
         size = tensor.nbytes
@@ -168,17 +169,23 @@ class Offloader:
         saved = step.by_storage.get(key)
         if saved is None or saved.version != version:
             stays = step.stays()
-            saved = step.by_storage[key] = Saved(self, step, StorageWeakRef(storage), length, start)
-            saved.version = version
-            saved.dtype = dtype if not length % dtype.itemsize else torch.uint8
-            saved.witness = tensor.detach()
+            stride = tensor.stride()
+            layout: Layout = dtype, tensor.shape, stride
+            if length != size or not tensor.is_contiguous():
+                flat = dtype if not length % dtype.itemsize else torch.uint8
+                layout = flat, (length // flat.itemsize,), (1,)
+            step.held.append(storage._weak_ref())
+            saved = step.by_storage[key] = Saved(self, step, length, start, version, layout, tensor.detach())
             if stays or not self._send(saved, storage.data_ptr() + start):
                 self._blind(saved.witness)  # its bytes stay with the handles
+            elif layout[2] is stride:
+                return saved, layout
         else:
             self.shared += 1
         if saved.place is None:
             return saved, _apart(tensor)
-        return saved, dtype, tensor.shape, tensor.stride(), tensor.storage_offset() - start // dtype.itemsize
+        offset = tensor.storage_offset() - start // dtype.itemsize
+        return saved, (dtype, tensor.shape, tensor.stride()), offset
 
     def _send(self, saved: Saved, address: int) -> bool:
         """Queue the copy to Grace. False: the tensor stays where it is."""
@@ -247,22 +254,26 @@ class Offloader:
                 raise _changed(saved.dtype, saved.shape, version, saved._version)
             return saved
         if saved.witness._version != saved.version:
-            raise _changed(saved.dtype, (saved.size,), saved.version, saved.witness._version)
+            raise _changed(saved.layout[0], saved.layout[1], saved.version, saved.witness._version)
         for later in saved.step.ask(saved):
             self._bring(later)
-        if len(handle) == 2:
-            return handle[1]
-        _, dtype, shape, stride, offset = handle
-        flat = self._here(saved)
+        layout = handle[1]
+        if type(layout) is not tuple:
+            return layout
+        there = self._here(saved)
+        offset = handle[2] if len(handle) > 2 else 0
         if saved.source is not None:  # the storage itself, not a copy of a part of it
-            offset += saved.start // dtype.itemsize
+            dtype, shape, stride = layout
             return torch.empty(0, dtype=dtype, device=self._link.device).set_(
-                flat.untyped_storage(), offset, shape, stride
+                there.untyped_storage(), offset + saved.start // dtype.itemsize, shape, stride
             )
-        return torch.as_strided(flat if dtype is saved.dtype else flat.view(dtype), shape, stride, offset)
+        if layout is saved.layout:
+            return there
+        dtype, shape, stride = layout
+        return torch.as_strided(there if dtype is saved.layout[0] else there.view(dtype), shape, stride, offset)
 
     def _here(self, saved: Saved) -> torch.Tensor:
-        """Its bytes on the device, flat, and the current stream behind their arrival."""
+        """Its bytes on the device, and the current stream behind their arrival."""
         if self._under_way:
             self._sweep()
         if saved.source is not None:
@@ -273,7 +284,7 @@ class Offloader:
             buffer = self._bring(saved)
             if buffer is None:
                 assert saved.place is not None
-                buffer = saved.buffer = self._link.fetch(saved.place[1], saved.size, saved.dtype)
+                buffer = saved.buffer = self._link.fetch(saved.place[1], saved.size, saved.layout)
                 self.brought += saved.size
         if saved.arrival is not None:
             ticket, saved.arrival = saved.arrival, None
@@ -283,7 +294,7 @@ class Offloader:
     def _bring(self, saved: Saved) -> torch.Tensor | None:
         assert saved.place is not None
         try:
-            saved.buffer, saved.arrival = self._link.bring(saved.place[1], saved.size, saved.dtype)
+            saved.buffer, saved.arrival = self._link.bring(saved.place[1], saved.size, saved.layout)
         except (MemoryRoomError, RuntimeError) as refused:
             self._failed("back from Grace", refused)
             return None
@@ -301,8 +312,8 @@ class Offloader:
 
     def close(self) -> None:
         self.finish()
-        self._link.close()
-        self._arena.close()
+        if self._link.close():
+            self._arena.close()
 
     def _failed(self, where: str, refused: Exception) -> None:
         self.failed += 1

@@ -34,11 +34,15 @@ PLAIN = frozenset(
 """Bytes that are the whole truth; a complex tensor may be a conjugate that was never computed."""
 
 
+_OWN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Kinds that have a storage of their own; subclasses may be made of several, or of none."""
+
+
 def identities(tensors: Iterable[torch.Tensor]) -> dict[int, StorageWeakRef]:
     """Storage -> the weak reference that keeps its identity its own."""
     found: dict[int, StorageWeakRef] = {}
     for tensor in tensors:
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided:
+        if type(tensor) in _OWN and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             found.setdefault(storage._cdata, StorageWeakRef(storage))
     return found
@@ -47,13 +51,28 @@ def identities(tensors: Iterable[torch.Tensor]) -> dict[int, StorageWeakRef]:
 LOW = frozenset({torch.bfloat16, torch.float16})
 
 
+def let_go(references: Iterable[int]) -> None:
+    """Free weak references that ``storage._weak_ref()`` gave, as StorageWeakRef does one at a time."""
+    free = torch.UntypedStorage._free_weak_ref
+    for reference in references:
+        free(reference)
+
+
 class Weights:
     """Parameters and buffers of a model, as they are now."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        listed = list(tensors)
-        self.storages = identities(listed)
-        self.shapes = {frozenset(tensor.shape) for tensor in listed if tensor.dtype is torch.float32}
+        self._listed = [tensor for tensor in tensors if type(tensor) in _OWN and tensor.layout is torch.strided]
+        self.storages = identities(self._listed)
+        self.shapes = {frozenset(tensor.shape) for tensor in self._listed if tensor.dtype is torch.float32}
+
+    def refresh(self) -> None:
+        """Some optimizers give a weight another storage when they step; its identity follows."""
+        storages = self.storages
+        for tensor in self._listed:
+            if tensor.untyped_storage()._cdata not in storages:
+                self.storages = identities(self._listed)
+                return
 
     def copied_by_autocast(self, tensor: torch.Tensor) -> bool:
         """Is this low-precision tensor the copy of a weight? A trained one's history says so, a frozen one's shape.

@@ -7,43 +7,43 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.model.activations.order import LearnedOrder, LookAhead
+from simpletuner_gh200.model.activations.recognise import let_go
 from simpletuner_gh200.model.activations.shape import ANOTHER_BLOCK, Measured, Shape
 
 if TYPE_CHECKING:
     import torch
-    from torch.multiprocessing.reductions import StorageWeakRef
 
     from simpletuner_gh200.model.activations.arena import Place
-    from simpletuner_gh200.model.activations.link import Link, Ticket
+    from simpletuner_gh200.model.activations.link import Layout, Link, Ticket
     from simpletuner_gh200.model.activations.offload import Offloader
 
 
 class Saved:
     """The bytes of one storage at one version. It lives as long as a node of the graph holds one of its handles."""
 
-    witness: torch.Tensor
-    """Shares the version counter of what was saved, and no bytes with it."""
     source: torch.Tensor | None = None
     """What was saved, while a copy still reads it."""
     place: Place | None = None
     """Where its bytes are in Grace; None: they stay where they are, with the handles."""
     departure: Ticket | None = None
     buffer: torch.Tensor | None = None
-    """Its bytes on the device again, flat."""
+    """Its bytes on the device again."""
     arrival: Ticket | None = None
 
-    def __init__(self, owner: Offloader, step: Step, storage: StorageWeakRef, size: int, start: int) -> None:
+    def __init__(
+        self, owner: Offloader, step: Step, size: int, start: int, version: int, layout: Layout, witness: torch.Tensor
+    ) -> None:
         self.owner = owner
         self.step = step
-        self.storage = storage
-        """Keeps the storage's identity its own while it is looked up by it."""
         self.size = size
         self.start = start
         """Of the storage's bytes, the first that is copied."""
+        self.version = version
+        self.layout = layout
+        """Of the buffer: the first tensor's own where it is all of the bytes, else flat."""
+        self.witness = witness
+        """Shares the version counter of what was saved, and soon no bytes with it."""
         self.index = step.add(self, size)
-        self.version = 0
-        self.dtype: torch.dtype | None = None
-        """Of the buffer: that of the tensor saved first, or bytes where its elements don't divide the size."""
 
     def __del__(self) -> None:
         if self.place is not None:
@@ -60,6 +60,8 @@ class Step:
         self.sizes: list[int] = []
         self.by_storage: dict[Any, Saved] = {}
         self.inputs: dict[int, Any] = {}
+        self.held: list[int] = []
+        """Weak references to the storages in ``by_storage``: while they are held, no other gets their identity."""
         self.asked: list[int] = []
         self._expected = shape.order.sizes if shape.order is not None else None
         self._ahead = LookAhead(shape.order) if shape.order is not None else None
@@ -128,6 +130,8 @@ class Step:
         self.block = None
         self.by_storage.clear()
         self.inputs = {}
+        let_go(self.held)
+        self.held.clear()
         if self.measuring:
             self._ended = self._link.mark()
 
@@ -156,7 +160,9 @@ class Step:
         if self.measuring and shape.mix is None:
             self._read_times()
             shape.learn(self.measured, order)
-        elif shape.order is None or self.surprised:
+        elif self.surprised:
+            shape.order = None
+        elif shape.order is None:
             shape.order = order
 
     def _read_times(self) -> None:

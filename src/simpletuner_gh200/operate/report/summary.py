@@ -26,6 +26,9 @@ def summary(run: Recorded) -> list[tuple[str, str]]:
     short = [value for _step, value in run.series("features/state/oom_reserve/times")]
     if short:
         rows.append(("times the reserve was in use", f"{max(short):g}"))
+    chosen = _activations(run)
+    if chosen:
+        rows.append(("activations", chosen))
     if run.unreadable:
         rows.append(("unreadable records", str(run.unreadable)))
     return rows
@@ -54,6 +57,16 @@ _EXTREMES = (
     ("model state in Grace", "features/state/bytes", max),
     ("most of the reserve in use", "features/state/oom_reserve/most", max),
 )
+
+
+def _activations(run: Recorded) -> str | None:
+    """What was chosen for saved activations, and what it gained or lost, as the last step tells it."""
+    told = (run.steps[-1].get("features") or {}).get("activations") if run.steps else None
+    if not isinstance(told, dict) or not isinstance(told.get("chosen"), str):
+        return None
+    moved = told.get("moved_bytes")
+    size = f" ({format_bytes(moved)} moved)" if isinstance(moved, int | float) and moved else ""
+    return f"{told['chosen']}{size}"
 
 
 def _status(run: Recorded) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,7 @@ from simpletuner_gh200.model.activations.shape import Shape, summary_of
 from simpletuner_gh200.model.activations.trial import Trial
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.activations.refusals import refusal_here, refusal_of
-from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.seams.patch import Patch, Patches, wrap_method
 from simpletuner_gh200.units import KIB, format_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class ActivationsFeature(Feature):
         caps = driver.capabilities(device.index or 0)
         if self._settings.activations == "auto" and device.type == "cpu":
             return f"there is no GPU whose memory could be relieved ({caps.absence or 'training runs on the CPU'})"
-        return refusal_of(vars(trainer.config)) or refusal_here(device.type, caps)
+        distributed = str(getattr(trainer.accelerator, "distributed_type", "NO"))
+        return refusal_of(vars(trainer.config), distributed) or refusal_here(device.type, caps)
 
     def before_train(self, trainer: Any) -> None:
         """Models and optimizer are in place: measure what is left, make the engine, stand beside checkpointing."""
@@ -137,23 +138,9 @@ class ActivationsFeature(Feature):
         return rates
 
     def _switch_checkpointing(self) -> None:
-        """SimpleTuner's models and diffusers' look ``torch.utils.checkpoint.checkpoint`` up when they call it."""
         if not self._checkpointing:
             return
-        import torch.utils.checkpoint as checkpointing
-
-        parameters = inspect.signature(checkpointing.checkpoint).parameters.values()
-        own = {named.name for named in parameters if named.kind is named.KEYWORD_ONLY} | _OPTIONS
-
-        def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            engine = self._engine
-            if engine is None or engine.step_now is None or not args:
-                return wrapped(*args, **kwargs)
-            options = {name: value for name, value in kwargs.items() if name in own}
-            rest = {name: value for name, value in kwargs.items() if name not in own}
-            return engine.checkpoint(wrapped, args[0], args[1:], options, rest)
-
-        self._patches.install(wrap_method(checkpointing, "checkpoint", around))
+        self._patches.install(checkpointing_past(lambda: self._engine))
         logger.info(
             "gh200: gradient checkpointing is on, and switched off for each block whose activations are kept or go to "
             "Grace; blocks are recomputed only where HBM, link and Grace leave no better way"
@@ -267,6 +254,27 @@ _OPTIONS = {"preserve_rng_state"}
 """Of checkpointing, taken from its keywords without being named in its signature."""
 
 _SAID = {"with": "are moved to Grace", "without": "are left to SimpleTuner"}
+
+
+def checkpointing_past(engine: Callable[[], Offloader | None]) -> Patch:
+    """Each block that calls checkpointing asks the engine first, as long as it is in a step.
+
+    SimpleTuner's models and diffusers' look ``torch.utils.checkpoint.checkpoint`` up when they call it.
+    """
+    import torch.utils.checkpoint as checkpointing
+
+    parameters = inspect.signature(checkpointing.checkpoint).parameters.values()
+    own = {named.name for named in parameters if named.kind is named.KEYWORD_ONLY} | _OPTIONS
+
+    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        asked = engine()
+        if asked is None or asked.step_now is None or not args:
+            return wrapped(*args, **kwargs)
+        options = {name: value for name, value in kwargs.items() if name in own}
+        rest = {name: value for name, value in kwargs.items() if name not in own}
+        return asked.checkpoint(wrapped, args[0], args[1:], options, rest)
+
+    return wrap_method(checkpointing, "checkpoint", around)
 
 
 def _trained(trainer: Any) -> Iterable[Any]:

@@ -11,7 +11,10 @@ _OFF = ("", "no", "none", "disabled", "false")
 
 
 def _compiled(config: Mapping[str, Any]) -> bool:
-    return str(config.get("dynamo_backend") or "").strip().lower() not in _OFF
+    named = str(config.get("dynamo_backend") or "").rpartition(".")[
+        2
+    ]  # a string, or a member of accelerate's enumeration
+    return named.strip().lower() not in _OFF
 
 
 _TOGETHER: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], str], ...] = (
@@ -37,18 +40,24 @@ _TOGETHER: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], str], ...] = (
         lambda config: bool(config.get("enable_group_offload")),
         "offloaded groups' weights change their place during a step",
     ),
-    ("fsdp_enable", lambda config: bool(config.get("fsdp_enable")), "sharded weights come and go during a step"),
-    (
-        "deepspeed_config",
-        lambda config: bool(config.get("deepspeed_config")),
-        "DeepSpeed's engine moves weights and gradients itself",
-    ),
 )
 
+_ENGINES = {
+    "FSDP": "sharded weights come and go during a step",
+    "DEEPSPEED": "its engine moves weights and gradients itself",
+    "MEGATRON_LM": "its engine moves weights and gradients itself",
+}
 
-def refusal_of(config: Mapping[str, Any]) -> str | None:
-    """Why not beside what SimpleTuner is configured to do; None where nothing speaks against it."""
+
+def refusal_of(config: Mapping[str, Any], distributed: str = "NO") -> str | None:
+    """Why not beside what SimpleTuner is configured to do; None where nothing speaks against it.
+
+    ``distributed`` is accelerate's name for how the ranks work together.
+    """
     found = [f"{key} = {config.get(key)!r}: {why}" for key, asks, why in _TOGETHER if asks(config)]
+    engine = distributed.rpartition(".")[2].upper()
+    if engine in _ENGINES:
+        found.append(f"{engine}: {_ENGINES[engine]}")
     return f"not tested together with {'; '.join(found)}" if found else None
 
 

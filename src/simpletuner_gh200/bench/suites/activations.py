@@ -1,0 +1,153 @@
+"""Activations in Grace: what the hooks cost per saved tensor, how much is moved, against others that do the same.
+
+On CPU tensors: host memory stands in on both sides, so that these are costs of bookkeeping and copying, not of a link.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from simpletuner_gh200.bench.suite import Suite, interleaved
+
+WIDTH = 32
+DEPTH = 24
+ROWS = 64
+LARGE = 2048
+"""Rows of the step that is compared with others: its activations are large enough for copies to count."""
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        repeats = 5 if quick else 101
+        small, large = Stack(ROWS), Stack(64 if quick else LARGE, width=256, depth=6)
+        return {**_cost(small, repeats), **_compared(large, 3 if quick else 9)}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _cost(stack: Stack, repeats: int) -> dict[str, Any]:
+    """Thread time of a step with hooks less that of one without, for each tensor that it saves."""
+    offloader = stack.offloader()
+    for _ in range(3):  # measured, ordered, known
+        stack.step(stack.offloading(offloader))
+    before = offloader.tensors
+    stack.step(stack.offloading(offloader))
+    tensors = offloader.tensors - before
+    seconds = interleaved(
+        {
+            "plain": lambda: stack.step(nullcontext()),
+            "ours": lambda: stack.step(stack.offloading(offloader)),
+            "passing": lambda: stack.step(_passing()),
+        },
+        repeats=repeats,
+        clock=time.thread_time,
+    )
+    return {
+        "us_per_tensor": (seconds["ours"] - seconds["plain"]) / tensors * 1e6,
+        "us_per_tensor_doing_nothing": (seconds["passing"] - seconds["plain"]) / tensors * 1e6,
+        "tensors": tensors,
+    }
+
+
+def _compared(stack: Stack, repeats: int) -> dict[str, Any]:
+    """Whole steps, as speed against each other: above 1 means that ours is faster."""
+    import torch
+
+    offloader = stack.offloader()
+    for _ in range(3):
+        stack.step(stack.offloading(offloader))
+    saved, moved = offloader.saved, offloader.moved
+    stack.step(stack.offloading(offloader))
+    candidates: dict[str, Callable[[], object]] = {
+        "ours": lambda: stack.step(stack.offloading(offloader)),
+        # With pinned memory, as people use it: where nothing can be pinned it still copies; without, it would not.
+        "save_on_cpu": lambda: stack.step(torch.autograd.graph.save_on_cpu(pin_memory=True)),
+    }
+    upstream = _upstream()
+    if upstream is not None:
+        candidates["upstream"] = lambda: stack.step(upstream())
+    seconds = interleaved(candidates, repeats=repeats, clock=time.thread_time)
+    return {
+        "moved_vs_saved": (offloader.moved - moved) / (offloader.saved - saved),
+        "vs_save_on_cpu": seconds["save_on_cpu"] / seconds["ours"],
+        "vs_upstream": seconds["upstream"] / seconds["ours"] if upstream is not None else None,
+    }
+
+
+class Stack:
+    """Attention-free transformer blocks: projections, activation, gate, norm and a residual, as image models have."""
+
+    def __init__(self, rows: int, width: int = WIDTH, depth: int = DEPTH) -> None:
+        import torch
+
+        torch.manual_seed(1)
+        nn = torch.nn
+        self.blocks = nn.ModuleList(
+            nn.ModuleList((nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)))
+            for _ in range(depth)
+        )
+        self.inputs = torch.randn(rows, width)
+
+    def forward(self) -> Any:
+        import torch
+
+        x = self.inputs
+        for norm, up, down in self.blocks:
+            gate, value = torch.nn.functional.gelu(up(norm(x))).chunk(2, dim=-1)
+            x = x + down(torch.cat((gate * value, value), dim=-1))
+        return x
+
+    def step(self, around: AbstractContextManager[object]) -> None:
+        for weight in self.blocks.parameters():
+            weight.grad = None
+        with around:
+            out = self.forward()
+        out.square().mean().backward()
+
+    def offloader(self) -> Any:
+        from simpletuner_gh200.memory.slab import Slab
+        from simpletuner_gh200.model.activations.arena import Arena
+        from simpletuner_gh200.model.activations.link import HostLink
+        from simpletuner_gh200.model.activations.offload import Offloader
+        from simpletuner_gh200.model.activations.room import NoRoom
+
+        return Offloader(HostLink(), Arena(Slab.anonymous, 1 << 32), minimum=0, room=NoRoom())
+
+    def offloading(self, offloader: Any) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = offloader.step("bench", self.blocks.parameters, (self.inputs,))
+        return context
+
+
+def _passing() -> AbstractContextManager[object]:
+    """Hooks that do nothing: the least that any of them costs."""
+    import torch
+
+    hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda h: h)
+    return hooks
+
+
+def _upstream() -> Callable[[], AbstractContextManager[object]] | None:
+    """SimpleTuner's own offloading, where there is one (4.6 and newer) and a GPU, without which it does nothing."""
+    import torch
+
+    name = "simpletuner.helpers.training.offloaded_gradient_checkpointer"
+    if not torch.cuda.is_available() or importlib.util.find_spec("simpletuner") is None:
+        return None
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return None
+    return getattr(module, "activation_offload_context", None)
+
+
+SUITE = Suite(
+    "activations", "Activations in Grace: microseconds per saved tensor, bytes moved, against others.", measure
+)

@@ -1,0 +1,287 @@
+"""Activations in Grace on stock CUDA torch: real hooks, real autograd, copies only, since kernels can't run here.
+
+A chain of functions each saves a tensor of its own; the backward pass copies what it is given to the host, on its own
+stream. Work is deferred, and the side streams run as late as they may or as early: a correct order gives the right
+bytes in both, and each single wait that is left out shows in one of them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from simpletuner_gh200.errors import DriverError
+from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.driver.interface import Copy, Driver
+from simpletuner_gh200.model.activations.arena import Arena
+from simpletuner_gh200.model.activations.link import DeviceLink, measure
+from simpletuner_gh200.model.activations.offload import Offloader
+from simpletuner_gh200.model.activations.room import DeviceRoom, NoRoom
+from tests.emulator.emulation import Emulator
+
+DEVICE = torch.device("cuda", 0)
+SIZE = 16 * 1024
+CHAIN = 6
+MIB = 1 << 20
+
+Wait = Literal["source written", "source copied", "buffer free", "arrived"]
+WAITS: tuple[Wait, ...] = ("source written", "source copied", "buffer free", "arrived")
+
+
+class Watched:
+    """The driver, with CUDA's own rule for events that are recorded anew: a wait is for the last record before it.
+
+    ``early``: side streams run as soon as they may. ``without``: waits of that kind are left out. ``fail``: so many
+    calls go well, then one fails.
+    """
+
+    def __init__(self, driver: Driver, *, early: bool = False, without: Wait | None = None, fail: int = 0) -> None:
+        self._driver = driver
+        self._early, self._without, self._fail = early, without, fail
+        self._latest: dict[int, tuple[int, int]] = {}
+        self._spare: list[int] = []
+        self.link: DeviceLink
+        self.calls = 0
+        self.name, self.home = driver.name, driver.home
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def _count(self, name: str) -> None:
+        self.calls += 1
+        if self.calls == self._fail:
+            raise DriverError(name, 999, "UNKNOWN", remedy="none")
+
+    def create_event(self, ordinal: int) -> int:
+        self._count("create_event")
+        return self._driver.create_event(ordinal)
+
+    def destroy_event(self, event: int, ordinal: int) -> None:
+        self._count("destroy_event")
+        self._driver.destroy_event(event, ordinal)
+
+    def synchronize_stream(self, stream: int, ordinal: int) -> None:
+        self._count("synchronize_stream")
+        self._driver.synchronize_stream(stream, ordinal)
+
+    def record_event(self, event: int, stream: int, ordinal: int) -> None:
+        self._count("record_event")
+        fresh = self._driver.create_event(ordinal)
+        self._spare.append(fresh)
+        self._latest[event] = (fresh, stream)
+        self._driver.record_event(fresh, stream, ordinal)
+
+    def event_done(self, event: int, ordinal: int) -> bool:
+        self._count("event_done")
+        return self._driver.event_done(self._latest[event][0], ordinal)
+
+    def wait_event(self, stream: int, event: int, ordinal: int) -> None:
+        self._count("wait_event")
+        fresh, recorded = self._latest[event]
+        if self._kind(stream, recorded) != self._without:
+            self._driver.wait_event(stream, fresh, ordinal)
+
+    def copy(self, copies: Sequence[Copy], stream: int, ordinal: int) -> None:
+        self._count("copy")
+        self._driver.copy(copies, stream, ordinal)
+        if self._early:
+            self._driver.synchronize_stream(stream, ordinal)
+
+    def _kind(self, stream: int, recorded: int) -> Wait:
+        if stream == self.link._out:
+            return "source written"
+        if stream == self.link._in:
+            return "buffer free"
+        return "source copied" if recorded == self.link._out else "arrived"
+
+    def forget(self) -> None:
+        for event in self._spare:
+            self._driver.destroy_event(event, 0)
+        self._spare.clear()
+
+
+class Through(torch.autograd.Function):
+    """Passes on its first argument and saves the second, which backward copies to the host."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, seen: Callable[[torch.Tensor], None]) -> torch.Tensor:
+        ctx.save_for_backward(kept)
+        ctx.seen = seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (kept,) = ctx.saved_tensors
+        ctx.seen(kept)
+        return gradient.clone(), None, None
+
+
+class Chain:
+    """A forward pass that saves ``CHAIN`` tensors, each full of its own number, and what backward was given."""
+
+    def __init__(self) -> None:
+        self.sources = [torch.full((SIZE,), number + 1, dtype=torch.uint8).pin_memory() for number in range(CHAIN)]
+        self.backs: list[torch.Tensor] = []
+        self.leaf = torch.empty(256, device=DEVICE, requires_grad=True)
+
+    def forward(self, offset: int) -> torch.Tensor:
+        x: torch.Tensor = self.leaf
+        for number in range(CHAIN):
+            kept = torch.empty(SIZE, dtype=torch.uint8, device=DEVICE)
+            kept.copy_(self.sources[(number + offset) % CHAIN], non_blocking=True)
+            x = Through.apply(x, kept, self._seen)
+        return x
+
+    def _seen(self, kept: torch.Tensor) -> None:
+        back = torch.empty(SIZE, dtype=torch.uint8, pin_memory=True)
+        back.copy_(kept, non_blocking=True)
+        self.backs.append(back)
+
+    def results(self) -> list[int | None]:
+        """Of each back copy its number, None where it is a mixture."""
+        torch.cuda.current_stream().synchronize()
+        found = [int(back[0]) if bool((back == back[0]).all()) else None for back in self.backs]
+        self.backs.clear()
+        return found
+
+
+def expected(offset: int) -> list[int]:
+    return [(number + offset) % CHAIN + 1 for number in reversed(range(CHAIN))]
+
+
+@pytest.fixture
+def chain(driver: Driver, emulator: Emulator) -> Iterator[Chain]:
+    emulator.set_hbm(64 * MIB)
+    torch.cuda.empty_cache()
+    made = Chain()
+    torch.cuda.synchronize()
+    yield made
+    emulator.heal()
+    torch.cuda.synchronize()
+
+
+def engine_on(watched: Watched, *, limit: int = MIB, **options: Any) -> Offloader:
+    link = DeviceLink(watched, DEVICE)  # type: ignore[arg-type]
+    watched.link = link
+    maker = SlabMaker(watched, measured={})  # type: ignore[arg-type]
+    arena = Arena(lambda size: maker.make(size, label="activations"), limit)
+    return Offloader(link, arena, minimum=1, room=NoRoom(), **{"in_flight": 2 * SIZE, **options})
+
+
+def steps(engine: Offloader, chain: Chain, count: int = 3) -> list[bool]:
+    """Is each step's backward pass given what its forward pass saved?"""
+    right = []
+    for step in range(count):
+        with engine.step("a", lambda: [chain.leaf], []):
+            out = chain.forward(step)
+        out.backward(torch.empty_like(out))
+        chain.leaf.grad = None
+        del out
+        right.append(chain.results() == expected(step))
+    return right
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["side streams late", "side streams early"])
+def test_backward_gets_what_forward_saved(driver: Driver, emulator: Emulator, chain: Chain, early: bool) -> None:
+    watched = Watched(driver, early=early)
+    engine = engine_on(watched)
+    emulator.defer()
+    assert steps(engine, chain) == [True] * 3
+    assert engine.moved == 3 * CHAIN * SIZE
+    assert engine.failed == 0
+    assert 0 < engine.brought <= engine.moved, "those whose copy was not even done were still there"
+    link = watched.link
+    events, slabs = link.events, engine._arena.slabs
+    assert steps(engine, chain) == [True] * 3
+    assert (link.events, engine._arena.slabs) == (events, slabs), "nothing is made after the first step of a shape"
+    engine.close()
+    watched.forget()
+
+
+@pytest.mark.parametrize("without", WAITS)
+def test_every_single_wait_that_is_left_out_shows(
+    driver: Driver, emulator: Emulator, chain: Chain, without: Wait
+) -> None:
+    shown = []
+    for early in (False, True):
+        watched = Watched(driver, early=early, without=without)
+        engine = engine_on(watched)
+        emulator.defer()
+        shown += steps(engine, chain)
+        emulator.heal()
+        torch.cuda.synchronize()
+        engine.close()
+        watched.forget()
+    assert not all(shown), f"nobody would have missed the wait for {without!r}"
+
+
+def test_sources_leave_the_device_in_bounds(driver: Driver, emulator: Emulator, chain: Chain) -> None:
+    """With all of it saved the forward pass would hold ``CHAIN`` tensors; two copies are under way at most."""
+    watched = Watched(driver)
+    engine = engine_on(watched)
+    torch.cuda.synchronize()
+    emulator.defer()
+    before = torch.cuda.memory_allocated()
+    with engine.step("a", lambda: [chain.leaf], []):
+        out = chain.forward(0)
+        held = torch.cuda.memory_allocated() - before
+    assert held < 4 * SIZE < CHAIN * SIZE
+    out.backward(torch.empty_like(out))
+    assert chain.results() == expected(0)
+    del out
+    engine.close()
+    watched.forget()
+
+
+def test_any_call_may_fail_and_the_run_goes_on(driver: Driver, emulator: Emulator, chain: Chain) -> None:
+    counting = Watched(driver)
+    engine = engine_on(counting)
+    emulator.defer()
+    assert all(steps(engine, chain, 2))
+    made = 1  # the link's own first event: without it there is no engine
+    engine.close()
+    counting.forget()
+    for failing in range(made + 1, counting.calls + 1):
+        emulator.heal()
+        torch.cuda.synchronize()
+        watched = Watched(driver, fail=failing)
+        engine = engine_on(watched)
+        emulator.defer()
+        assert all(steps(engine, chain, 2)), f"call {failing} of {counting.calls}"
+        engine.close()
+        watched.forget()
+        del engine
+        gc.collect(0)
+
+
+def test_the_link_is_measured_each_way(driver: Driver, emulator: Emulator) -> None:
+    watched = Watched(driver)
+    engine = engine_on(watched)
+    place = engine._arena.take(MIB // 2)
+    assert place is not None
+    rates = measure(watched.link, place[1], MIB // 2)
+    assert rates.d2h > 0
+    assert rates.h2d > 0
+    engine._arena.give(place)
+    engine.close()
+    watched.forget()
+
+
+def test_room_in_hbm_is_what_a_step_leaves(driver: Driver, emulator: Emulator, chain: Chain) -> None:
+    emulator.set_hbm(64 * MIB)
+    room = DeviceRoom(driver, DEVICE, 4 * MIB, lambda: [chain.leaf])
+    room.begin()
+    needed = torch.empty(10 * MIB, dtype=torch.uint8, device=DEVICE)
+    del needed
+    room.end()
+    free, total = driver.memory_info(0)
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert total == 64 * MIB
+    assert room.bytes() == free + cached - 10 * MIB - 4 * MIB
+    weights = torch.empty(20 * MIB, dtype=torch.uint8, device=DEVICE)
+    assert room.bytes() <= free + cached - 30 * MIB - 4 * MIB
+    del weights

@@ -1,0 +1,147 @@
+"""Tiny models of SimpleTuner's own classes: gradients with activations moved, recomputed and as they are. Prints JSON.
+
+Run in a process that has imported SimpleTuner, with ``FAMILIES`` among the globals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+
+import torch
+import torch.utils.checkpoint
+from peft import LoraConfig
+
+from simpletuner_gh200.demo.tiny_model import tiny_unet
+from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.model.activations.arena import Arena
+from simpletuner_gh200.model.activations.link import HostLink
+from simpletuner_gh200.model.activations.offload import Offloader
+from simpletuner_gh200.model.activations.room import NoRoom
+from simpletuner_gh200.seams.features.activations.feature import checkpointing_past
+from simpletuner_gh200.seams.patch import Patches
+
+LAYERS = ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+def flux():
+    from simpletuner.helpers.models.flux.transformer import FluxTransformer2DModel
+
+    model = FluxTransformer2DModel(
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        pooled_projection_dim=8,
+        axes_dims_rope=(4, 4, 8),
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 9, 4),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "pooled_projections": torch.randn(2, 8),
+        "timestep": torch.tensor([0.3, 0.7]),
+        "img_ids": torch.zeros(9, 3),
+        "txt_ids": torch.zeros(5, 3),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
+def sd3():
+    from simpletuner.helpers.models.sd3.transformer import SD3Transformer2DModel
+
+    model = SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        num_layers=3,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        caption_projection_dim=16,
+        pooled_projection_dim=8,
+        out_channels=4,
+        pos_embed_max_size=8,
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "pooled_projections": torch.randn(2, 8),
+        "timestep": torch.tensor([3.0, 7.0]),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
+def sdxl():
+    added = {"text_embeds": torch.randn(2, 32), "time_ids": torch.randn(2, 6)}
+    inputs = {
+        "sample": torch.randn(2, 4, 8, 8),
+        "timestep": torch.tensor([500, 300]),
+        "encoder_hidden_states": torch.randn(2, 7, 64),
+        "added_cond_kwargs": added,
+        "return_dict": False,
+    }
+    return tiny_unet(), inputs
+
+
+def low(values):
+    if isinstance(values, torch.Tensor):
+        return values.to(torch.bfloat16) if values.is_floating_point() else values
+    return {key: low(value) for key, value in values.items()} if isinstance(values, dict) else values
+
+
+def prepared(family, kind, precision):
+    torch.manual_seed(3)
+    model, inputs = family()
+    if kind == "lora":
+        model.requires_grad_(False)
+        model.add_adapter(LoraConfig(r=4, lora_alpha=4, init_lora_weights=False, target_modules=LAYERS))
+    if precision == "bf16":
+        model, inputs = model.to(torch.bfloat16), low(inputs)
+    return model.train(), inputs
+
+
+def gradients(model, inputs, precision, around):
+    model.zero_grad(set_to_none=True)
+    cast = torch.autocast("cpu", torch.bfloat16) if precision == "autocast" else contextlib.nullcontext()
+    with around, cast:
+        out = model(**inputs)[0]
+    out.float().square().mean().backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def same(left, right):
+    return bool(left) and left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def compare(name, kind, precision):
+    model, inputs = prepared(globals()[name], kind, precision)
+    plain = gradients(model, inputs, precision, contextlib.nullcontext())
+    model.enable_gradient_checkpointing()
+    recomputed = gradients(model, inputs, precision, contextlib.nullcontext())
+    found = {"checkpointing": same(recomputed, plain), "trained": len(plain)}
+    whole = None
+    for way in ("moved", "mixed"):
+        limit = 1 << 26 if whole is None else whole // 2
+        engine = Offloader(HostLink(), Arena(Slab.anonymous, limit), minimum=1, room=NoRoom(), grace_limit=limit)
+        patches = Patches()
+        patches.install(checkpointing_past(lambda engine=engine: engine))
+        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        steps = [
+            same(gradients(model, inputs, precision, engine.step("a", model.parameters, tensors)), plain)
+            for _ in range(3)
+        ]
+        patches.remove()
+        (shape,) = engine.shapes.values()
+        found[way] = {"same": all(steps), "moved": engine.moved, "late": engine.late, "surprises": engine.surprises}
+        found[way]["blocks"] = {choice: shape.block_choices.count(choice) for choice in ("offload", "recompute")}
+        whole = shape.mix.offloaded
+    return found
+
+
+cases = itertools.product(FAMILIES, ("full", "lora"), ("fp32", "bf16", "autocast"))  # noqa: F821
+print("RESULT " + json.dumps({" ".join(case): compare(*case) for case in cases}))

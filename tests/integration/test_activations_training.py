@@ -1,0 +1,116 @@
+"""Activations in Grace in real SimpleTuner, host memory on both sides: the same bits, and they do move."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.workbench import RANKS, JobResult
+
+GRACE = {"activations": "grace", "activation_min_tensor_kb": 0}
+FAMILIES = Path(__file__).with_name("activation_families.py")
+RAMP = {
+    "enable_batch_size_rampup": True,
+    "initial_effective_batch_size": 2,
+    "target_effective_batch_size": 4,
+    "batch_rampup_steps": 3,
+}
+CACHES = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
+
+
+def told(run: JobResult) -> dict[str, Any]:
+    assert run.ok, run.explain()
+    return run.summaries[0]["details"]["activations"]
+
+
+def weights(run: JobResult) -> dict[str, bytes]:
+    """Every file of weights that the run left, those of checkpoints and of EMA among them."""
+    found = {str(path.relative_to(run.output)): path.read_bytes() for path in run.output.rglob("*.safetensors")}
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("world", RANKS)
+def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
+    stock = workbench.known(stock=True, world=world)
+    assert stock.ok, stock.explain()
+    workbench.configure(blocks={"gh200_optimizations": GRACE})
+    run = workbench.train(world=world)
+    found = told(run)
+    assert run.losses == stock.losses
+    assert weights(run) == weights(stock)
+    steps = len(run.losses[0])
+    assert found["tensors"] > 100 * steps
+    assert found["moved"] > 0
+    assert found["moved"] == found["brought"]
+    assert found["saved"] >= found["moved"]
+    assert found["shared"] > 0, "storages that are saved twice are moved once"
+    assert found["slabs"] == 1, "nothing was allocated after the first step"
+    assert found["fetched_late"] < found["tensors"] / steps + 2 * steps, "ahead of use from the second step on"
+    assert (found["failed"], found["surprises"], found["stayed_for_want_of_room"]) == (0, 0, 0)
+
+
+def test_everything_else_on_as_well(workbench) -> None:
+    """A full fine-tune with EMA, ramp, accumulation and unified caches."""
+    other = {"model_type": "full", "use_ema": True, "gradient_accumulation_steps": 2, "max_train_steps": 3}
+    workbench.configure(blocks={"gh200_optimizations": RAMP, "cache_config": CACHES}, **other)
+    reference = workbench.known()
+    assert reference.ok, reference.explain()
+    workbench.configure(blocks={"gh200_optimizations": {**RAMP, **GRACE}, "cache_config": CACHES}, **other)
+    run = workbench.train()
+    assert told(run)["moved"] > 0
+    assert run.losses == reference.losses
+    assert weights(run) == weights(reference)
+
+
+def test_checkpointing_is_switched_off_for_blocks_that_are_moved(workbench) -> None:
+    """Of what CPU memory has no room for blocks are recomputed; the bits are those of a run without checkpointing."""
+    stock = workbench.known(stock=True)
+    workbench.configure(blocks={"gh200_optimizations": GRACE}, gradient_checkpointing=True, max_train_steps=3)
+    (shape,) = told(workbench.known())["shapes"]
+    assert shape["blocks"]["recompute"] == 0
+    assert shape["blocks"]["offload"] > 5
+    half = {**GRACE, "activation_limit_gb": shape["offloaded_bytes"] / 2 / 1024**3}
+    workbench.configure(blocks={"gh200_optimizations": half}, gradient_checkpointing=True)
+    run = workbench.train()
+    (shape,) = told(run)["shapes"]
+    assert run.losses == stock.losses
+    assert weights(run) == weights(stock)
+    assert shape["blocks"]["recompute"] > 0
+    assert shape["blocks"]["offload"] > 0
+    assert told(run)["held_bytes"] <= half["activation_limit_gb"] * 1024**3
+    assert "gradient checkpointing is on, and switched off for each block" in run.log()
+
+
+def test_what_it_was_not_tested_with_is_refused(workbench) -> None:
+    workbench.configure(blocks={"gh200_optimizations": GRACE}, dynamo_backend="inductor")
+    run = workbench.train()
+    assert run.exit_codes == [2], run.explain()
+    assert "activations = 'grace' can't work here: not tested together with dynamo_backend = 'inductor'" in run.log()
+
+
+def families(workbench, *names: str) -> dict[str, Any]:
+    run = workbench.execute(f"import runpy; runpy.run_path({str(FAMILIES)!r}, {{'FAMILIES': {names!r}}})")
+    assert run.ok, run.explain()
+    (line,) = (line for line in run.log().splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT "))
+
+
+@pytest.mark.parametrize(
+    "family", ["flux", pytest.param("sd3", marks=pytest.mark.matrix), pytest.param("sdxl", marks=pytest.mark.matrix)]
+)
+def test_every_family_and_precision(workbench, family: str) -> None:
+    """SimpleTuner's own model classes, in full and as LoRA, in fp32, bf16 and under autocast."""
+    found = families(workbench, family)
+    assert len(found) == 6
+    for case, result in found.items():
+        assert result["trained"] > 5, case
+        assert result["moved"]["same"], case
+        assert result["mixed"]["same"], case
+        assert result["moved"]["moved"] > 0, case
+        assert result["moved"]["blocks"]["recompute"] == 0, case
+        assert result["mixed"]["blocks"]["recompute"] > 0, case
+        assert result["moved"]["surprises"] == result["mixed"]["surprises"] == 0, case
