@@ -7,17 +7,14 @@ import gc
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.pool.probe import Trial
-from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper, Tally
 from simpletuner_gh200.model.optimizer_table import optimizers, streaming_wins
 from simpletuner_gh200.model.placement import Placement, automatic_budget
-from simpletuner_gh200.model.shadow import CaughtShadow
-from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.state.opening import (
     Opened,
@@ -29,6 +26,12 @@ from simpletuner_gh200.seams.features.state.opening import (
 )
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
+
+# These import torch, and what a feature asks for is known before a run, too.
+if TYPE_CHECKING:
+    from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper, Tally
+    from simpletuner_gh200.model.shadow import CaughtShadow
+    from simpletuner_gh200.model.streaming import StreamedOptimizer
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -89,6 +92,8 @@ class StateFeature(Feature):
 
     def _open(self, trainer: Any) -> Any:
         if self._opened is None:
+            from simpletuner_gh200.model.catching import Keeper
+
             claimed = sum(feature.memory_to_come() for feature in self.runtime.features_on)
             self._opened = open_pool(self._settings, trainer, self._trial, claimed=claimed)
             smallest = self._settings.uvm_min_tensor_kb * 1024
@@ -113,6 +118,9 @@ class StateFeature(Feature):
         ema = getattr(trainer, "ema_model", None)
         if ema is None or getattr(trainer.config, "ema_cpu_only", False):
             return
+        from simpletuner_gh200.model.catching import Keeper
+        from simpletuner_gh200.model.shadow import CaughtShadow
+
         smallest = self._settings.uvm_min_tensor_kb * 1024
         self._shadow = CaughtShadow(ema, Keeper(self._open(trainer).pool, Placement("cpu_first", smallest)))
         self._shadow_patches.install(wrap_method(ema, "to", self._shadow_moves))
@@ -137,6 +145,8 @@ class StateFeature(Feature):
             self._patches.install(wrap_method(accelerator, "backward", self._before_backward))
 
     def _adopt(self, trainer: Any) -> None:
+        from simpletuner_gh200.model.catching import CaughtOptimizer
+
         assert self._keeper is not None
         known = {id(caught.optimizer) for caught in self._optimizers}
         for name in ("optimizer", "sidecar_optimizer"):
@@ -227,6 +237,8 @@ class StateFeature(Feature):
     def _decide_streaming(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
         import torch
 
+        from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
+
         assert self._opened is not None
         asked, trial = self._settings.uvm_streaming, self._opened.trial
         optimizer = str(getattr(self.runtime.trainer.config, "optimizer", ""))
@@ -263,6 +275,8 @@ class StateFeature(Feature):
         return [*self._optimizers, *([] if self._shadow is None else [self._shadow])]
 
     def _tally(self) -> Tally:
+        from simpletuner_gh200.model.catching import Tally
+
         total = Tally()
         for part in self._parts():
             total.add(part.tally)

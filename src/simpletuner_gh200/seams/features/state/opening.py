@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.errors import FeatureUnavailable
@@ -20,9 +20,11 @@ from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism, Reserve
 from simpletuner_gh200.memory.pool.probe import Trial, choose, try_out, wanted
 from simpletuner_gh200.memory.pool.refusal import Training, device_refusal, torch_refusal, training_refusal
 from simpletuner_gh200.memory.sharing import NodePosition
-from simpletuner_gh200.model.host_pool import HostPool
 from simpletuner_gh200.model.optimizer_table import optimizers
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.model.host_pool import HostPool
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -85,6 +87,8 @@ def open_pool(settings: StateSettings, trainer: Any, trial: Trial | None, *, cla
         _say(allowed, "host memory standing in")
         if settings.oom_reserve_gb:
             logger.warning("gh200: oom_reserve_gb has nothing to do here: there is no device whose memory could end")
+        from simpletuner_gh200.model.host_pool import HostPool
+
         return Opened(HostPool(allowed.size, allowed.why), None)
     mechanism: Mechanism = trial.mechanism
     _say(allowed, mechanism)
