@@ -80,6 +80,8 @@ class Writer:
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
         self.size = slab.size
+        self.fd, self.address = slab.fd, slab.address
+        """Where to write: through the descriptor if there is one."""
         self.used = 0
 
     def room_for(self, size: int) -> bool:

@@ -1,4 +1,5 @@
-/* Takes torch's files apart, many at a time: what filling a cache asks of the file system and of zip and gzip.
+/* Takes torch's files apart, many at a time: what filling a cache asks of the file system, of zip and gzip, and of
+ * the index.
  *
  * From Python every call on the way from a file to a tensor gives the interpreter lock away and takes it back; in a run,
  * where others want it too, that costs more than the calls. Here a whole batch passes between giving and taking.
@@ -324,6 +325,7 @@ int gh200_take_files(const char *paths, int count, unsigned char *buffer, size_t
         file->status = (uint64_t)status;
         /* What is taken stays in the buffer until it is written out; so does a pickle that is to be learned. */
         if (status == TAKEN || status == UNKNOWN) used += (file->content_size + 63) / 64 * 64;
+        if (used > room) used = room;
     }
     return count;
 }
@@ -352,6 +354,38 @@ int gh200_put_payloads(const unsigned char *buffer, const struct shape *shapes, 
         }
     }
     return 0;
+}
+
+/* -- the index -------------------------------------------------------------------------------------------------- */
+
+#define SLOT_WORDS 8
+#define SEAL UINT64_C(0x9E3779B97F4A7C15)
+
+/* Publishes entries in the table of slots.py, whose lock the caller holds, at most fresh of them under keys that are new
+ * to it. rows: seven words each, key first. done[i] becomes 1 where entry i is published, 0 where something is published
+ * under its key already, or the table is full: those are left alone. Returns how many keys were new. */
+int gh200_enter_slots(uint64_t *words, uint64_t slots, const uint64_t *rows, int count, uint64_t fresh, unsigned char *done) {
+    int added = 0;
+    for (int at = 0; at < count; at++, rows += 7) {
+        uint64_t index = rows[0] & (slots - 1), check = SEAL, tried = 0;
+        uint64_t *slot = words + index * SLOT_WORDS;
+        for (; slot[0] && (slot[0] != rows[0] || slot[1] != rows[1]) && tried < slots; tried++) {
+            index = (index + 1) & (slots - 1);
+            slot = words + index * SLOT_WORDS;
+        }
+        done[at] = 0;
+        if (tried == slots || (slot[0] && slot[2]) || (!slot[0] && (uint64_t)added >= fresh)) continue;
+        added += !slot[0];
+        for (int word = 0; word < 7; word++) check ^= rows[word];
+        /* A reader sees words that don't fit together until the last one is there, and no key before that. */
+        __atomic_store_n(slot + 7, ~check, __ATOMIC_SEQ_CST);
+        for (int word = 2; word < 7; word++) __atomic_store_n(slot + word, rows[word], __ATOMIC_SEQ_CST);
+        __atomic_store_n(slot + 1, rows[1], __ATOMIC_SEQ_CST);
+        __atomic_store_n(slot + 7, check, __ATOMIC_SEQ_CST);
+        __atomic_store_n(slot, rows[0], __ATOMIC_SEQ_CST);
+        done[at] = 1;
+    }
+    return added;
 }
 
 /* For tests: the two that everything rests on. */

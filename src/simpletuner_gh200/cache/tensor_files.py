@@ -81,6 +81,7 @@ def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
         *(pointer, pointer, pointer, pointer, pointer, number),
         *(number, pointer),
     )
+    library.gh200_enter_slots.argtypes = (pointer, ctypes.c_uint64, pointer, number, ctypes.c_uint64, pointer)
     library.gh200_crc32.argtypes, library.gh200_crc32.restype = (ctypes.c_char_p, size), ctypes.c_uint32
     library.gh200_inflate.argtypes = (ctypes.c_char_p, size, pointer, size)
     library.gh200_inflate.restype = ctypes.c_int64
@@ -107,12 +108,13 @@ class Shapes:
         self._kept: list[Any] = []
         self._lock = threading.Lock()
 
-    def learn(self, content: bytes, pickle: bytes, storages: Sequence[tuple[int, int]]) -> bool:
+    def learn(self, content: bytes, pickle: bytes) -> bool:
         """Understand the pickle of a file that was found whole; False where no more are remembered."""
         with self._lock:
             if any(shape.pickle == pickle for shape in self.known):
                 return True
-            if len(self.known) >= MOST_SHAPES:
+            storages = _storages(content)
+            if len(self.known) >= MOST_SHAPES or storages is None:
                 return False
             refusal, record, places = _understand(content, storages)
             self._add(pickle, refusal, record, places, storages)
@@ -131,9 +133,7 @@ class Shapes:
         self.known.append(Shape(pickle, layout, record.size if record is not None else 0, refusal))
 
 
-def _understand(
-    content: bytes, storages: Sequence[tuple[int, int]]
-) -> tuple[str | None, Record | None, np.ndarray]:
+def _understand(content: bytes, storages: Sequence[tuple[int, int]]) -> tuple[str | None, Record | None, np.ndarray]:
     """(why not, the value taken apart, where its tensors lie) of a file's content."""
     import torch
 
@@ -269,9 +269,7 @@ class FileTaker:
             start, size = int(file["content"]), int(file["content_size"])
             content = self._buffer[start : start + size].tobytes()
             pickle = content[int(file["pickle"]) : int(file["pickle"]) + int(file["pickle_size"])]
-            storages = _storages(content)
-            if storages is not None:
-                learned |= self._shapes.learn(content, pickle, storages)
+            learned |= self._shapes.learn(content, pickle)
         return learned
 
     def _described(self, count: int) -> list[TakenFile]:
@@ -293,6 +291,20 @@ class FileTaker:
         )
         if refused:
             raise OSError(refused, os.strerror(refused))
+
+
+def enter_slots(
+    library: ctypes.CDLL, words: memoryview, rows: Sequence[Sequence[int]], fresh: int
+) -> tuple[int, bytes]:
+    """Publish entries in an index: how many keys were new to it, and of each entry whether it is published."""
+    table = np.array(rows, np.uint64)
+    done = np.zeros(len(table), np.uint8)
+    index = np.frombuffer(words, np.uint64)
+    slots = len(index) // 8
+    added: int = library.gh200_enter_slots(
+        index.ctypes.data, slots, table.ctypes.data, len(table), max(fresh, 0), done.ctypes.data
+    )
+    return added, done.tobytes()
 
 
 _DESCRIBED = ("status", "shape", "size", "mtime_ns", "inode", "ordinary", "finite")
