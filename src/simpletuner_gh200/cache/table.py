@@ -214,7 +214,7 @@ class Table:
             return f"no memory: {type(refused).__name__}"
         flags = (FINITE if record.finite else 0) | ordinary(path)
         slot = Slot.of(place.payload, record.size, flags, source, place.layout)
-        return None if self.enter(key, slot) else "index full, or dropped meanwhile"
+        return None if self._enter(key, slot) else "index full, or dropped meanwhile"
 
     def _say_full(self) -> None:
         if not self._full:
@@ -226,8 +226,8 @@ class Table:
                 format_bytes(self.allowed or 0),
             )
 
-    def enter(self, key: Key, slot: Slot, *, adds: int = 0) -> bool:
-        """Publish bytes that are in a listed segment; ``adds`` of them were not counted as held yet."""
+    def _enter(self, key: Key, slot: Slot) -> bool:
+        """Publish bytes that are in a listed segment."""
         with self.control.writing():
             if self.control.row(slot.segment) is None:
                 return False
@@ -239,14 +239,8 @@ class Table:
                     return False
                 self.control.keys += 1
             self.control.slots.put(key, slot)
-            self.control.hold(adds, slot.segment)
             self.control.count_live(slot.segment, 1)
         return True
-
-    def add_segment(self, segment: Segment, *, file: bool = False) -> int:
-        """List a segment whose bytes are there already (a pack)."""
-        with self.control.writing():
-            return self._segments.add(segment, file=file)
 
     # -- withdrawing -----------------------------------------------------------------------------------
 
