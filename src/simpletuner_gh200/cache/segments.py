@@ -93,15 +93,13 @@ class Segments:
 
     def _reach(self, row: SegmentRow) -> Segment | None:
         try:
-            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", (os.O_RDONLY if row.file else os.O_RDWR) | os.O_CLOEXEC)
+            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
         try:
             found = os.fstat(fd)
             if (found.st_ino, found.st_dev) != (row.inode, row.device):
                 return None
-            if row.file:
-                return Segment.of_file(fd, row.size, label=self._name)
             return Segment(self._slabs.attach(fd, row.size, label=self._name))
         except MemoryRoomError:
             return None
@@ -161,9 +159,9 @@ class Segments:
                 yield self.reserve(*wanted[at], allowed)
                 at += 1
 
-    def add(self, segment: Segment, *, file: bool = False) -> int:
+    def add(self, segment: Segment) -> int:
         """List a segment, so that this and other ranks find its bytes."""
-        number = self._control.add_segment(segment.slab.fd, segment.slab.size, file=file)
+        number = self._control.add_segment(segment.slab.fd, segment.slab.size)
         self._mapped[number] = segment
         return number
 

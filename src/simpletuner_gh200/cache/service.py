@@ -14,7 +14,9 @@ from typing import Any
 
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import cache_files, fill
-from simpletuner_gh200.cache.pack_folder import Loaded, PackFolder, folder_for
+from simpletuner_gh200.cache.pack_contents import Loaded
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import folder_for
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.segments import GROWTH
 from simpletuner_gh200.cache.sizing import Selection, agree, select
@@ -45,6 +47,8 @@ class Wanted:
     expected: int = 0
     """Entries it may come to have, where more than are on disk now."""
     look_for_nan: bool = False
+    made_by: str = ""
+    """What of the configuration decides what entries hold: packs that another one made are not taken."""
 
 
 class Caches:
@@ -60,6 +64,7 @@ class Caches:
         tight: bool = False,
         mappable: bool = True,
         packs: Path | None = None,
+        keep_free: int = 0,
         workers: int = 0,
         near: int | None = None,
         memory_nodes: Callable[[], Sequence[Node]] = read_nodes,
@@ -67,12 +72,13 @@ class Caches:
         """``tight``: slabs cost their whole size at once (registered memory), so make them no larger than needed.
 
         ``mappable``: slabs can be mapped again; false for managed memory, where hits are copies.
+        ``keep_free``: bytes of the disk that packs leave to others, where that is more than their own rule.
         ``near``: the memory node beside this rank's GPU; ranks beside different ones have a copy each if that fits.
         """
         self.wanted = {want.name: want for want in wanted}
         self.packs = packs
+        self._keep_free = keep_free
         self._slabs = slabs
-        self._tight = tight
         self._mappable = mappable
         self._growth = TIGHT_GROWTH if tight else GROWTH
         self._pack_folders: dict[str, PackFolder] = {}
@@ -169,26 +175,28 @@ class Caches:
         if self.packs is None:
             return
         for name, table in self.tables.items():
-            folder = self.wanted[name].folder
-            packs = PackFolder(folder_for(self.packs, name, folder))
+            want = self.wanted[name]
+            packs = PackFolder(folder_for(self.packs, name, want.folder), want.made_by, keep_free=self._keep_free)
             try:
-                packs.make(folder)
-            except OSError as refused:
+                packs.make(want.folder)
+                loaded = packs.load(table, workers=self.workers)
+            except (CacheError, OSError) as refused:
                 logger.warning("gh200: cache %s goes without packs: %s", name, refused)
                 continue
             self._pack_folders[name] = packs
-            loaded = packs.load(table, copy=self._tight, workers=self.workers)
             table.statistics.fill_seconds += loaded.seconds
             self.loaded[name] = loaded
-            if loaded.entries or loaded.damaged or loaded.changed:
+            if loaded.entries or loaded.damaged or loaded.changed or loaded.of_others:
                 logger.info(
-                    "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged",
+                    "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged, "
+                    "%d were made by another configuration",
                     name,
                     loaded.entries,
                     format_bytes(loaded.bytes),
                     format_seconds(loaded.seconds),
                     loaded.changed,
                     loaded.damaged,
+                    loaded.of_others,
                 )
 
     def save(self) -> None:

@@ -230,7 +230,7 @@ class Table:
             return f"no memory: {type(refused).__name__}"
         flags = (FINITE if record.finite else 0) | ordinary(path)
         slot = Slot.of(place.payload, record.size, flags, source, place.layout)
-        return None if self.enter(key, slot) else "index full, or dropped meanwhile"
+        return None if self._enter(key, slot) else "index full, or dropped meanwhile"
 
     def publish_many(self, ready: Sequence[Ready], put: Put) -> int:
         """Hold a batch of entries; how many of them are. The lock is taken to find room for all, and to publish all."""
@@ -297,13 +297,10 @@ class Table:
                 format_bytes(self.allowed or 0),
             )
 
-    def enter(self, key: Key, slot: Slot, *, adds: int = 0) -> bool:
-        """Publish bytes that are in a listed segment; ``adds`` of them were not counted as held yet."""
+    def _enter(self, key: Key, slot: Slot) -> bool:
+        """Publish bytes that are in a listed segment."""
         with self.control.writing():
-            if not self._enter_locked(key, slot):
-                return False
-            self.control.hold(adds, slot.segment)
-        return True
+            return self._enter_locked(key, slot)
 
     def _enter_locked(self, key: Key, slot: Slot) -> bool:
         if self.control.row(slot.segment) is None:
@@ -318,11 +315,6 @@ class Table:
         self.control.slots.put(key, slot)
         self.control.count_live(slot.segment, 1)
         return True
-
-    def add_segment(self, segment: Segment, *, file: bool = False) -> int:
-        """List a segment whose bytes are there already (a pack)."""
-        with self.control.writing():
-            return self._segments.add(segment, file=file)
 
     # -- withdrawing -----------------------------------------------------------------------------------
 

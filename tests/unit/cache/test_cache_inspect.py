@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.inspect import packed_caches
-from simpletuner_gh200.cache.pack_folder import PackFolder, folder_for
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import folder_for
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cli.commands.cache import app
 from simpletuner_gh200.errors import UsageError

@@ -11,7 +11,8 @@ from simpletuner_gh200.cache import watch
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import cache_files, take_in
 from simpletuner_gh200.cache.inspect import drop, pack_again, packed_caches
-from simpletuner_gh200.cache.pack_folder import MARKER, PackFolder
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import MARKER
 from simpletuner_gh200.cache.segments import next_size
 from simpletuner_gh200.cache.service import TIGHT_GROWTH, Caches, Wanted
 from simpletuner_gh200.cache.table import Table
