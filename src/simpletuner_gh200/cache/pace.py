@@ -38,7 +38,7 @@ class Pace:
     ended = False
 
     def begin(self) -> None:
-        """A thread starts to work."""
+        """A thread starts to work, or goes on after it waited for work."""
 
     def rest(self, size: int) -> None:
         """A thread has done so many bytes."""
@@ -60,7 +60,8 @@ class BackgroundPace(Pace):
         self._stop.set()
 
     def begin(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux: of this thread alone
+        if not hasattr(self._local, "since"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux: of this thread alone
         self._local.since = time.monotonic()
 
     def rest(self, size: int) -> None:

@@ -240,11 +240,16 @@ class Pack:
 
     def entries(self) -> Iterator[PackEntry]:
         """In the order in which they lie in the file."""
-        paths = self._paths
-        for low, high, *rest, offset, length, checksum, layout, layout_sum, at, size, flags in self.rows.tolist():
-            path = paths[at : at + size].decode("utf-8", "surrogateescape")
-            identity = Identity(*rest)
-            yield PackEntry(path, Key(low, high), identity, offset, length, checksum, layout, layout_sum, flags)
+        return map(self._entry, self.rows.tolist())
+
+    def entry(self, number: int) -> PackEntry:
+        return self._entry(self.rows[number].item())
+
+    def _entry(self, row: tuple[int, ...]) -> PackEntry:
+        low, high, *rest, offset, length, checksum, layout, layout_sum, at, size, flags = row
+        path = self._paths[at : at + size].decode("utf-8", "surrogateescape")
+        identity = Identity(*rest)
+        return PackEntry(path, Key(low, high), identity, offset, length, checksum, layout, layout_sum, flags)
 
     def payload(self, entry: PackEntry) -> Bytes | None:
         """The entry's bytes, in memory of this thread that its next call uses again.

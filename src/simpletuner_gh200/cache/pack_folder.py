@@ -13,19 +13,22 @@ from typing import Literal
 
 from simpletuner_gh200.cache.disk_room import DiskFull, DiskRoom
 from simpletuner_gh200.cache.pack import DamagedPack, Item, OutdatedPack, Pack, PackEntry, UntrustedPack, write_pack
+from simpletuner_gh200.cache.pace import AT_ONCE, Pace
 from simpletuner_gh200.cache.pack_contents import Contents, Held, Loaded, PackUse, Source
 from simpletuner_gh200.cache.pack_place import PackPlace
-from simpletuner_gh200.cache.record import Record
+from simpletuner_gh200.cache.pack_reading import PackIndex, stretches, take_many
 from simpletuner_gh200.cache.slots import FINITE
 from simpletuner_gh200.cache.source import Recognizer, identify
 from simpletuner_gh200.cache.table import Found, Table
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.telemetry.progress import Progress
 from simpletuner_gh200.units import format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
 
 State = Literal["alive", "changed", "damaged", "left out"]
-Look = Callable[[Pack, PackEntry], tuple[State, Source | None]]
+Look = Callable[[Pack, Sequence[PackEntry]], list[tuple[State, Source | None]]]
+"""What becomes of neighbouring entries of a pack."""
 
 
 class PackFolder:
@@ -72,37 +75,66 @@ class PackFolder:
             self._contents = self._survey(place, self._look, done)
         return done
 
-    def load(self, table: Table, *, workers: int) -> Loaded:
-        """Publish every entry whose source is as it was, from a copy of its own: see ``Pack.payload``."""
-        done, started = Loaded(), time.perf_counter()
+    def open_index(self) -> PackIndex:
+        """The packs' indexes, for entries that are asked for before ``load`` got to them; looks at nothing else."""
+        with PackPlace.open(self.folder) as place:
+            opened = [self._open(place, name, Contents(), Loaded()) for name in reversed(list(place.packs()))]
+        ours = [pack for pack in opened if pack is not None and pack.made_by == self._made_by]
+        for pack in opened:
+            if pack is not None and pack not in ours:
+                pack.close()
+        return PackIndex(ours, lambda entry: self._recognizer.source(entry.path, entry.identity))
 
-        def take(pack: Pack, entry: PackEntry) -> tuple[State, Source | None]:
-            state, source = self._look(pack, entry)
-            return (self._publish(pack, entry, table, source) if source is not None else state), source
+    def load(
+        self,
+        table: Table,
+        *,
+        workers: int,
+        share: tuple[int, int] = (0, 1),
+        pace: Pace = AT_ONCE,
+        progress: Progress | None = None,
+    ) -> Loaded:
+        """Publish every entry whose source is as it was, from a copy of its own: see ``Pack.payload``.
+
+        ``share`` (i, n): only the i-th of n parts of the keys. ``pace`` may slow it down, and end it early.
+        """
+        done, started = Loaded(), time.perf_counter()
+        part, parts = share
+
+        def wanted(entry: PackEntry) -> bool:
+            key = entry.key
+            mine = key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None
+            return mine and (table.allowed is None or table.control.held + entry.length <= table.allowed)
+
+        def take(pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+            pace.begin()
+            found = self._look(pack, entries) if not pace.ended else [("left out", None) for _ in entries]
+            chosen = [at for at, (_, source) in enumerate(found) if source is not None and wanted(entries[at])]
+            sources = [source for at in chosen if (source := found[at][1]) is not None]
+            states = take_many(pack, [entries[at] for at in chosen], sources, table) if chosen else []
+            held = dict(zip(chosen, states, strict=True))
+            size = sum(entry.length for entry in entries)
+            if progress is not None:
+                progress.advance(len(entries), size)
+            pace.rest(size)
+            return [_after(state, source, held.get(at, False)) for at, (state, source) in enumerate(found)]
 
         with PackPlace.open(self.folder) as place:
-            self._contents = self._survey(place, take, done, workers)
+            contents = self._survey(place, take, done, workers)
+        if not pace.ended:  # else nobody knows what is in the rest; whoever saves looks again
+            self._contents = contents
         done.seconds = time.perf_counter() - started
         return done
 
-    def _look(self, pack: Pack, entry: PackEntry) -> tuple[State, Source | None]:
-        """Without reading the payload."""
+    def _look(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+        """Without reading payloads."""
+        return [self._look_at(pack, entry) for entry in entries]
+
+    def _look_at(self, pack: Pack, entry: PackEntry) -> tuple[State, Source | None]:
         if (pack.path.name, entry.path) in self._damaged:
             return "damaged", None
         source = self._recognizer.source(entry.path, entry.identity)
         return ("changed" if source is None else "alive"), source
-
-    @staticmethod
-    def _publish(pack: Pack, entry: PackEntry, table: Table, source: Source) -> State:
-        if table.control.slots.get(entry.key) is not None or not table.admits(entry.key):
-            return "left out"
-        if table.allowed is not None and table.control.held + entry.length > table.allowed:
-            return "left out"
-        payload, layout = pack.payload(entry), pack.layout(entry)
-        if payload is None or layout is None:
-            return "damaged"
-        record = Record(layout, entry.length, ((0, payload),), bool(entry.flags & FINITE))
-        return "alive" if table.publish(entry.path, record, source) else "left out"
 
     def _survey(self, place: PackPlace, look: Look, done: Loaded, workers: int = 1) -> Contents:
         """Go through all packs, newest first, and what ``look`` says of their entries."""
@@ -139,15 +171,10 @@ class PackFolder:
     def _survey_pack(self, pack: Pack, look: Look, contents: Contents, done: Loaded, workers: int) -> None:
         name = pack.path.name
 
-        def many(stretch: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
-            return [look(pack, entry) for entry in stretch]
-
-        # Neighbours stay together: each thread reads its stretch of the file in order.
+        # Neighbours stay together: each thread reads its stretches of the file in order.
         entries = list(pack.entries())
-        part = max(len(entries) // (max(workers, 1) * 8), 1)
-        stretches = [entries[at : at + part] for at in range(0, len(entries), part)]
         with ThreadPoolExecutor(max_workers=max(workers, 1), thread_name_prefix="gh200-pack") as pool:
-            found = itertools.chain.from_iterable(pool.map(many, stretches))
+            found = itertools.chain.from_iterable(pool.map(lambda some: look(pack, some), stretches(entries)))
             for entry, (state, source) in zip(entries, found, strict=True):
                 contents.found(name, entry.path, entry.length, source if state != "damaged" else None)
                 self._account(name, entry, state, done)
@@ -268,6 +295,13 @@ class PackFolder:
                 format_bytes(full.free),
                 format_bytes(full.reserve),
             )
+
+
+def _after(state: State, source: Source | None, held: bool | None) -> tuple[State, Source | None]:
+    """What became of an entry that was taken (True), was not (False), or turned out damaged (None)."""
+    if source is None:
+        return state, None
+    return ("alive" if held else "damaged" if held is None else "left out"), source
 
 
 def _source(found: Found) -> Source:

@@ -105,13 +105,19 @@ class Table:
         self._watching = threading.Lock()
         self._memo: dict[str, Found] = {}
         self._full = False
+        self.backing: Callable[[Table, str], bool] | None = None
+        """Asked for what is not held yet: publishes it and says so, where it has it at hand (a pack)."""
 
     # -- reading ---------------------------------------------------------------------------------------
 
     def find(self, path: str) -> Found | None:
         """The entry of a normal path, if it is held and its file is as it was when it was taken."""
-        found = self._look_up(path)
+        found = self._look_up(path) or self._fetch(path)
         return found if found is not None and self._check(found, path) else None
+
+    def _fetch(self, path: str) -> Found | None:
+        backing = self.backing
+        return self._look_up(path) if backing is not None and backing(self, path) else None
 
     def find_all(self, paths: Sequence[str]) -> list[Found] | None:
         """Every normal path's entry, or None if one is missing. Counts nothing: the caller knows what became of it."""
@@ -120,7 +126,7 @@ class Table:
         for path in paths:
             found = memo.get(path)
             if found is None or words[found.at] != found.check:
-                found = self._look_up(path)
+                found = self._look_up(path) or self._fetch(path)
                 if found is None:
                     return None
             if not (vouched and found.vouched_for) and not self._check(found, path):
