@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from simpletuner_gh200.cache.background import BackgroundJob
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import cache_files, fill
+from simpletuner_gh200.cache.pace import AT_ONCE, BackgroundPace, Effort, Pace
 from simpletuner_gh200.cache.pack_contents import Loaded
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import folder_for
+from simpletuner_gh200.cache.pack_reading import PackIndex
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.segments import GROWTH
 from simpletuner_gh200.cache.sizing import Selection, agree, select
@@ -35,6 +38,8 @@ logger = logging.getLogger("simpletuner_gh200")
 MOST_WORKERS = 72
 
 TIGHT_GROWTH = 64 * MIB
+
+FillTime = Literal["start", "background", "lazy"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class Caches:
         self._growth = TIGHT_GROWTH if tight else GROWTH
         self._pack_folders: dict[str, PackFolder] = {}
         self._saving: threading.Thread | None = None
+        self._background: BackgroundJob | None = None
+        self._indexes: list[PackIndex] = []
         self.loaded: dict[str, Loaded] = {}
         self.group = group
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
@@ -145,23 +152,51 @@ class Caches:
             level = logging.INFO if chosen.complete else logging.WARNING
             logger.log(level, "gh200: cache %s", chosen.text(name))
 
-    def fill(self, *, lazy: bool = False) -> None:
-        """Take in what is on disk, packs first; each rank does its part of the rest of its copy.
+    def fill(self, when: FillTime = "start") -> None:
+        """Take in what is on disk, packs first; each rank does its part of its copy.
 
-        ``lazy``: only the packs; other entries are taken in when they are first read.
+        ``start``: returns when all is in. ``background``: returns at once; entries are served as they come, and what is
+        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for is taken.
         """
-        share = self.copies.position(self.group.local_rank)
-        if share[0] == 0:
-            self._load_packs()
-        self._wait_for_all("packs loaded")
-        for name, table in self.tables.items() if not lazy else ():
-            files = self.files[name]
-            with progress(f"filling cache {name}", items=len(files)) as bar:
-                fill(table, (path for path, _ in files), workers=self.workers, progress=bar, share=share)
-        self.files = {name: [] for name in self.files}
-        if self.group.is_leader and self.packs is not None:
+        self._open_packs()
+        if when == "start":
+            self._fill(self.workers, AT_ONCE)
+        else:
+            self._serve_from_packs()
+        if when == "background":
+            self._background = BackgroundJob(self._fill_in_background, name="gh200-fill")
+            self._background.start()
+        elif self.group.is_leader and self.packs is not None:
             self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
             self._saving.start()
+
+    def wait_until_filled(self, timeout: float | None = None) -> bool:
+        """For tests and tools: until what was begun in the background is done; False where it is not by then."""
+        return self._background is None or self._background.wait(timeout)
+
+    def _fill_in_background(self, pace: BackgroundPace, effort: Effort) -> None:
+        self._fill(effort.threads, pace)
+        if self.group.is_leader and self.packs is not None and not pace.ended:
+            self._save_all()
+
+    def _fill(self, workers: int, pace: Pace) -> None:
+        share = self.copies.position(self.group.local_rank)
+        quiet = pace is not AT_ONCE
+        for name in self.tables:
+            self._load_packs(name, share, workers, pace, quiet=quiet)
+        if not quiet:
+            self._wait_for_all("packs loaded")
+        for name, table in self.tables.items():
+            slots, (part, parts) = table.control.slots, share
+            keys = ((key_of(path), path, size) for path, size in self.files.pop(name, ()))
+            lacking = [
+                (path, size)
+                for key, path, size in keys
+                if key.low % parts == part and table.admits(key) and slots.get(key) is None
+            ]
+            total = sum(size for _, size in lacking)
+            with progress(f"filling cache {name}", items=len(lacking), size=total, quiet=quiet) as shown:
+                fill(table, (path for path, _ in lacking), workers=workers, progress=shown, pace=pace)
 
     def _wait_for_all(self, point: str) -> None:
         if self.group.is_leader:
@@ -171,40 +206,77 @@ class Caches:
             self.group.tell(point)
             self.group.receive(point)
 
-    def _load_packs(self) -> None:
-        if self.packs is None:
-            return
-        for name, table in self.tables.items():
-            want = self.wanted[name]
+    def _open_packs(self) -> None:
+        """Every rank reads from packs; the leader makes their folders, and writes them."""
+        for name, want in self.wanted.items() if self.packs is not None else ():
+            assert self.packs is not None
             packs = PackFolder(folder_for(self.packs, name, want.folder), want.made_by, keep_free=self._keep_free)
             try:
-                packs.make(want.folder)
-                loaded = packs.load(table, workers=self.workers)
+                if self.group.is_leader:
+                    packs.make(want.folder)
             except (CacheError, OSError) as refused:
                 logger.warning("gh200: cache %s goes without packs: %s", name, refused)
                 continue
             self._pack_folders[name] = packs
-            table.statistics.fill_seconds += loaded.seconds
-            self.loaded[name] = loaded
-            if loaded.entries or loaded.damaged or loaded.changed or loaded.of_others:
-                logger.info(
-                    "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged, "
-                    "%d were made by another configuration",
-                    name,
-                    loaded.entries,
-                    format_bytes(loaded.bytes),
-                    format_seconds(loaded.seconds),
-                    loaded.changed,
-                    loaded.damaged,
-                    loaded.of_others,
-                )
+
+    def _serve_from_packs(self) -> None:
+        for name, packs in self._pack_folders.items():
+            try:
+                index = packs.open_index()
+            except (CacheError, OSError):  # said by whoever loads them; in another rank the folder may not be made yet
+                continue
+            self._indexes.append(index)
+            if len(index):
+                logger.info("gh200: cache %s: %d entries at hand in packs", name, len(index))
+                self.tables[name].backing = index.take
+
+    def _load_packs(self, name: str, share: tuple[int, int], workers: int, pace: Pace, *, quiet: bool) -> None:
+        packs, table = self._pack_folders.get(name), self.tables[name]
+        if packs is None:
+            return
+        try:
+            with progress(f"loading packs of cache {name}", quiet=quiet) as shown:
+                loaded = packs.load(table, workers=workers, share=share, pace=pace, progress=shown)
+        except FileNotFoundError:  # in a rank that doesn't make it
+            return
+        except (CacheError, OSError) as refused:
+            logger.warning("gh200: cache %s goes without packs: %s", name, refused)
+            del self._pack_folders[name]
+            return
+        if not pace.ended:
+            table.backing = None
+        table.statistics.fill_seconds += loaded.seconds
+        self.loaded[name] = loaded
+        if loaded.entries or loaded.damaged or loaded.changed or loaded.of_others:
+            logger.info(
+                "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged, "
+                "%d were made by another configuration",
+                name,
+                loaded.entries,
+                format_bytes(loaded.bytes),
+                format_seconds(loaded.seconds),
+                loaded.changed,
+                loaded.damaged,
+                loaded.of_others,
+            )
 
     def save(self) -> None:
-        """Write to the packs what they lack; the leader does it for the node."""
+        """Write to the packs what they lack; the leader does it for the node. Filling in the background ends."""
+        self._stop_filling()
         if self._saving is not None:
             self._saving.join()
             self._saving = None
+        if self.group.is_leader:
             self._save_all()
+
+    def _stop_filling(self) -> None:
+        if self._background is not None:
+            self._background.stop()
+        for table in self.tables.values():
+            table.backing = None
+        for index in self._indexes:
+            index.close()
+        self._indexes = []
 
     def _save_all(self) -> None:
         for name, packs in self._pack_folders.items():
@@ -223,11 +295,13 @@ class Caches:
             found["budget_bytes"] = self.tables[name].allowed
             found["bytes_for_all"] = self.selections[name].total_bytes
             found["copies_on_node"] = len(self.copies.groups)
+            found["filling"] = self._background.state if self._background is not None else "done"
             if name in self.loaded:
                 found["packs"] = asdict(self.loaded[name])
         return tables
 
     def close(self) -> None:
+        self._stop_filling()
         _live.discard(self)
         for table in self.tables.values():
             table.close()

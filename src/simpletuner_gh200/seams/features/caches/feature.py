@@ -75,7 +75,7 @@ class CachesFeature(Feature):
             return
         self._caches = self._open(settings, found, _pack_folder(settings, trainer))
         self._attach(found)
-        self._caches.fill(lazy=settings.fill == "lazy")
+        self._caches.fill(settings.fill)
         self.batch_path = self._batch_path(found)
 
     def rebuild_cache(self, cache: Any) -> None:
