@@ -248,8 +248,8 @@ def _check_corruption(report: StagingReport, allowed: float) -> None:
     if report.corruption_rate > allowed:
         worst, damage = "; ".join(str(problem) for problem in list(report.problems)[:3]), report.damage
         raise DatasetCorrupt(
-            f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, allowed are {allowed:.1%}; counted: "
-            f"{damage.kind}): {worst}",
+            f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, allowed are {allowed:.1%}; "
+            f"counted: {damage.kind}): {worst}",
             report=report.as_json(),
             remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
         )
