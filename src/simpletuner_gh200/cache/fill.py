@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import logging
 import os
+<<<<<<< HEAD
 import threading
+=======
+import stat
+>>>>>>> data
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +23,7 @@ from simpletuner_gh200.cache.batch_fill import BatchFiller
 from simpletuner_gh200.cache.pace import AT_ONCE, Pace
 from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
-from simpletuner_gh200.cache.source import source_of
+from simpletuner_gh200.cache.source import OPEN_FLAGS, source_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cache.tensor_files import Shapes, usable
 from simpletuner_gh200.telemetry.progress import Progress
@@ -36,27 +41,26 @@ def cache_files(folder: str) -> Iterator[tuple[str, int]]:
     while waiting:
         current = waiting.pop()
         try:
-            found = os.stat(current)
-            if (found.st_dev, found.st_ino) in seen:
+            folder_now = os.stat(current)
+            if (folder_now.st_dev, folder_now.st_ino) in seen:
                 continue
-            seen.add((found.st_dev, found.st_ino))
+            seen.add((folder_now.st_dev, folder_now.st_ino))
             with os.scandir(current) as entries:
                 for entry in entries:
-                    if entry.name.endswith(SUFFIX):
-                        size = _size(entry)
-                        if size is not None:
-                            yield entry.path, size
-                    elif entry.is_dir():
+                    found = _look(entry)
+                    if found is not None and stat.S_ISDIR(found.st_mode):
                         waiting.append(entry.path)
+                    elif found is not None and stat.S_ISREG(found.st_mode) and entry.name.endswith(SUFFIX):
+                        yield entry.path, found.st_size
         except OSError as unreadable:
             if not isinstance(unreadable, FileNotFoundError):
                 logger.warning("gh200: what is in %s is not held in memory: %s", current, unreadable)
 
 
-def _size(entry: os.DirEntry[str]) -> int | None:
-    """None for one that went since it was listed, and for a link to nothing: the others are still there."""
+def _look(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """None for one that went since it was listed, and for a link that leads nowhere: the others are still there."""
     try:
-        return entry.stat().st_size
+        return entry.stat()
     except OSError:
         return None
 
@@ -75,6 +79,7 @@ def load_file(path: str) -> Any:
     """
     import torch
 
+<<<<<<< HEAD
     with open(path, "rb") as file:
         content = file.read()
     if content.startswith(_GZIP):
@@ -85,6 +90,23 @@ def load_file(path: str) -> Any:
         if damaged is not None:
             raise zipfile.BadZipFile(f"{damaged} is damaged")
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+=======
+    content = read_file(path)
+    if content.startswith(_GZIP):
+        content = gzip.decompress(content)
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def read_file(path: str) -> bytes:
+    """All of a cache file; OSError where it is none.
+
+    Read, not mapped: where a disk fails, or somebody cuts a file short, reading is an error and a mapping the end.
+    """
+    with open(path, "rb", opener=lambda name, _flags: os.open(name, OPEN_FLAGS)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return file.read()
+>>>>>>> data
 
 
 def hold(table: Table, path: str, value: Any, source: tuple[int, int]) -> bool:

@@ -17,6 +17,7 @@ from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
 from simpletuner_gh200.store.codecs import CodecChoice, CodecName, choose, estimate, estimates
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
+from simpletuner_gh200.store.file_reader import SETTLE_SECONDS
 from simpletuner_gh200.store.image_check import Verify, image_formats
 from simpletuner_gh200.store.index import Rows, write_index
 from simpletuner_gh200.store.problems import printable
@@ -132,9 +133,29 @@ class _Run:
             threads = [pool.submit(self._thread, batches, shown) for _ in range(count)]
             try:
                 self._wait(threads, tick)
+                self._look_again(pool, tick)
             except BaseException:
                 self._stop.set()
                 raise
+
+    def _look_again(self, pool: ThreadPoolExecutor, tick: Callable[[], None]) -> None:
+        """At what was changed just before it was read, and may have been read half changed."""
+        recent = self._plan.recent
+        batches = [one for one in self._listing.batches if recent[one.first : one.first + len(one.names)].any()]
+        if not batches:
+            return
+        time.sleep(SETTLE_SECONDS)
+        todo = iter(batches)
+        self._wait([pool.submit(self._again, todo) for _ in range(min(len(batches), MOST_THREADS))], tick)
+
+    def _again(self, batches: Iterator[Batch]) -> None:
+        stager = BatchStager(self._plan)
+        while not self._stop.is_set():
+            with self._lock:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            stager.look_again(batch)
 
     def _wait(self, threads: list[Future[None]], tick: Callable[[], None]) -> None:
         """In the main thread, so that an interrupt ends the staging and ``tick`` needs no lock."""
@@ -225,10 +246,10 @@ def _check_before(listing: Listing, choice: CodecChoice, limit: Allowance) -> No
 
 def _check_corruption(report: StagingReport, allowed: float) -> None:
     if report.corruption_rate > allowed:
-        worst = "; ".join(str(problem) for problem in list(report.problems)[:3])
+        worst, damage = "; ".join(str(problem) for problem in list(report.problems)[:3]), report.damage
         raise DatasetCorrupt(
-            f"{report.problems.broken} of {report.judged} files are broken ({report.corruption_rate:.1%}, allowed are "
-            f"{allowed:.1%}): {worst}",
+            f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, allowed are {allowed:.1%}; "
+            f"counted: {damage.kind}): {worst}",
             report=report.as_json(),
             remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
         )

@@ -12,6 +12,7 @@ import torch
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.pack import HEADER_SIZE, MAGIC, SCHEMA, Pack
+from simpletuner_gh200.cache.pace import AT_ONCE
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.service import Caches, Wanted
 from simpletuner_gh200.cache.table import MISSING, Table
@@ -84,9 +85,10 @@ def test_entries_without_room_survive_when_packs_are_made_into_one(wanted, tmp_p
 def test_several_leaders_on_one_folder_write_one_copy(wanted, tmp_path):
     jobs = [start(wanted, tmp_path / "packs") for _ in range(3)]
     for job in jobs:
-        job._load_packs()  # all of them start before any has written
+        job._open_packs()  # all of them start before any has written
     for job in jobs:
-        job.fill()
+        job._fill(1, AT_ONCE)
+    for job in jobs:
         job.save()
     once = sizes(tmp_path / "packs")
     assert len(once) == 1

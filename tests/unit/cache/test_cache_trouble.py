@@ -150,13 +150,25 @@ def test_a_marker_that_was_cut_short_is_written_again_and_never_followed(wanted,
 
 
 def test_a_folder_that_can_not_be_watched_is_asked_about_once(tmp_path, monkeypatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(watch, "_is_local", lambda folder: asked.append(folder) is not None)
+    asked: list[int] = []
+    monkeypatch.setattr(watch, "is_local", lambda folder: asked.append(folder) is not None)
     # The kernel has only so many watches to give, and other tests may hold them: it is not what is asked here.
     monkeypatch.setattr(watch.FolderWatch, "reliable", property(lambda self: True))
     watching = watch.FolderWatch()
     assert [watching.covers(str(tmp_path)) for _ in range(5)] == [False] * 5
     assert len(asked) == 1
+    watching.close()
+
+
+def test_a_link_to_a_file_system_that_others_write_to_is_not_relied_on(tmp_path, monkeypatch) -> None:
+    """The link lies on a local one; where it leads, nobody tells us of changes."""
+    monkeypatch.setattr(watch.FolderWatch, "reliable", property(lambda self: True))
+    (tmp_path / "there").symlink_to("/proc/self/task")
+    (tmp_path / "here").symlink_to(tmp_path)
+    watching = watch.FolderWatch()
+    assert not watching.covers(str(tmp_path / "there"))
+    assert not watching.covers("/proc/self/task")
+    assert watching.covers(str(tmp_path / "here"))
     watching.close()
 
 
