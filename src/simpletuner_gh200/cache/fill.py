@@ -7,11 +7,8 @@ import gzip
 import io
 import logging
 import os
-<<<<<<< HEAD
-import threading
-=======
 import stat
->>>>>>> data
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -79,9 +76,7 @@ def load_file(path: str) -> Any:
     """
     import torch
 
-<<<<<<< HEAD
-    with open(path, "rb") as file:
-        content = file.read()
+    content = read_file(path)
     if content.startswith(_GZIP):
         content = gzip.decompress(content)
     if content.startswith(b"PK"):
@@ -89,11 +84,6 @@ def load_file(path: str) -> Any:
             damaged = archive.testzip()
         if damaged is not None:
             raise zipfile.BadZipFile(f"{damaged} is damaged")
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-=======
-    content = read_file(path)
-    if content.startswith(_GZIP):
-        content = gzip.decompress(content)
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
@@ -106,7 +96,6 @@ def read_file(path: str) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         return file.read()
->>>>>>> data
 
 
 def hold(table: Table, path: str, value: Any, source: tuple[int, int]) -> bool:
