@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import gzip
 import io
-import logging
 import os
 import stat
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -25,41 +24,7 @@ from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cache.tensor_files import Shapes, usable
 from simpletuner_gh200.telemetry.progress import Progress
 
-logger = logging.getLogger("simpletuner_gh200")
-
-SUFFIX = ".pt"
 _GZIP = b"\x1f\x8b"
-
-
-def cache_files(folder: str) -> Iterator[tuple[str, int]]:
-    """(absolute path, size) of every cache file under ``folder``, links to folders followed once."""
-    seen: set[tuple[int, int]] = set()
-    waiting = [os.path.abspath(folder)]
-    while waiting:
-        current = waiting.pop()
-        try:
-            folder_now = os.stat(current)
-            if (folder_now.st_dev, folder_now.st_ino) in seen:
-                continue
-            seen.add((folder_now.st_dev, folder_now.st_ino))
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    found = _look(entry)
-                    if found is not None and stat.S_ISDIR(found.st_mode):
-                        waiting.append(entry.path)
-                    elif found is not None and stat.S_ISREG(found.st_mode) and entry.name.endswith(SUFFIX):
-                        yield entry.path, found.st_size
-        except OSError as unreadable:
-            if not isinstance(unreadable, FileNotFoundError):
-                logger.warning("gh200: what is in %s is not held in memory: %s", current, unreadable)
-
-
-def _look(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """None for one that went since it was listed, and for a link that leads nowhere: the others are still there."""
-    try:
-        return entry.stat()
-    except OSError:
-        return None
 
 
 def _size_of(path: str) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import cache_files, fill
+from simpletuner_gh200.cache.fill import fill
+from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import LOCK, MARKER, SUFFIX, PackPlace

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from simpletuner_gh200.cache.background import BackgroundJob
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import cache_files, fill
+from simpletuner_gh200.cache.fill import fill
+from simpletuner_gh200.cache.listing import CacheListing, cache_files
 from simpletuner_gh200.cache.pace import AT_ONCE, BackgroundPace, Effort, Pace
 from simpletuner_gh200.cache.pack_contents import Loaded
 from simpletuner_gh200.cache.pack_folder import PackFolder
@@ -22,7 +23,7 @@ from simpletuner_gh200.cache.pack_place import folder_for
 from simpletuner_gh200.cache.pack_reading import PackIndex
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.segments import GROWTH
-from simpletuner_gh200.cache.sizing import Selection, agree, select
+from simpletuner_gh200.cache.sizing import Selection, agree, everything, select
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
@@ -93,9 +94,9 @@ class Caches:
         self.loaded: dict[str, Loaded] = {}
         self.group = group
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
-        self.files = {name: list(cache_files(want.folder)) for name, want in self.wanted.items()}
+        self.files = {name: cache_files(want.folder) for name, want in self.wanted.items()}
         self.allowed = caches_allowance(allowed, host_memory().available)
-        needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
+        needs = {name: (files.count, files.size) for name, files in self.files.items()}
         group.join()
         self.copies = agree(group, near, self._bytes_when_complete(needs), self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))
@@ -137,20 +138,26 @@ class Caches:
             for fd in fds:
                 os.close(fd)
             return controls
-        entries = max(len(self.files[want.name]), want.expected) + 256
+        entries = max(self.files[want.name].count, want.expected) + 256
         controls = [Control.create(entries, label=want.name, shared=shared) for _ in self.copies.groups]
         if shared:
             self.group.share(f"cache {want.name}", *(control.fd for control in controls))
         return controls
 
     def _decide(self, name: str, table: Table) -> None:
-        chosen = select([(key_of(path).high, size) for path, size in self.files[name]], table.allowed)
+        chosen = self._select(name, table.allowed)
         self.selections[name] = chosen
         table.statistics.expected_hit_rate = chosen.expected_hit_rate
         if self.group.is_leader:
             table.set_threshold(chosen.threshold)
             level = logging.INFO if chosen.complete else logging.WARNING
             logger.log(level, "gh200: cache %s", chosen.text(name))
+
+    def _select(self, name: str, allowed: int | None) -> Selection:
+        files = self.files[name]
+        if allowed is None or files.size <= allowed:  # then nobody need know which is which
+            return everything(files.count, files.size, allowed)
+        return select([(key_of(path).high, size) for path, size in files], allowed)
 
     def fill(self, when: FillTime = "start") -> None:
         """Take in what is on disk, packs first; each rank does its part of its copy.
@@ -188,7 +195,7 @@ class Caches:
             self._wait_for_all("packs loaded")
         for name, table in self.tables.items():
             slots, (part, parts) = table.control.slots, share
-            keys = ((key_of(path), path, size) for path, size in self.files.pop(name, ()))
+            keys = ((key_of(path), path, size) for path, size in self.files.pop(name, CacheListing()))
             lacking = [
                 (path, size)
                 for key, path, size in keys

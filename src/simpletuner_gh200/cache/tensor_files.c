@@ -7,9 +7,11 @@
  * Whatever is anything else is marked, and Python looks at it with all the care it needs. Nothing is taken from a file
  * whose checksums don't fit, or that changed while it was read.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "inflate.h"
@@ -354,6 +356,46 @@ int gh200_put_payloads(const unsigned char *buffer, const struct shape *shapes, 
         }
     }
     return 0;
+}
+
+/* -- which files there are -------------------------------------------------------------------------------------- */
+
+struct record { /* as getdents64(2) describes it; the C library does not declare it */
+    uint64_t inode;
+    int64_t offset;
+    unsigned short length;
+    unsigned char type;
+    char name[];
+};
+
+/* The next entries of an open folder that end with suffix and are plain files: names, each with its zero, and sizes.
+ * Whatever else there is goes to others, likewise. Each has room for all that scratch can hold. counts: of names, of
+ * others, and how many bytes these two take. Returns 1, 0 at the end, -errno where the folder can't be read. */
+int gh200_list_tensors(int folder, const char *suffix, char *scratch, size_t room, char *names, uint64_t *sizes,
+                       char *others, uint64_t *counts) {
+    size_t ending = strlen(suffix);
+    memset(counts, 0, 4 * sizeof *counts);
+    long filled;
+    do filled = syscall(SYS_getdents64, folder, scratch, room);
+    while (filled < 0 && errno == EINTR);
+    if (filled <= 0) return filled < 0 ? -errno : 0;
+    for (long at = 0; at < filled;) {
+        struct record *entry = (struct record *)(scratch + at);
+        at += entry->length;
+        if (!strcmp(entry->name, ".") || !strcmp(entry->name, "..")) continue;
+        size_t length = strlen(entry->name);
+        int wanted = length >= ending && !memcmp(entry->name + length - ending, suffix, ending);
+        struct stat found;
+        if (entry->type == DT_REG && !wanted) continue;
+        if (entry->type == DT_REG && fstatat(folder, entry->name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode)) {
+            memcpy(names + counts[2], entry->name, length + 1);
+            sizes[counts[0]++] = (uint64_t)found.st_size, counts[2] += length + 1;
+        } else {
+            memcpy(others + counts[3], entry->name, length + 1);
+            counts[1]++, counts[3] += length + 1;
+        }
+    }
+    return 1;
 }
 
 /* -- the index -------------------------------------------------------------------------------------------------- */

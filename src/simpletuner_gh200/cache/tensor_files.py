@@ -81,6 +81,10 @@ def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
         *(pointer, pointer, pointer, pointer, pointer, number),
         *(number, pointer),
     )
+    library.gh200_list_tensors.argtypes = (
+        *(number, ctypes.c_char_p, pointer, size),
+        *(pointer, pointer, pointer, pointer),
+    )
     library.gh200_enter_slots.argtypes = (pointer, ctypes.c_uint64, pointer, number, ctypes.c_uint64, pointer)
     library.gh200_crc32.argtypes, library.gh200_crc32.restype = (ctypes.c_char_p, size), ctypes.c_uint32
     library.gh200_inflate.argtypes = (ctypes.c_char_p, size, pointer, size)

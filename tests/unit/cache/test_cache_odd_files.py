@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from simpletuner_gh200.cache import pack as pack_module
+from simpletuner_gh200.cache.batch_fill import NOT_READ_NATIVELY
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import cache_files, fill, take_in
+from simpletuner_gh200.cache.fill import fill, take_in
+from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import LOCK, MARKER
@@ -66,7 +68,7 @@ def test_a_folder_of_cache_files_with_everything_else_in_it(tmp_path, saved):
     fill(table, paths, workers=2)
     assert all(table.find(path) for path in good)
     assert table.find(unreadable) is None
-    assert table.statistics.fallbacks == {"unreadable: OSError": 1}
+    assert table.statistics.fallbacks == {NOT_READ_NATIVELY: 1, "unreadable: OSError": 1}
     table.close()
 
 
@@ -124,7 +126,7 @@ def test_an_io_error_in_a_pack_costs_the_entry_that_it_hits(packed, monkeypatch)
     original = os.preadv
 
     def failing(fd, buffers, offset, *flags):
-        if offset == bad.offset:
+        if offset <= bad.offset < offset + sum(len(buffer) for buffer in buffers):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return original(fd, buffers, offset, *flags)
 

@@ -8,6 +8,7 @@ import logging
 
 import torch
 
+from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cache.service import Caches, Wanted, statistics
 from simpletuner_gh200.cache.table import MISSING
 from simpletuner_gh200.memory.sharing import NodeGroup
@@ -47,7 +48,7 @@ def test_progress_in_logs_counts_bytes_that_were_taken_in(saved, tmp_path, caplo
         assert "5/5, 1.91 MiB" in lines[-1]
         assert not lines[-1].endswith(" 0 B/s")
         caplog.clear()
-        caches.files = {"vae-x": [(path, 0) for path in map(str, sorted(tmp_path.rglob("*.pt")))]}
+        caches.files = {"vae-x": cache_files(str(tmp_path))}
         caches.fill()
     assert "filling cache" not in caplog.text, "nothing was left to take in"
     caches.close()
