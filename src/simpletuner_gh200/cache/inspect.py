@@ -126,13 +126,18 @@ def drop(cache: PackedCache) -> dict[str, Any]:
 def _delete(cache: PackedCache) -> dict[str, Any]:
     removed = size = 0
     ours = [*cache.folder.glob(f"*{SUFFIX}"), *cache.folder.glob(f".*{SUFFIX}.*.tmp")]
+    problems = []
     for path in [*ours, cache.folder / LOCK, cache.folder / MARKER]:
         try:
-            size += path.lstat().st_size
+            found = path.lstat().st_size
             path.unlink()
-            removed += path.name.endswith(SUFFIX)
         except FileNotFoundError:
             continue
+        except OSError as refused:  # a folder of that name, say
+            problems.append(str(refused))
+            continue
+        size += found
+        removed += path.name.endswith(SUFFIX)
     if not os.listdir(cache.folder):
         cache.folder.rmdir()
-    return {"name": cache.name, "packs": removed, "bytes": size}
+    return {"name": cache.name, "packs": removed, "bytes": size, "problems": problems}

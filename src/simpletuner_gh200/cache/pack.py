@@ -238,10 +238,10 @@ class Pack:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def entries(self) -> Iterator[PackEntry]:
-        """In the order in which they lie in the file."""
-        paths = self._paths
-        for low, high, *rest, offset, length, checksum, layout, layout_sum, at, size, flags in self.rows.tolist():
+    def entries(self, first: int = 0, last: int | None = None) -> Iterator[PackEntry]:
+        """Those from number ``first`` to before ``last``, in the order in which they lie in the file."""
+        paths, rows = self._paths, self.rows[first:last].tolist()
+        for low, high, *rest, offset, length, checksum, layout, layout_sum, at, size, flags in rows:
             path = paths[at : at + size].decode("utf-8", "surrogateescape")
             identity = Identity(*rest)
             yield PackEntry(path, Key(low, high), identity, offset, length, checksum, layout, layout_sum, flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,16 +139,15 @@ class PackFolder:
     def _survey_pack(self, pack: Pack, look: Look, contents: Contents, done: Loaded, workers: int) -> None:
         name = pack.path.name
 
-        def many(stretch: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
-            return [look(pack, entry) for entry in stretch]
-
         # Neighbours stay together: each thread reads its stretch of the file in order.
-        entries = list(pack.entries())
-        part = max(len(entries) // (max(workers, 1) * 8), 1)
-        stretches = [entries[at : at + part] for at in range(0, len(entries), part)]
+        part = max(len(pack) // (max(workers, 1) * 8), 1)
+
+        def many(first: int) -> list[tuple[PackEntry, State, Source | None]]:
+            return [(entry, *look(pack, entry)) for entry in pack.entries(first, first + part)]
+
         with ThreadPoolExecutor(max_workers=max(workers, 1), thread_name_prefix="gh200-pack") as pool:
-            found = itertools.chain.from_iterable(pool.map(many, stretches))
-            for entry, (state, source) in zip(entries, found, strict=True):
+            stretches = pool.map(many, range(0, len(pack), part))
+            for entry, state, source in itertools.chain.from_iterable(stretches):
                 contents.found(name, entry.path, entry.length, source if state != "damaged" else None)
                 self._account(name, entry, state, done)
 

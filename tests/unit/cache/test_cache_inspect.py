@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -86,3 +87,12 @@ def test_drop_deletes_packs_and_nothing_else(root, tmp_path):
 def test_an_unknown_name_is_answered_with_those_there_are(root):
     with pytest.raises(UsageError, match="there are: vae-x"):
         packed_caches(root, ["nope"])
+
+
+def test_drop_says_what_it_could_not_delete(root):
+    (folder,) = root.glob("vae-x*")
+    (folder / "00000009.pack").mkdir()
+    code, answer = run("drop", root, "--json")
+    assert code == 1
+    assert "00000009.pack" in answer["problems"][0]
+    assert os.listdir(folder) == ["00000009.pack"]
