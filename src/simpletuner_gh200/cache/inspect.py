@@ -97,6 +97,18 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
     packs = PackFolder(cache.folder, made_by=None)
     try:
         packs.look_over()
+        if packs.made_by is None:
+            nobody = (
+                f"{cache.folder}: no pack there says which configuration the entries are of; a run makes packs anew"
+            )
+            return {
+                "name": cache.name,
+                "entries": 0,
+                "problems": [nobody],
+                "from_packs": 0,
+                "bytes": 0,
+                "fallbacks": {},
+            }
         from_packs = len(packs.held)
         fill(table, [path for path in paths if path not in packs.held], workers=workers)
         written = packs.save(table, paths, into_one=True)

@@ -37,7 +37,7 @@ class PackFolder:
 
     def __init__(self, folder: Path, made_by: str | None = "", *, keep_free: int = 0) -> None:
         self.folder = folder
-        self._made_by = made_by
+        self.made_by = made_by
         self._keep_free = keep_free
         self._recognizer = Recognizer()
         self._contents = Contents()
@@ -112,8 +112,8 @@ class PackFolder:
             if pack is None:
                 continue
             with pack:
-                self._made_by = pack.made_by if self._made_by is None else self._made_by
-                ours = pack.made_by == self._made_by
+                self.made_by = pack.made_by if self.made_by is None else self.made_by
+                ours = pack.made_by == self.made_by
                 contents.packs[name] = PackUse(ours)
                 if ours:
                     self._survey_pack(pack, look, contents, done, workers)
@@ -205,7 +205,7 @@ class PackFolder:
                     written[item.path] = (item.payload.nbytes, source)
 
         try:
-            size = write_pack(place.fd, name, room.watched(items(), needed), self._made_by or "")
+            size = write_pack(place.fd, name, room.watched(items(), needed), self.made_by or "")
         except OSError as failed:
             full = room.refused(failed, needed)
             raise full or CacheError(
