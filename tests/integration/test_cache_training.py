@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from simpletuner_gh200.cache.fill import load_file
+from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.demo.project import dataset_list
 from tests.integration.workbench import RANKS
 
@@ -160,6 +161,10 @@ def test_a_run_that_is_resumed(workbench, world):
     report, *_others = reports(run)
     assert report["vae-tiny-images"]["packs"]["entries"] == 24, "the second start read the packs of the first"
     assert report["vae-tiny-images"]["misses"] == 0
+    for path in run.folder.rglob("vae-*/*.pack"):
+        with Pack(path) as pack:
+            made_by = json.loads(pack.made_by)
+        assert {"model_family", "pretrained_model_name_or_path", "dataset.resolution"} <= made_by.keys()
 
 
 def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):

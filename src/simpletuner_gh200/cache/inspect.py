@@ -98,6 +98,18 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
     packs = PackFolder(cache.folder, made_by=None)
     try:
         packs.look_over()
+        if packs.made_by is None:
+            nobody = (
+                f"{cache.folder}: no pack there says which configuration the entries are of; a run makes packs anew"
+            )
+            return {
+                "name": cache.name,
+                "entries": 0,
+                "problems": [nobody],
+                "from_packs": 0,
+                "bytes": 0,
+                "fallbacks": {},
+            }
         from_packs = len(packs.held)
         fill(table, [path for path in paths if path not in packs.held], workers=workers)
         written = packs.save(table, paths, into_one=True)
@@ -127,13 +139,18 @@ def drop(cache: PackedCache) -> dict[str, Any]:
 def _delete(cache: PackedCache) -> dict[str, Any]:
     removed = size = 0
     ours = [*cache.folder.glob(f"*{SUFFIX}"), *cache.folder.glob(f".*{SUFFIX}.*.tmp")]
+    problems = []
     for path in [*ours, cache.folder / LOCK, cache.folder / MARKER]:
         try:
-            size += path.lstat().st_size
+            found = path.lstat().st_size
             path.unlink()
-            removed += path.name.endswith(SUFFIX)
         except FileNotFoundError:
             continue
+        except OSError as refused:  # a folder of that name, say
+            problems.append(str(refused))
+            continue
+        size += found
+        removed += path.name.endswith(SUFFIX)
     if not os.listdir(cache.folder):
         cache.folder.rmdir()
-    return {"name": cache.name, "packs": removed, "bytes": size}
+    return {"name": cache.name, "packs": removed, "bytes": size, "problems": problems}

@@ -238,9 +238,9 @@ class Pack:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def entries(self) -> Iterator[PackEntry]:
-        """In the order in which they lie in the file."""
-        return map(self._entry, self.rows.tolist())
+    def entries(self, first: int = 0, last: int | None = None) -> Iterator[PackEntry]:
+        """Those from number ``first`` to before ``last``, in the order in which they lie in the file."""
+        return map(self._entry, self.rows[first:last].tolist())
 
     def entry(self, number: int) -> PackEntry:
         return self._entry(self.rows[number].item())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +40,7 @@ class PackFolder:
 
     def __init__(self, folder: Path, made_by: str | None = "", *, keep_free: int = 0) -> None:
         self.folder = folder
-        self._made_by = made_by
+        self.made_by = made_by
         self._keep_free = keep_free
         self._recognizer = Recognizer()
         self._contents = Contents()
@@ -144,8 +144,8 @@ class PackFolder:
             if pack is None:
                 continue
             with pack:
-                self._made_by = pack.made_by if self._made_by is None else self._made_by
-                ours = pack.made_by == self._made_by
+                self.made_by = pack.made_by if self.made_by is None else self.made_by
+                ours = pack.made_by == self.made_by
                 contents.packs[name] = PackUse(ours)
                 if ours:
                     self._survey_pack(pack, look, contents, done, workers)
@@ -171,11 +171,14 @@ class PackFolder:
     def _survey_pack(self, pack: Pack, look: Look, contents: Contents, done: Loaded, workers: int) -> None:
         name = pack.path.name
 
+        def many(stretch: tuple[int, int]) -> list[tuple[PackEntry, State, Source | None]]:
+            entries = list(pack.entries(*stretch))
+            found = look(pack, entries)
+            return [(entry, state, source) for entry, (state, source) in zip(entries, found, strict=True)]
+
         # Neighbours stay together: each thread reads its stretches of the file in order.
-        entries = list(pack.entries())
         with ThreadPoolExecutor(max_workers=max(workers, 1), thread_name_prefix="gh200-pack") as pool:
-            found = itertools.chain.from_iterable(pool.map(lambda some: look(pack, some), stretches(entries)))
-            for entry, (state, source) in zip(entries, found, strict=True):
+            for entry, state, source in itertools.chain.from_iterable(pool.map(many, stretches(pack))):
                 contents.found(name, entry.path, entry.length, source if state != "damaged" else None)
                 self._account(name, entry, state, done)
 
@@ -233,7 +236,7 @@ class PackFolder:
                     written[item.path] = (item.payload.nbytes, source)
 
         try:
-            size = write_pack(place.fd, name, room.watched(items(), needed), self._made_by or "")
+            size = write_pack(place.fd, name, room.watched(items(), needed), self.made_by or "")
         except OSError as failed:
             full = room.refused(failed, needed)
             raise full or CacheError(

@@ -28,16 +28,16 @@ SourceOf = Callable[[PackEntry], Source | None]
 """The file behind an entry as it looks now, if it is the one that was packed."""
 
 
-def stretches(entries: Sequence[PackEntry]) -> Iterator[Sequence[PackEntry]]:
-    """Neighbours that are read together."""
+def stretches(pack: Pack) -> Iterator[tuple[int, int]]:
+    """Numbers of neighbours that are read together, as (first, behind the last)."""
+    starts, lengths = pack.rows["offset"].tolist(), pack.rows["length"].tolist()
     first = 0
-    for at, entry in enumerate(entries):
-        end = entry.offset + entry.length
-        if at > first and (end - entries[first].offset > SPAN_BYTES or at - first >= MOST_ENTRIES):
-            yield entries[first:at]
+    for at, start in enumerate(starts):
+        if at > first and (start + lengths[at] - starts[first] > SPAN_BYTES or at - first >= MOST_ENTRIES):
+            yield first, at
             first = at
-    if first < len(entries):
-        yield entries[first:]
+    if first < len(starts):
+        yield first, len(starts)
 
 
 class Span:

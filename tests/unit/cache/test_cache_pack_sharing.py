@@ -12,8 +12,8 @@ import torch
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.pack import HEADER_SIZE, MAGIC, SCHEMA, Pack
-from simpletuner_gh200.cache.pace import AT_ONCE
 from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import folder_for
 from simpletuner_gh200.cache.service import Caches, Wanted
 from simpletuner_gh200.cache.table import MISSING, Table
 from simpletuner_gh200.memory.sharing import NodeGroup
@@ -82,36 +82,38 @@ def test_entries_without_room_survive_when_packs_are_made_into_one(wanted, tmp_p
     assert untouched <= set(alive.held), "no room for them in memory is no reason to lose them"
 
 
+def leader(wanted, folder):
+    """A job that has looked for packs, found none, and filled its table from SimpleTuner's files."""
+    packs, table = PackFolder(folder), Table("c", Control.create(64, label="c", shared=False))
+    packs.make(wanted.folder)
+    assert packs.load(table, workers=1).entries == 0
+    assert all(take_in(table, path_of(wanted, number)) for number in range(COUNT))
+    return packs, table
+
+
 def test_several_leaders_on_one_folder_write_one_copy(wanted, tmp_path):
-    jobs = [start(wanted, tmp_path / "packs") for _ in range(3)]
-    for job in jobs:
-        job._open_packs()  # all of them start before any has written
-    for job in jobs:
-        job._fill(1, AT_ONCE)
-    for job in jobs:
-        job.save()
+    """All of them start before any has written: nodes on a shared output folder, or two jobs."""
+    paths = [path_of(wanted, number) for number in range(COUNT)]
+    folder = folder_for(tmp_path / "packs", wanted.name, wanted.folder)
+    leaders = [leader(wanted, folder) for _ in range(3)]
+    assert [packs.save(table, paths) > 0 for packs, table in leaders] == [True, False, False]
     once = sizes(tmp_path / "packs")
     assert len(once) == 1
-    for job in jobs:
-        job.close()
     for _ in range(2):
         assert run(wanted, tmp_path / "packs").entries == COUNT
         assert sizes(tmp_path / "packs") == once, "nothing is written again"
 
 
 def test_what_another_leader_lacked_is_added_once(wanted, tmp_path, saved):
-    first, second = start(wanted, tmp_path / "packs"), start(wanted, tmp_path / "packs")
-    first.fill()
-    first.save()
+    folder = folder_for(tmp_path / "packs", wanted.name, wanted.folder)
+    (first, held), (second, more) = leader(wanted, folder), leader(wanted, folder)
     new = saved(torch.full((ENTRY // 4,), 7.0), "cache/new.pt")
-    second.fill()
-    assert take_in(second.tables["c"], new)
-    second.save()
-    (folder,) = (tmp_path / "packs").iterdir()
+    assert take_in(more, new)
+    paths = [path_of(wanted, number) for number in range(COUNT)]
+    first.save(held, paths)
+    second.save(more, [*paths, new])
     entries = [len(Pack(path)) for path in sorted(folder.glob("*.pack"))]
     assert entries == [COUNT, 1]
-    first.close()
-    second.close()
 
 
 @pytest.mark.parametrize("harm", ["truncate", "overwrite", "remove"])
@@ -148,7 +150,7 @@ def test_harm_between_opening_a_pack_and_reading_it_costs_its_entries_alone(want
     path.chmod(0o600)
     opened = Pack.entries
 
-    def harmed(self):
+    def harmed(self, *_stretch):
         entries = list(opened(self))
         middle = entries[COUNT // 2].offset
         with path.open("r+b") as file:
@@ -161,6 +163,7 @@ def test_harm_between_opening_a_pack_and_reading_it_costs_its_entries_alone(want
 
     monkeypatch.setattr(Pack, "entries", harmed)
     table = Table("c", Control.create(64, label="c", shared=False))
+    monkeypatch.setattr(Pack, "__len__", lambda self: 1)  # in one stretch
     loaded = PackFolder(path.parent).load(table, workers=1)
     assert (loaded.entries, loaded.damaged) == (COUNT // 2, COUNT - COUNT // 2)
     check_values(table, wanted, COUNT // 2)
