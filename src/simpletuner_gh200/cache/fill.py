@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from simpletuner_gh200.cache.batch_fill import BatchFiller
-from simpletuner_gh200.cache.pace import AT_ONCE, Pace
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import OPEN_FLAGS, source_of

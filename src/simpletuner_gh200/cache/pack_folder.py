@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Literal
 
 from simpletuner_gh200.cache.disk_room import DiskFull, DiskRoom
 from simpletuner_gh200.cache.pack import DamagedPack, Item, OutdatedPack, Pack, PackEntry, UntrustedPack, write_pack
-from simpletuner_gh200.cache.pace import AT_ONCE, Pace
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.cache.pack_contents import Contents, Held, Loaded, PackUse, Source
 from simpletuner_gh200.cache.pack_place import PackPlace
 from simpletuner_gh200.cache.pack_reading import PackIndex, stretches, take_many

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from simpletuner_gh200.cache.background import BackgroundJob
+from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import fill
 from simpletuner_gh200.cache.listing import CacheListing, cache_files
-from simpletuner_gh200.cache.pace import AT_ONCE, BackgroundPace, Effort, Pace
+from simpletuner_gh200.memory.pace import AT_ONCE, BackgroundPace, Effort, Pace
 from simpletuner_gh200.cache.pack_contents import Loaded
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import folder_for

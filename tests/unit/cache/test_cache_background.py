@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
-from simpletuner_gh200.cache import background, pace
-from simpletuner_gh200.cache.background import BackgroundJob
-from simpletuner_gh200.cache.pace import BackgroundPace, background_effort
+from simpletuner_gh200.memory import background, pace
+from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.pace import BackgroundPace, background_effort
 from simpletuner_gh200.cache.service import Caches, Wanted
 from simpletuner_gh200.cache.table import MISSING
 from simpletuner_gh200.errors import CacheError

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from simpletuner_gh200.cache.pace import BackgroundPace, Effort, background_effort
+from simpletuner_gh200.memory.pace import BackgroundPace, Effort, background_effort
 from simpletuner_gh200.errors import GH200Error
 
 logger = logging.getLogger("simpletuner_gh200")
