@@ -79,7 +79,7 @@ class PackFolder:
         """The packs' indexes, for entries that are asked for before ``load`` got to them; looks at nothing else."""
         with PackPlace.open(self.folder) as place:
             opened = [self._open(place, name, Contents(), Loaded()) for name in reversed(list(place.packs()))]
-        ours = [pack for pack in opened if pack is not None and pack.made_by == self._made_by]
+        ours = [pack for pack in opened if pack is not None and pack.made_by == self.made_by]
         for pack in opened:
             if pack is not None and pack not in ours:
                 pack.close()

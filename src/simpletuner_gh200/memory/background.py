@@ -43,9 +43,13 @@ class BackgroundJob:
         finally:
             self.seconds = time.monotonic() - started
 
+    def end(self) -> None:
+        """Tell it to stop at its next file."""
+        self._pace.end()
+
     def stop(self) -> None:
         """End it, and wait until it has."""
-        self._pace.end()
+        self.end()
         self.wait()
 
     def wait(self, timeout: float | None = None) -> bool:

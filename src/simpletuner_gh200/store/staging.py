@@ -14,6 +14,7 @@ from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, StoreError
 from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
 from simpletuner_gh200.memory.host import HostMemory, host_memory
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
 from simpletuner_gh200.store.codecs import CodecChoice, CodecName, choose, estimate, estimates
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
@@ -64,6 +65,28 @@ def request_for(folder: Path, settings: InMemorySettings) -> StagingRequest:
     )
 
 
+class StagingStopped(StoreError):
+    """It was told to end before all was in memory."""
+
+
+def look_over(
+    request: StagingRequest,
+    *,
+    host: Callable[[], HostMemory] = host_memory,
+    only: Callable[[bytes], bool] | None = None,
+) -> Listing:
+    """Everything that would be staged; an error where it is known already that it would not fit."""
+    if not request.root.is_dir():
+        raise StoreError(
+            f"instance_data_dir {printable(str(request.root))!r} is not a folder",
+            remedy="correct the path of the dataset",
+        )
+    listing = walk(request.root, request.extensions, only=only)
+    limit = dataset_allowance(request.memory_limit_gb, host())
+    _check_before(listing, choose(request.compression, listing), limit)
+    return listing
+
+
 def stage(
     request: StagingRequest,
     *,
@@ -71,21 +94,23 @@ def stage(
     tick: Callable[[], None] = lambda: None,
     label: str = "staging",
     only: Callable[[bytes], bool] | None = None,
+    listing: Listing | None = None,
+    pace: Pace = AT_ONCE,
 ) -> tuple[StagedMemory, StagingReport]:
-    """Stage all of ``request.root``. ``tick`` is called several times a second; ``only`` picks paths where given."""
+    """Stage all of ``request.root``. ``tick`` is called several times a second; ``only`` picks paths where given.
+
+    ``listing``: what is to be staged, where somebody has looked over it already. ``pace`` may slow it down, and end it
+    early: StagingStopped then, and nothing is held.
+    """
     began = time.monotonic()
-    if not request.root.is_dir():
-        raise StoreError(
-            f"instance_data_dir {printable(str(request.root))!r} is not a folder",
-            remedy="correct the path of the dataset",
-        )
-    listing = walk(request.root, request.extensions, only=only)
+    if listing is None:
+        listing = look_over(request, host=host, only=only)
     choice = choose(request.compression, listing)
     limit = dataset_allowance(request.memory_limit_gb, host())
-    _check_before(listing, choice, limit)
-    run = _Run(request, listing, choice, limit, host)
+    run = _Run(request, listing, choice, limit, host, pace)
     try:
-        with progress(label, items=listing.files, size=listing.size) as shown:
+        quiet = pace is not AT_ONCE
+        with progress(label, items=listing.files, size=listing.size, quiet=quiet) as shown:
             run.work(shown, tick)
         report = run.report(time.monotonic() - began)
         _check_corruption(report, request.max_corruption_rate)
@@ -106,8 +131,10 @@ class _Run:
         choice: CodecChoice,
         limit: Allowance,
         host: Callable[[], HostMemory],
+        pace: Pace,
     ) -> None:
         self._request, self._listing, self._limit, self._host = request, listing, limit, host
+        self._pace = pace
         self.slab = SlabWriter(limit.size)
         self.slab.keep_on_cpu_nodes(min(limit.size, listing.size + ALIGNMENT * (listing.files + 1)))
         self._rows = Rows.new(listing.files)
@@ -133,6 +160,8 @@ class _Run:
             threads = [pool.submit(self._thread, batches, shown) for _ in range(count)]
             try:
                 self._wait(threads, tick)
+                if self._pace.ended:
+                    raise StagingStopped("staging was told to end")
                 self._look_again(pool, tick)
             except BaseException:
                 self._stop.set()
@@ -170,9 +199,10 @@ class _Run:
                     raise self._too_large(full) from None
 
     def _thread(self, batches: Iterator[Batch], shown: Progress) -> None:
+        self._pace.begin()
         stager = BatchStager(self._plan)
         try:
-            while not self._stop.is_set():
+            while not self._stop.is_set() and not self._pace.ended:
                 with self._lock:
                     batch = next(batches, None)
                 if batch is None:
@@ -180,6 +210,7 @@ class _Run:
                 stager.stage(batch)
                 self._count(sum(batch.sizes))
                 shown.advance(len(batch.names), sum(batch.sizes))
+                self._pace.rest(sum(batch.sizes))
         except BaseException:
             self._stop.set()
             raise
