@@ -98,7 +98,9 @@ def take_many(pack: Pack, entries: Sequence[PackEntry], sources: Sequence[Source
 
     if not ready or table.publish_many(ready, put) == len(ready):
         return states
-    return [state and table.control.slots.get(entry.key) is not None for entry, state in zip(entries, states, strict=True)]
+    return [
+        state and table.control.slots.get(entry.key) is not None for entry, state in zip(entries, states, strict=True)
+    ]
 
 
 class PackIndex:

@@ -209,7 +209,9 @@ class StoreFeature(Feature):
         if group.is_leader:
             with self._failing(group, shared, name):
                 listing = look_over(request_for(entry.folder, entry.settings))
-                request = replace(request_for(entry.folder, entry.settings), compression=None, give_back_page_cache=False)
+                request = replace(
+                    request_for(entry.folder, entry.settings), compression=None, give_back_page_cache=False
+                )
                 captions = part_of(listing, is_caption)
                 memory, _report = stage(request, tick=group.beat, label=f"staging captions of {name}", listing=captions)
             share_memory(group, shared, memory)
@@ -218,7 +220,9 @@ class StoreFeature(Feature):
         coming = ComingDataset(StagedDataset(memory))
         memory.close()
         self._arrivals.expect(
-            name, coming, lambda pace, effort: self._receive_or_stage(name, entry, None, _InBackground(listing, pace, effort))
+            name,
+            coming,
+            lambda pace, effort: self._receive_or_stage(name, entry, None, _InBackground(listing, pace, effort)),
         )
         return coming
 
