@@ -25,8 +25,9 @@ from typing import Any
 from simpletuner_gh200.errors import RunFailed
 
 DATA_BEGINS, DATA_ENDS = "Loading data backend config", "Loading diffusion model"
-CAPTIONS_BEGIN, CAPTIONS_END = "Loading captions", "captions"
+CAPTIONS_BEGIN, CAPTIONS_END = "Collecting captions", "Completed processing"
 FIRST_STEP = "gh200-bench: first optimizer step"
+MARKS = (DATA_BEGINS, CAPTIONS_BEGIN, CAPTIONS_END, DATA_ENDS, FIRST_STEP)
 LONGEST_RUN = 3600.0
 
 
@@ -35,6 +36,7 @@ class StartTimes:
     """Seconds of one run."""
 
     data: float
+    captions: float
     first_step: float
 
 
@@ -64,9 +66,14 @@ class RunServer:
         self._server.stdin.flush()
         answer = self._answer()
         times = answer["times"]
-        if answer["code"] or not {DATA_BEGINS, DATA_ENDS, FIRST_STEP} <= times.keys():
-            raise RunFailed(f"a run of the benchmark failed (exit code {answer['code']})", remedy=f"see {log}")
-        return StartTimes(times[DATA_ENDS] - times[DATA_BEGINS], times[FIRST_STEP])
+        if answer["code"] or not set(MARKS) <= times.keys():
+            end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise RunFailed(f"a run of the benchmark failed (exit code {answer['code']}): {end}")
+        return StartTimes(
+            data=times[DATA_ENDS] - times[DATA_BEGINS],
+            captions=times[CAPTIONS_END] - times[CAPTIONS_BEGIN],
+            first_step=times[FIRST_STEP],
+        )
 
     def _answer(self) -> dict[str, Any]:
         assert self._server.stdout is not None
@@ -116,7 +123,7 @@ def _timed(job: Mapping[str, Any]) -> dict[str, Any]:
         for line in lines:
             now = time.monotonic() - started
             log.write(b"%9.3f %s" % (now, line))
-            for mark in (DATA_BEGINS, DATA_ENDS, FIRST_STEP):
+            for mark in MARKS:
                 if mark.encode() in line:
                     times.setdefault(mark, now)
             if now > LONGEST_RUN:

@@ -209,9 +209,9 @@ class StoreFeature(Feature):
         if group.is_leader:
             with self._failing(group, shared, name):
                 listing = look_over(request_for(entry.folder, entry.settings))
-                request = replace(
-                    request_for(entry.folder, entry.settings), compression=None, give_back_page_cache=False
-                )
+                # Nothing to check or to compress, and the rest of the folder is read again anyway.
+                asked = request_for(entry.folder, entry.settings)
+                request = replace(asked, compression=None, verify="none", give_back_page_cache=False)
                 captions = part_of(listing, is_caption)
                 memory, _report = stage(request, tick=group.beat, label=f"staging captions of {name}", listing=captions)
             share_memory(group, shared, memory)
