@@ -31,8 +31,9 @@ STEPS = 12
 def measure_fill(folder: Path, kind: str, count: int, repeats: int) -> dict[str, Any]:
     """CPU seconds of one thread.
 
-    ``vs_limit`` compares like with like: files taken apart and checked, kept by neither side. ``held_vs_limit`` is all of
-    filling: it also puts every byte into fresh memory, which costs more than the rest and which the limit leaves out.
+    ``vs_limit`` compares like with like: files taken apart and checked, kept by neither side. ``held_vs_limit`` is all
+    of filling: it also puts every byte into fresh memory, which for large entries costs more than all the rest, and
+    which the limit leaves out.
     """
     import torch
 

@@ -168,9 +168,9 @@ def _mark_first_step() -> None:
 
 def _train(job: Mapping[str, Any]) -> int:
     if not job["stock"]:
-        from simpletuner_gh200.launch import main
+        from simpletuner_gh200.seams.rank import run_rank
 
-        return main(["--config", job["config"]])
+        return run_rank(["--config", job["config"]], lambda words: os.write(2, f"{words}\n".encode()))
     import torch
 
     if not torch.cuda.is_available():

@@ -16,12 +16,12 @@ from itertools import islice
 from typing import Any
 
 from simpletuner_gh200.cache.batch_fill import BatchFiller
-from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.source import OPEN_FLAGS, source_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cache.tensor_files import Shapes, usable
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.telemetry.progress import Progress
 
 _GZIP = b"\x1f\x8b"

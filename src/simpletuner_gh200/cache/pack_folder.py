@@ -13,7 +13,6 @@ from typing import Literal
 
 from simpletuner_gh200.cache.disk_room import DiskFull, DiskRoom
 from simpletuner_gh200.cache.pack import DamagedPack, Item, OutdatedPack, Pack, PackEntry, UntrustedPack, write_pack
-from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.cache.pack_contents import Contents, Held, Loaded, PackUse, Source
 from simpletuner_gh200.cache.pack_place import PackPlace
 from simpletuner_gh200.cache.pack_reading import PackIndex, stretches, take_many
@@ -21,6 +20,7 @@ from simpletuner_gh200.cache.slots import FINITE
 from simpletuner_gh200.cache.source import Recognizer, identify
 from simpletuner_gh200.cache.table import Found, Table
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.telemetry.progress import Progress
 from simpletuner_gh200.units import format_bytes
 
@@ -108,7 +108,9 @@ class PackFolder:
 
         def take(pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
             pace.begin()
-            found = self._look(pack, entries) if not pace.ended else [("left out", None) for _ in entries]
+            found: list[tuple[State, Source | None]] = [("left out", None) for _ in entries]
+            if not pace.ended:
+                found = self._look(pack, entries)
             chosen = [at for at, (_, source) in enumerate(found) if source is not None and wanted(entries[at])]
             sources = [source for at in chosen if (source := found[at][1]) is not None]
             states = take_many(pack, [entries[at] for at in chosen], sources, table) if chosen else []

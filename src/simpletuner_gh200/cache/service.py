@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import fill
 from simpletuner_gh200.cache.listing import CacheListing, cache_files
-from simpletuner_gh200.memory.pace import AT_ONCE, BackgroundPace, Effort, Pace
 from simpletuner_gh200.cache.pack_contents import Loaded
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import folder_for
@@ -27,9 +25,11 @@ from simpletuner_gh200.cache.sizing import Selection, agree, everything, select
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.ceilings import caches_allowance, divide
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import Node, read_nodes
+from simpletuner_gh200.memory.pace import AT_ONCE, BackgroundPace, Effort, Pace
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.telemetry.progress import progress
 from simpletuner_gh200.units import MIB, format_bytes, format_seconds
@@ -163,7 +163,7 @@ class Caches:
         """Take in what is on disk, packs first; each rank does its part of its copy.
 
         ``start``: returns when all is in. ``background``: returns at once; entries are served as they come, and what is
-        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for is taken.
+        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for.
         """
         self._open_packs()
         if when == "start":

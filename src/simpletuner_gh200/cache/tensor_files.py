@@ -1,9 +1,9 @@
 """``tensor_files.c`` as Python calls it: batches of ``.pt`` files taken apart without the interpreter lock.
 
 In a cache thousands of files carry the same pickle. It is understood once, by torch's own safe loader: the file is
-loaded from a mapping, so that where each tensor's bytes lie tells which part of which storage they are. Every other file
-with that very pickle is then taken apart by those places. Where the library can't be built, ``cache.fill`` reads each
-file by itself; see ``usable``.
+loaded from a mapping, so that where each tensor's bytes lie tells which part of which storage they are. Every other
+file with that very pickle is then taken apart by those places. Where the library can't be built, ``cache.fill`` reads
+each file by itself; see ``usable``.
 """
 
 from __future__ import annotations
@@ -281,8 +281,10 @@ class FileTaker:
         known = self._shapes.known
         columns = (files[name].tolist() for name in _DESCRIBED)
         return [
-            TakenFile(status, known[shape] if status in (TAKEN, REFUSED) else None, *rest, bool(ordinary), bool(finite))
-            for status, shape, *rest, ordinary, finite in zip(*columns, strict=True)
+            TakenFile(
+                status, known[shape] if status in (TAKEN, REFUSED) else None, size, mtime, inode, bool(own), bool(ok)
+            )
+            for status, shape, size, mtime, inode, own, ok in zip(*columns, strict=True)
         ]
 
     def put(self, which: Sequence[int], offsets: Sequence[int], *, fd: int | None, address: int) -> None:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from simpletuner_gh200.memory.pace import BackgroundPace, Effort, background_effort
 from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.pace import BackgroundPace, Effort, background_effort
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -18,7 +18,7 @@ State = Literal["running", "done", "stopped", "failed"]
 
 
 class BackgroundJob:
-    """``work`` is handed the pace it has to keep; what it raises is said, and costs nothing but what it had left to do."""
+    """``work`` is handed the pace it has to keep; what it raises is said, and costs only what it had left to do."""
 
     def __init__(self, work: Callable[[BackgroundPace, Effort], None], *, name: str) -> None:
         self.effort = background_effort(len(os.sched_getaffinity(0)))

@@ -10,12 +10,12 @@ import time
 import pytest
 import torch
 
-from simpletuner_gh200.memory import background, pace
-from simpletuner_gh200.memory.background import BackgroundJob
-from simpletuner_gh200.memory.pace import BackgroundPace, background_effort
 from simpletuner_gh200.cache.service import Caches, Wanted
 from simpletuner_gh200.cache.table import MISSING
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory import background, pace
+from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.pace import BackgroundPace, background_effort
 from simpletuner_gh200.memory.sharing import NodeGroup
 
 

@@ -10,8 +10,8 @@ import torch
 from simpletuner_gh200.cache import watch
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
-from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cache.inspect import drop, pack_again, packed_caches
+from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import MARKER
 from simpletuner_gh200.cache.segments import next_size

@@ -87,7 +87,8 @@ def _starts(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
 
 def _ratio(ours: list[StartTimes], stock: list[StartTimes], what: str) -> float:
     """Of neighbours: each of ours to the stock run of its round, so that what slows the machine slows both."""
-    return statistics.median(getattr(a, what) / getattr(b, what) for a, b in zip(ours, stock, strict=True))
+    ratios = [float(getattr(a, what) / getattr(b, what)) for a, b in zip(ours, stock, strict=True)]
+    return statistics.median(ratios)
 
 
 def _run_all(project: Project, server: RunServer, repeats: int) -> dict[str, list[StartTimes]]:
