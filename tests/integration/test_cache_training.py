@@ -16,7 +16,10 @@ from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.demo.project import dataset_list
 from tests.integration.workbench import RANKS
 
-UNIFIED = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+UNIFIED = {
+    "cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"},
+}
+"""Filled before training starts, so that what is served from where can be told beforehand."""
 OLD = importlib.metadata.version("simpletuner").startswith("3.")
 MODE = Path(__file__).with_name("probe_cache_mode.py")
 EPOCH = 12
@@ -97,6 +100,23 @@ def test_losses_and_weights_are_those_of_plain_caches(workbench, world):
             assert found["misses"] == 0, report
             assert found["fallbacks"] == {}, report
         assert sum(found["batched"] for found in report.values()) > 0, "latents went straight into batches"
+
+
+@pytest.mark.parametrize("world", RANKS)
+def test_filling_while_training_changes_no_number(workbench, world):
+    """The default. Whether an entry came in time for its first use is chance; what it holds is not."""
+    run = compare(workbench, plain_config(workbench), world=world, blocks=limited(fill="background"))
+    for report in reports(run):
+        for found in report.values():
+            assert found["filling"] in ("done", "stopped"), report
+            assert found["fallbacks"] == {}, report
+        assert sum(found["hits"] + found["misses"] for found in report.values()) > 0
+    # What came in time went into packs, and is there at the next start.
+    packed = sum(found["entries"] for found in reports(run)[0].values())
+    again = workbench.train(world=world)
+    assert again.ok, again.explain()
+    assert packed > 0
+    assert "entries at hand in packs" in again.log()
 
 
 @pytest.mark.parametrize("world", RANKS)

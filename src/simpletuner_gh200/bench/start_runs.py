@@ -38,6 +38,8 @@ class StartTimes:
     data: float
     captions: float
     first_step: float
+    data_cpu: float
+    """CPU seconds of the whole process in the data phase: what is left to compare on a busy machine."""
 
 
 class RunServer:
@@ -73,6 +75,7 @@ class RunServer:
             data=times[DATA_ENDS] - times[DATA_BEGINS],
             captions=times[CAPTIONS_END] - times[CAPTIONS_BEGIN],
             first_step=times[FIRST_STEP],
+            data_cpu=answer["cpu"][DATA_ENDS] - answer["cpu"][DATA_BEGINS],
         )
 
     def _answer(self) -> dict[str, Any]:
@@ -119,17 +122,23 @@ def _timed(job: Mapping[str, Any]) -> dict[str, Any]:
         _become(job, writing)
     os.close(writing)
     times: dict[str, float] = {}
+    cpu: dict[str, float] = {}
     with os.fdopen(reading, "rb") as lines, open(job["log"], "wb") as log:
         for line in lines:
             now = time.monotonic() - started
             log.write(b"%9.3f %s" % (now, line))
             for mark in MARKS:
-                if mark.encode() in line:
-                    times.setdefault(mark, now)
+                if mark.encode() in line and mark not in times:
+                    times[mark], cpu[mark] = now, _cpu_seconds(child)
             if now > LONGEST_RUN:
                 os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    return {"code": os.waitstatus_to_exitcode(status), "times": times}
+    return {"code": os.waitstatus_to_exitcode(status), "times": times, "cpu": cpu}
+
+
+def _cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _become(job: Mapping[str, Any], output: int) -> None:
@@ -166,11 +175,15 @@ def _mark_first_step() -> None:
     AcceleratedOptimizer.step = step
 
 
+def _say(words: str) -> None:
+    os.write(2, f"{words}\n".encode())
+
+
 def _train(job: Mapping[str, Any]) -> int:
     if not job["stock"]:
         from simpletuner_gh200.seams.rank import run_rank
 
-        return run_rank(["--config", job["config"]], lambda words: os.write(2, f"{words}\n".encode()))
+        return run_rank(["--config", job["config"]], _say)
     import torch
 
     if not torch.cuda.is_available():

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
+from simpletuner_gh200.store.discovery import is_bookkeeping
 from simpletuner_gh200.store.reader import FilePath, ReadCounts, StagedDataset
 
 CAPTION_ENDING = b".txt"
@@ -23,15 +25,20 @@ def is_caption(path: bytes) -> bool:
 class ComingDataset:
     """Serves ``first`` (the captions) until the whole has arrived. Safe in threads."""
 
-    def __init__(self, first: StagedDataset) -> None:
+    def __init__(self, first: StagedDataset, wanted: Callable[[], None] = lambda: None) -> None:
+        """``wanted`` is called when a file is read that is not there yet: someone has use for the whole."""
         self._now = first
+        self._wanted = wanted
         self._next: StagedDataset | None = None
         self._forgotten: list[str | bytes] = []
         self._lock = threading.Lock()
         self.arrived = False
 
     def view(self, path: FilePath) -> memoryview | None:
-        return self._now.view(path)
+        found = self._now.view(path)
+        if found is None and not self.arrived and not is_bookkeeping(os.path.basename(os.fsencode(path))):
+            self._wanted()
+        return found
 
     def holds(self, path: FilePath) -> bool:
         return self._now.holds(path)

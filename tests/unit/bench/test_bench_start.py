@@ -27,8 +27,8 @@ def test_scaling_and_packs(tmp_path):
 
 def test_ratios_are_between_neighbours():
     """A machine that is twice as slow in the second round slows both sides: the ratio is what it was."""
-    stock = [StartTimes(1.0, 1.0, 4.0), StartTimes(2.0, 2.0, 8.0), StartTimes(1.0, 1.0, 4.0)]
-    ours = [StartTimes(0.5, 0.1, 2.0), StartTimes(1.0, 0.2, 4.0), StartTimes(0.5, 0.1, 2.0)]
+    stock = [StartTimes(1.0, 1.0, 4.0, 1.0), StartTimes(2.0, 2.0, 8.0, 1.0), StartTimes(1.0, 1.0, 4.0, 1.0)]
+    ours = [StartTimes(0.5, 0.1, 2.0, 1.0), StartTimes(1.0, 0.2, 4.0, 1.0), StartTimes(0.5, 0.1, 2.0, 1.0)]
     assert _ratio(ours, stock, "data") == _ratio(ours, stock, "first_step") == 0.5
     assert _ratio(ours, stock, "captions") == pytest.approx(0.1)
 

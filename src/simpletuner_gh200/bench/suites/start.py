@@ -76,6 +76,7 @@ def _starts(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
             name: {
                 "vs_stock": _ratio(times[name], stock, "data"),
                 "first_step_vs_stock": _ratio(times[name], stock, "first_step"),
+                "cpu_vs_stock": _ratio(times[name], stock, "data_cpu"),
                 "data_s": statistics.median(one.data for one in times[name]),
             }
             for name in VARIANTS

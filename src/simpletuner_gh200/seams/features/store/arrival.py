@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from simpletuner_gh200.errors import GH200Error, StoreError
@@ -59,21 +60,26 @@ class Arrivals:
     """All datasets of a run that are on their way. Collective: every rank of a node has the same, in the same order."""
 
     def __init__(self, group: NodeGroup, arrived: Callable[[StagedDataset], None]) -> None:
-        self._group = group
+        self.group = group
         self._arrived = arrived
         self._coming: list[_Coming] = []
         self._job: BackgroundJob | None = None
         self._failure: GH200Error | None = None
         self._stop_at = StopAt(group)
+        self._beginning = threading.Lock()
 
     def expect(self, name: str, dataset: ComingDataset, obtain: Obtain) -> None:
         self._coming.append(_Coming(name, dataset, obtain))
 
     def begin(self) -> None:
-        """SimpleTuner is done with its own reading of the datasets: from now on, in the background."""
-        if self._coming and self._job is None:
-            self._job = BackgroundJob(self._bring_all, name="gh200-arrivals")
-            self._job.start()
+        """Bring them, in the background: SimpleTuner reads images, or is done with preparing the data.
+
+        Not before: where its caches are filled it reads captions only, and what it does then takes long enough.
+        """
+        with self._beginning:
+            if self._coming and self._job is None:
+                self._job = BackgroundJob(self._bring_all, name="gh200-arrivals")
+                self._job.start()
 
     def wait(self, timeout: float | None = None) -> bool:
         """For tests: until all are there, or one failed."""
@@ -90,12 +96,12 @@ class Arrivals:
         """Whatever is still coming does not come any more."""
         if self._job is not None:
             self._job.end()
-        self._group.hang_up()
+        self.group.hang_up()
         if self._job is not None and not self._job.wait(10):
             logger.warning("gh200: staging does not end; its thread is left behind")
 
     def _bring_all(self, pace: Pace, effort: Effort) -> None:
-        for one in self._coming:
+        for one in self._as_they_come():
             try:
                 self._bring(one, pace, effort)
             except StagingStopped:
@@ -107,15 +113,22 @@ class Arrivals:
                 logger.error("gh200: dataset %s: %s; the run ends with the next step", one.name, failure.message)
                 return
 
+    def _as_they_come(self) -> Iterator[_Coming]:
+        """Datasets may still be added while the first ones are on their way."""
+        done = 0
+        while done < len(self._coming):
+            yield self._coming[done]
+            done += 1
+
     def _bring(self, one: _Coming, pace: Pace, effort: Effort) -> None:
         whole = one.obtain(pace, effort)
         one.dataset.prepare(whole)
         point = f"{one.name} is there"
-        if self._group.is_leader:
-            self._group.hear(point)
-            self._group.share(point)
+        if self.group.is_leader:
+            self.group.hear(point)
+            self.group.share(point)
         else:
-            self._group.tell(point)
-            self._group.receive(point)
+            self.group.tell(point)
+            self.group.receive(point)
         one.dataset.arrive()
         self._arrived(whole)

@@ -89,7 +89,10 @@ class StoreFeature(Feature):
         self._entries, self._reports, self._final = {}, {}, {}
         self._group = NodeGroup.from_environment("store")
         self._group.join()
-        self._arrivals = Arrivals(self._group, self._watch_over)
+        # Of its own: what comes in the background must not meet what is shared meanwhile.
+        arrivals = NodeGroup.from_environment("arrivals")
+        arrivals.join()
+        self._arrivals = Arrivals(arrivals, self._watch_over)
 
     def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [self._rewritten(entry) for entry in entries]
@@ -204,7 +207,7 @@ class StoreFeature(Feature):
         """What SimpleTuner reads before training starts is staged now, the rest while it trains."""
         assert self._group is not None
         assert self._arrivals is not None
-        group, shared = self._group, f"captions of {name}"
+        group, arrivals, shared = self._group, self._arrivals.group, f"captions of {name}"
         listing = None
         if group.is_leader:
             with self._failing(group, shared, name):
@@ -217,12 +220,14 @@ class StoreFeature(Feature):
             share_memory(group, shared, memory)
         else:
             memory = receive_memory(group, shared)
-        coming = ComingDataset(StagedDataset(memory))
+        coming = ComingDataset(StagedDataset(memory), self._arrivals.begin)
         memory.close()
         self._arrivals.expect(
             name,
             coming,
-            lambda pace, effort: self._receive_or_stage(name, entry, None, _InBackground(listing, pace, effort)),
+            lambda pace, effort: self._receive_or_stage(
+                arrivals, name, entry, None, _InBackground(listing, pace, effort)
+            ),
         )
         return coming
 
@@ -233,22 +238,23 @@ class StoreFeature(Feature):
         self._staged[name] = backend.staged = self._obtain(name, entry, lambda path: stem(path) in wanted)
 
     def _obtain(self, name: str, entry: _Entry, only: Callable[[bytes], bool] | None) -> StagedDataset:
-        dataset = self._receive_or_stage(name, entry, only)
+        assert self._group is not None
+        dataset = self._receive_or_stage(self._group, name, entry, only)
         self._watch_over(dataset)
         return dataset
 
     def _receive_or_stage(
         self,
+        group: NodeGroup,
         name: str,
         entry: _Entry,
         only: Callable[[bytes], bool] | None,
         background: _InBackground | None = None,
     ) -> StagedDataset:
-        assert self._group is not None
-        if self._group.is_leader:
-            memory = self._stage(name, entry, self._group, only, background)
+        if group.is_leader:
+            memory = self._stage(name, entry, group, only, background)
         else:
-            memory = receive_memory(self._group, f"dataset {name}")
+            memory = receive_memory(group, f"dataset {name}")
         dataset = StagedDataset(memory)
         memory.close()
         return dataset
