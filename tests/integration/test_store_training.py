@@ -45,9 +45,8 @@ def test_a_dataset_that_comes_while_training_changes_no_loss(workbench, world):
 
 
 def test_broken_files_found_while_training_end_every_rank_at_the_same_step(workbench):
-    for number in range(8):
-        (workbench.project.images / f"broken{number}.jpg").write_bytes(b"no image")
-    # In a folder of their own for SimpleTuner: it must not meet them before the staging does.
+    for number in range(8):  # of a kind that SimpleTuner does not look for: the staging meets them first
+        (workbench.project.images / f"broken{number}.tga").write_bytes(b"no image")
     workbench.configure(dataset={"type": "in_memory", "in_memory": {"max_corruption_rate": 0.1}}, max_train_steps=400)
     run = workbench.train(world=2, timeout=200)
     assert not run.ok
