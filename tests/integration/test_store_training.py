@@ -45,13 +45,11 @@ def test_a_dataset_that_comes_while_training_changes_no_loss(workbench, world):
 
 
 def test_broken_files_found_while_training_end_every_rank_at_the_same_step(workbench):
-    for number in range(8):  # of a kind that SimpleTuner does not look for: the staging meets them first
-        (workbench.project.images / f"broken{number}.tga").write_bytes(b"no image")
-    workbench.configure(dataset={"type": "in_memory", "in_memory": {"max_corruption_rate": 0.1}}, max_train_steps=400)
-    run = workbench.train(world=2, timeout=200)
+    workbench.configure(dataset={"type": "in_memory"}, max_train_steps=400)
+    run = workbench.train(world=2, timeout=200, probe=Path(__file__).with_name("probe_store_breaks_images.py"))
     assert not run.ok
-    assert "8 of" in run.log(0), run.explain()
-    assert "files are broken" in run.log(0)
+    for rank in (0, 1):
+        assert "files are broken" in run.log(rank), run.explain()
     assert len(run.losses[0]) == len(run.losses[1]) < 400
 
 

@@ -222,13 +222,11 @@ class StoreFeature(Feature):
             memory = receive_memory(group, shared)
         coming = ComingDataset(StagedDataset(memory), self._arrivals.begin)
         memory.close()
-        self._arrivals.expect(
-            name,
-            coming,
-            lambda pace, effort: self._receive_or_stage(
-                arrivals, name, entry, None, _InBackground(listing, pace, effort)
-            ),
-        )
+
+        def obtain(pace: Pace, effort: Effort) -> StagedDataset:
+            return self._receive_or_stage(arrivals, name, entry, None, _InBackground(listing, pace, effort))
+
+        self._arrivals.expect(name, coming, obtain)
         return coming
 
     def _stage_shard(self, name: str, entry: _Entry, backend: Any, metadata: Any) -> None:
