@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("memory/pool/allocator.c", "store/files.c")
+SOURCES = ("memory/pool/allocator.c", "store/files.c", "cache/tensor_files.c")
 
 
 class AllocatorHook(BuildHookInterface):  # type: ignore[type-arg]

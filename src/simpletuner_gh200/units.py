@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
@@ -12,6 +14,12 @@ _STEPS = (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 def gib_to_bytes(gib: float) -> int:
     """Whole bytes in so many GiB (configuration keys ending in ``_gb``)."""
     return int(gib * GIB)
+
+
+def parse_bytes(text: str) -> int | None:
+    """``100G``, ``1.5 TB``, ``4096`` in bytes, in steps of 1024; None for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip().upper())
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")) if found else None
 
 
 def format_bytes(count: float) -> str:

@@ -239,6 +239,44 @@ def test_a_broken_image_is_raised_or_deleted(backend: Any, folder: Path) -> None
 
 
 @pytest.mark.parametrize("delete", [False, True])
+def test_the_disk_decides_about_a_file_that_was_still_being_copied(folder: Path, delete: bool) -> None:
+    """Half of it was staged. Upstream deletes what does not decode, and must not be told so of a good file."""
+    whole, tensor = (folder / "a.png").read_bytes(), (folder / "t.pt").read_bytes()
+    (folder / "a.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "t.pt").write_bytes(b"no load key" + tensor[: len(tensor) // 2])
+    backend = make("ours", folder)
+    (folder / "a.png").write_bytes(whole)
+    (folder / "t.pt").write_bytes(tensor)
+    image, loaded = str(folder / "a.png"), str(folder / "t.pt")
+    assert backend.read_image(image, delete_problematic_images=delete).size == (40, 30)
+    assert torch.equal(backend.torch_load(loaded)["x"], torch.arange(6))
+    assert (Path(image).read_bytes(), Path(loaded).read_bytes()) == (whole, tensor)
+    assert backend.read(image) == whole, "the staged half is not served any more"
+
+
+def test_a_torch_file_that_is_broken_on_disk_too_ends_as_upstream_has_it(folder: Path) -> None:
+    ends = []
+    for kind in ("upstream", "ours"):
+        path = folder / "broken.pt"
+        path.write_bytes(b"\x0bcertainly no pickle")
+        with pytest.raises(Exception) as raised:
+            make(kind, folder).torch_load(str(path))
+        ends.append((type(raised.value), str(raised.value), path.exists()))
+    assert ends[0] == ends[1]
+
+
+def test_what_was_judged_by_its_staged_copy_is_not_deleted_where_the_disk_has_another(folder: Path) -> None:
+    """Upstream's scan of a dataset reads the bytes, decodes them itself, and deletes through the backend."""
+    (folder / "a.png").write_bytes(b"half of an image")
+    backend = make("ours", folder)
+    (folder / "a.png").write_bytes((folder / "d.bmp").read_bytes())
+    backend.delete(str(folder / "a.png"))
+    assert (folder / "a.png").exists()
+    backend.delete(str(folder / "a.png"))
+    assert not (folder / "a.png").exists(), "judged by what is there, it goes"
+
+
+@pytest.mark.parametrize("delete", [False, True])
 def test_a_batch_gives_keys_and_images_in_order(backend: Any, folder: Path, delete: bool) -> None:
     paths = [str(folder / name) for name in ("c.webp", "broken.png", "a.png", "nothing.png", "sub/b.jpg")]
     keys, images = backend.read_image_batch(paths, delete_problematic_images=delete)

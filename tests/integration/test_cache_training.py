@@ -12,10 +12,14 @@ import pytest
 import torch
 
 from simpletuner_gh200.cache.fill import load_file
+from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.demo.project import dataset_list
 from tests.integration.workbench import RANKS
 
-UNIFIED = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+UNIFIED = {
+    "cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"},
+}
+"""Filled before training starts, so that what is served from where can be told beforehand."""
 OLD = importlib.metadata.version("simpletuner").startswith("3.")
 MODE = Path(__file__).with_name("probe_cache_mode.py")
 EPOCH = 12
@@ -99,6 +103,23 @@ def test_losses_and_weights_are_those_of_plain_caches(workbench, world):
 
 
 @pytest.mark.parametrize("world", RANKS)
+def test_filling_while_training_changes_no_number(workbench, world):
+    """The default. Whether an entry came in time for its first use is chance; what it holds is not."""
+    run = compare(workbench, plain_config(workbench), world=world, blocks=limited(fill="background"))
+    for report in reports(run):
+        for found in report.values():
+            assert found["filling"] in ("done", "stopped"), report
+            assert found["fallbacks"] == {}, report
+        assert sum(found["hits"] + found["misses"] for found in report.values()) > 0
+    # What came in time went into packs, and is there at the next start.
+    packed = sum(found["entries"] for found in reports(run)[0].values())
+    again = workbench.train(world=world)
+    assert again.ok, again.explain()
+    assert packed > 0
+    assert "entries at hand in packs" in again.log()
+
+
+@pytest.mark.parametrize("world", RANKS)
 def test_latents_made_on_demand(workbench, world):
     def no_latents(_blocks):
         shutil.rmtree(workbench.project.folder / "cache" / "vae")
@@ -160,6 +181,10 @@ def test_a_run_that_is_resumed(workbench, world):
     report, *_others = reports(run)
     assert report["vae-tiny-images"]["packs"]["entries"] == 24, "the second start read the packs of the first"
     assert report["vae-tiny-images"]["misses"] == 0
+    for path in run.folder.rglob("vae-*/*.pack"):
+        with Pack(path) as pack:
+            made_by = json.loads(pack.made_by)
+        assert {"model_family", "pretrained_model_name_or_path", "dataset.resolution"} <= made_by.keys()
 
 
 def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PROBE = Path(__file__).with_name("probe_pressure.py")
-CACHES = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+CACHES = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}}
 
 
 def test_caches_go_back_and_losses_stay(workbench, tmp_path):

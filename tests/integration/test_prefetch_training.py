@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PROBE = Path(__file__).with_name("probe_prefetch.py")
-CACHES = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
+CACHES = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}
 
 
 def test_the_depth_is_the_queue_of_simpletuners_own_prefetching(workbench):

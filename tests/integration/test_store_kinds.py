@@ -11,7 +11,7 @@ from simpletuner_gh200.demo.project import dataset_list
 
 
 def in_memory(datasets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**entry, "type": "in_memory"} for entry in datasets]
+    return [{**entry, "type": "in_memory", "in_memory": {"wait": True}} for entry in datasets]
 
 
 def compare(workbench, datasets: list[dict[str, Any]], **overrides: Any):

@@ -10,6 +10,7 @@ import pytest
 
 from simpletuner_gh200.demo.project import dataset_list
 from simpletuner_gh200.memory.meeting_place import runtime_folder
+from tests.integration.workbench import RANKS
 
 PROBE = Path(__file__).with_name("probe_store_reads.py")
 
@@ -18,7 +19,7 @@ PROBE = Path(__file__).with_name("probe_store_reads.py")
 def test_losses_are_those_of_local_files(workbench, world):
     stock = workbench.known(stock=True, world=world)
     assert stock.ok, stock.explain()
-    workbench.configure(dataset={"type": "in_memory", "in_memory": {"compression": "auto"}})
+    workbench.configure(dataset={"type": "in_memory", "in_memory": {"compression": "auto", "wait": True}})
     ours = workbench.train(world=world)
     assert ours.ok, ours.explain()
     assert ours.losses == stock.losses
@@ -29,13 +30,36 @@ def test_losses_are_those_of_local_files(workbench, world):
         assert summary["details"]["store"]["tiny-images"]["files"] == 48, "every rank serves the same memory"
 
 
+@pytest.mark.parametrize("world", RANKS)
+def test_a_dataset_that_comes_while_training_changes_no_loss(workbench, world):
+    """The default: captions are there at once, the rest when it has come."""
+    stock = workbench.known(stock=True, world=world)
+    workbench.configure(dataset={"type": "in_memory"})
+    ours = workbench.train(world=world, probe=PROBE)
+    assert ours.ok, ours.explain()
+    assert ours.losses == stock.losses
+    assert ours.same_lora(stock)
+    for summary, record in zip(ours.summaries, ours.records, strict=True):
+        assert summary["details"]["store"]["tiny-images"]["served"] >= 24, "captions"
+        assert not [name for name in record["opened"] if name.endswith(".txt")]
+
+
+def test_broken_files_found_while_training_end_every_rank_at_the_same_step(workbench):
+    workbench.configure(dataset={"type": "in_memory"}, max_train_steps=400)
+    run = workbench.train(world=2, timeout=200, probe=Path(__file__).with_name("probe_store_breaks_images.py"))
+    assert not run.ok
+    for rank in (0, 1):
+        assert "files are broken" in run.log(rank), run.explain()
+    assert len(run.losses[0]) == len(run.losses[1]) < 400
+
+
 def test_fresh_caches_are_filled_from_memory(workbench):
     """Captions, VAE and text encoding, all from memory. Newer releases probe each image's header on disk, once."""
     for folder in ("cache", "output"):
         shutil.rmtree(workbench.project.folder / folder, ignore_errors=True)
     for index in workbench.project.images.glob("aspect_ratio_bucket_*"):
         index.unlink()
-    workbench.configure(dataset={"type": "in_memory"}, max_train_steps=2)
+    workbench.configure(dataset={"type": "in_memory", "in_memory": {"wait": True}}, max_train_steps=2)
     run = workbench.train(probe=PROBE)
     assert run.ok, run.explain()
     opened = run.records[0]["opened"]
@@ -96,7 +120,7 @@ def test_if_rank_0_is_killed_while_staging_the_others_stop_and_nothing_is_left(w
         return {path for folder in folders for path in folder.glob("*gh200*") if "bench" not in path.name}
 
     before = places()
-    workbench.configure(dataset={"type": "in_memory"})
+    workbench.configure(dataset={"type": "in_memory", "in_memory": {"wait": True}})
     run = workbench.train(world=2, timeout=120, probe=Path(__file__).with_name("probe_store_killed_staging.py"))
     assert run.exit_codes[0] != 0
     assert "local rank 0 ended before it shared 'dataset tiny-images'" in run.log(1), run.explain()

@@ -123,7 +123,8 @@ def _be_a_dataset_rank(folder: Path) -> None:
 
 
 def _be_a_cache_rank(folder: Path) -> None:
-    from simpletuner_gh200.cache.fill import cache_files, load_file
+    from simpletuner_gh200.cache.fill import load_file
+    from simpletuner_gh200.cache.listing import cache_files
     from simpletuner_gh200.cache.service import Caches, Wanted
 
     paths = [path for path, _ in cache_files(str(folder))]

@@ -23,6 +23,15 @@ class Suite:
     name: str
     help: str
     measure: Callable[[bool], dict[str, Any]]
+    measure_samples: Callable[[bool, int], dict[str, Any]] | None = None
+    """The same with so many samples, where that can be asked for."""
+
+    def run(self, quick: bool, samples: int | None) -> dict[str, Any]:
+        if samples is None:
+            return self.measure(quick)
+        if self.measure_samples is None:
+            raise UsageError(f"suite {self.name!r} has no --samples", remedy="leave it out")
+        return self.measure_samples(quick, samples)
 
 
 def all_suites() -> dict[str, Suite]:

@@ -25,7 +25,7 @@ SCHEMA = 1
 
 _HEADER_WORDS = 64
 _ROWS = 1024
-_ROW_WORDS = 9
+_ROW_WORDS = 8
 _SLOTS_AT = _HEADER_WORDS + _ROWS * _ROW_WORDS
 
 # Header words.
@@ -50,8 +50,6 @@ class SegmentRow:
     size: int
     live: int
     """Entries in it that are still published."""
-    file: int
-    """1 for a pack file, 0 for memory."""
     held: int
     """Bytes appended to it."""
 
@@ -137,7 +135,7 @@ class Control:
     def hold(self, change: int, number: int) -> None:
         """So many bytes were appended to a listed segment."""
         self._words[_HELD] += change
-        self._words[self._row_start(number) + 8] += change
+        self._words[self._row_start(number) + 7] += change
 
     @property
     def threshold(self) -> int:
@@ -150,7 +148,7 @@ class Control:
 
     # -- segments --------------------------------------------------------------------------------------
 
-    def add_segment(self, fd: int | None, size: int, *, file: bool = False) -> int:
+    def add_segment(self, fd: int | None, size: int) -> int:
         """List a segment of this process; returns its number, which is never used again."""
         number = self._words[_SEGMENTS] + 1
         start = self._row_start(number)
@@ -158,7 +156,7 @@ class Control:
             raise CacheError(f"more than {_ROWS} segments at once")
         found = os.fstat(fd) if fd is not None else None
         identity = (fd or 0, found.st_ino, found.st_dev) if found else (0, 0, 0)
-        fields = (os.getpid(), *identity, size, 0, int(file), 0)
+        fields = (os.getpid(), *identity, size, 0, 0)
         for step, value in enumerate(fields, 1):
             self._words[start + step] = value
         self._words[start] = number
@@ -183,7 +181,7 @@ class Control:
     def drop_segment(self, number: int) -> None:
         start = self._row_start(number)
         self._words[start] = 0
-        self._words[_HELD] = max(self._words[_HELD] - self._words[start + 8], 0)
+        self._words[_HELD] = max(self._words[_HELD] - self._words[start + 7], 0)
         self._words[_DROPS] += 1
 
     def withdraw(self, key: Key) -> Slot | None:

@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
-import logging
 import os
 import stat
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
+from simpletuner_gh200.cache.batch_fill import BatchFiller
 from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import key_of
-from simpletuner_gh200.cache.source import source_of
+from simpletuner_gh200.cache.source import OPEN_FLAGS, source_of
 from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.cache.tensor_files import Shapes, usable
 from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.telemetry.progress import Progress
 
-logger = logging.getLogger("simpletuner_gh200")
-
-SUFFIX = ".pt"
 _GZIP = b"\x1f\x8b"
-
-
-def cache_files(folder: str) -> Iterator[tuple[str, int]]:
-    """(absolute path, size) of every cache file under ``folder``, links to folders followed once."""
-    seen: set[tuple[int, int]] = set()
-    waiting = [os.path.abspath(folder)]
-    while waiting:
-        current = waiting.pop()
-        try:
-            found = os.stat(current)
-            if (found.st_dev, found.st_ino) in seen:
-                continue
-            seen.add((found.st_dev, found.st_ino))
-            with os.scandir(current) as entries:
-                for entry in entries:
-                    if entry.name.endswith(SUFFIX):
-                        size = _size(entry)
-                        if size is not None:
-                            yield entry.path, size
-                    elif entry.is_dir():
-                        waiting.append(entry.path)
-        except OSError as unreadable:
-            if not isinstance(unreadable, FileNotFoundError):
-                logger.warning("gh200: what is in %s is not held in memory: %s", current, unreadable)
-
-
-def _size(entry: os.DirEntry[str]) -> int | None:
-    """None for what is no file, a FIFO say, for one that went since it was listed, and for a link to nothing."""
-    try:
-        found = entry.stat()
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _size_of(path: str) -> int:
@@ -66,18 +36,32 @@ def _size_of(path: str) -> int:
 
 
 def load_file(path: str) -> Any:
-    """What ``torch.load`` makes of a cache file, gzipped or not. Never unpickles arbitrary objects."""
+    """What ``torch.load`` makes of a cache file, gzipped or not. Never unpickles arbitrary objects.
+
+    Raises where the checksums that the file carries don't fit: torch itself does not look at those of a zip file.
+    """
     import torch
 
-    with open(path, "rb") as file:
-        start = file.read(2)
-        if start == _GZIP:
-            file.seek(0)
-            return torch.load(io.BytesIO(gzip.decompress(file.read())), map_location="cpu", weights_only=True)
-    if start == b"PK":
-        # Mapped, so that the bytes are copied once: from the page cache into the segment.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    content = read_file(path)
+    if content.startswith(_GZIP):
+        content = gzip.decompress(content)
+    if content.startswith(b"PK"):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"{damaged} is damaged")
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def read_file(path: str) -> bytes:
+    """All of a cache file; OSError where it is none.
+
+    Read, not mapped: where a disk fails, or somebody cuts a file short, reading is an error and a mapping the end.
+    """
+    with open(path, "rb", opener=lambda name, _flags: os.open(name, OPEN_FLAGS)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return file.read()
 
 
 def hold(table: Table, path: str, value: Any, source: tuple[int, int]) -> bool:
@@ -124,6 +108,10 @@ def take_in(table: Table, path: str, load: Callable[[str], Any] = load_file) -> 
     return table.publish(path, record, before)
 
 
+HANDED_OUT = 512
+"""Paths that a filling thread asks for at a time."""
+
+
 def fill(
     table: Table,
     paths: Iterable[str],
@@ -131,20 +119,45 @@ def fill(
     workers: int,
     progress: Progress | None = None,
     share: tuple[int, int] = (0, 1),
+    pace: Pace = AT_ONCE,
 ) -> None:
-    """Take in every path that the table admits and lacks. ``share`` (i, n): only the i-th of n parts of the keys."""
+    """Take in every path that the table admits and lacks. ``share`` (i, n): only the i-th of n parts of the keys.
+
+    ``pace`` may slow it down, and end it early.
+    """
     started = time.perf_counter()
     part, parts = share
+    shapes, library = Shapes(), usable()
+    waiting, handing_out = iter(paths), threading.Lock()
 
-    def one(path: str) -> None:
+    def wanted(path: str) -> bool:
         key = key_of(path)
-        wanted = key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None
-        taken = wanted and take_in(table, path)
-        if progress is not None:
-            progress.advance(1, _size_of(path) if taken else 0)
+        return key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None
+
+    def one_by_one(path: str) -> int:
+        return _size_of(path) if take_in(table, path) else 0
+
+    def thread() -> None:
+        pace.begin()
+        filler = BatchFiller(table, library, shapes, one_by_one) if library is not None else None
+        while not pace.ended:
+            with handing_out:
+                some = list(islice(waiting, HANDED_OUT))
+            if not some:
+                return
+            lacking = [path for path in some if wanted(path)]
+            if progress is not None:
+                progress.advance(len(some) - len(lacking))
+            while lacking and not pace.ended:
+                done, size = filler.fill(lacking) if filler is not None else (1, one_by_one(lacking[0]))
+                del lacking[:done]
+                if progress is not None:
+                    progress.advance(done, size)
+                pace.rest(size)
 
     with ThreadPoolExecutor(max_workers=max(workers, 1), thread_name_prefix="gh200-fill") as pool:
-        for _ in pool.map(one, paths):
-            pass
-    table.populate()
+        for finished in [pool.submit(thread) for _ in range(max(workers, 1))]:
+            finished.result()
+    if not pace.ended:
+        table.populate()
     table.statistics.fill_seconds += time.perf_counter() - started

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import cache_files, fill
-from simpletuner_gh200.cache.pack import DamagedPack, Pack
-from simpletuner_gh200.cache.pack_folder import MARKER, SUFFIX, PackFolder
+from simpletuner_gh200.cache.fill import fill
+from simpletuner_gh200.cache.listing import cache_files
+from simpletuner_gh200.cache.pack import Pack
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import LOCK, MARKER, SUFFIX, PackPlace
+from simpletuner_gh200.cache.source import Recognizer
 from simpletuner_gh200.cache.table import Table
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.errors import CacheError, UsageError
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,12 @@ def packed_caches(root: Path, names: list[str] | None = None) -> list[PackedCach
 
 def _marked(root: Path) -> Iterator[PackedCache]:
     for folder in sorted(root.iterdir()):
-        marker = folder / MARKER
-        if folder.is_symlink() or not folder.is_dir() or not marker.is_file():
+        try:
+            with PackPlace.open(folder) as place:
+                source = place.marked()
+        except (CacheError, OSError):  # no folder, or not one of ours
             continue
-        source = marker.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n")
-        if os.path.isabs(source):  # else it says nothing, or nothing that we wrote
+        if source is not None and os.path.isabs(source):  # else it says nothing, or nothing that we wrote
             yield PackedCache(folder.name, folder, source)
 
 
@@ -52,15 +56,15 @@ def describe(cache: PackedCache) -> dict[str, Any]:
     """Entries, bytes and packs, and how many entries a start would take."""
     entries = fresh = size = 0
     problems = []
-    packs = PackFolder(cache.folder).packs()
+    packs, recognizer = PackFolder(cache.folder).packs(), Recognizer()
     for path in packs:
         try:
             with Pack(path) as pack:
-                entries += len(pack.entries)
-                fresh += sum(_unchanged(entry.path, entry.size, entry.mtime_ns) for entry in pack.entries)
+                entries += len(pack)
+                fresh += sum(recognizer.source(entry.path, entry.identity) is not None for entry in pack.entries())
                 size += pack.size
-        except DamagedPack as damaged:
-            problems.append(damaged.message)
+        except (CacheError, OSError) as refused:
+            problems.append(str(refused))
     return {
         "name": cache.name,
         "source": cache.source,
@@ -78,12 +82,12 @@ def verify(cache: PackedCache) -> dict[str, Any]:
     for path in PackFolder(cache.folder).packs():
         try:
             with Pack(path) as pack:
-                for entry in pack.entries:
+                for entry in pack.entries():
                     checked += 1
-                    if not pack.check(entry):
+                    if pack.payload(entry) is None:
                         problems.append(f"{path}: the entry of {entry.path} is damaged")
-        except DamagedPack as damaged:
-            problems.append(damaged.message)
+        except (CacheError, OSError) as refused:
+            problems.append(str(refused))
     return {"name": cache.name, "checked": checked, "problems": problems}
 
 
@@ -91,18 +95,31 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
     """One pack of everything that is on disk now: dead entries go, missing ones are taken in."""
     paths = [path for path, _ in cache_files(cache.source)]
     table = Table(cache.name, Control.create(len(paths) + 256, label=cache.name, shared=False), look_for_nan=True)
-    packs = PackFolder(cache.folder)
+    packs = PackFolder(cache.folder, made_by=None)
     try:
-        loaded = packs.load(table, copy=False, workers=workers)
-        fill(table, paths, workers=workers)
+        packs.look_over()
+        if packs.made_by is None:
+            nobody = (
+                f"{cache.folder}: no pack there says which configuration the entries are of; a run makes packs anew"
+            )
+            return {
+                "name": cache.name,
+                "entries": 0,
+                "problems": [nobody],
+                "from_packs": 0,
+                "bytes": 0,
+                "fallbacks": {},
+            }
+        from_packs = len(packs.held)
+        fill(table, [path for path in paths if path not in packs.held], workers=workers)
         written = packs.save(table, paths, into_one=True)
-        entries = sum(1 for _ in table.control.slots.entries())
+        entries = len(packs.held) if written else from_packs + sum(1 for _ in table.control.slots.entries())
         failed = f"{cache.folder}: nothing was written; another job is at it, or the disk is full (see the log)"
         return {
             "name": cache.name,
             "entries": entries,
             "problems": [failed] if entries and not written else [],
-            "from_packs": loaded.entries,
+            "from_packs": from_packs,
             "bytes": written,
             "fallbacks": table.statistics.fallbacks,
         }
@@ -122,21 +139,18 @@ def drop(cache: PackedCache) -> dict[str, Any]:
 def _delete(cache: PackedCache) -> dict[str, Any]:
     removed = size = 0
     ours = [*cache.folder.glob(f"*{SUFFIX}"), *cache.folder.glob(f".*{SUFFIX}.*.tmp")]
-    for path in [*ours, cache.folder / ".lock", cache.folder / MARKER]:
+    problems = []
+    for path in [*ours, cache.folder / LOCK, cache.folder / MARKER]:
         try:
-            size += path.lstat().st_size
+            found = path.lstat().st_size
             path.unlink()
-            removed += path.name.endswith(SUFFIX)
         except FileNotFoundError:
             continue
+        except OSError as refused:  # a folder of that name, say
+            problems.append(str(refused))
+            continue
+        size += found
+        removed += path.name.endswith(SUFFIX)
     if not os.listdir(cache.folder):
         cache.folder.rmdir()
-    return {"name": cache.name, "packs": removed, "bytes": size}
-
-
-def _unchanged(path: str, size: int, mtime_ns: int) -> bool:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return False
-    return (found.st_size, found.st_mtime_ns) == (size, mtime_ns)
+    return {"name": cache.name, "packs": removed, "bytes": size, "problems": problems}

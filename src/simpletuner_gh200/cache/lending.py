@@ -106,11 +106,5 @@ class Lender:
 
     def populate(self, end: int) -> None:
         """Map the pages up to ``end`` now, in one go, instead of one fault at a time in the first epoch."""
-        map_now(self._address, 0, min(end, self._size))
-
-
-def map_now(base: int, start: int, end: int) -> None:
-    """Map the pages of bytes ``start`` to ``end`` behind ``base`` in one call; a hint, so refusal is no matter."""
-    first = start // PAGE * PAGE
-    if end > first:
-        advise_pages(base + first, end - first, MAP_NOW)
+        if end > 0:
+            advise_pages(self._address, min(end, self._size), MAP_NOW)

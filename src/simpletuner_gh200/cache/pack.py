@@ -1,44 +1,62 @@
-"""A pack: the entries of one cache in one file, laid out so that the file can be mapped and served as it is.
+"""A pack: the entries of one cache in one file, with an index that is read at once and payloads that are read singly.
 
 =====================  ==================================================================================
 bytes                  content
 =====================  ==================================================================================
 0 .. 4095              header: magic ``GH200PCK``, schema, number of entries, where the index is, its size and
-                       xxh3-64, the size of the file, and the xxh3-64 of the header before that field; then zeros
+                       xxh3-64, the size of the file, the length of the maker's text, and the xxh3-64 of the header
+                       before that field; then zeros
 4096 .. index          payloads, and layouts (8 bytes of length, then JSON: see ``layout``); payloads of 256 KiB
                        and more start at a multiple of 4096, everything else at a multiple of 64
-index .. end           per entry: size, mtime_ns of the source file; offset, length and xxh3-64 of the payload;
-                       offset of the layout and xxh3-64 of its text; flags; length of the path; the path, UTF-8
+index .. end           the rows (``ROW``), one per entry, all of one size; the maker's text; the paths, UTF-8
 =====================  ==================================================================================
 
 All numbers are little-endian. The header is ``8s`` magic, ``u32`` schema, ``u32`` zero, then ``u64`` each; its own
-checksum follows it as ``u64``. A row of the index is seven ``u64``, ``u16`` flags (1: every value is finite) and the
-``u32`` length of the path. A pack is written beside its place and renamed into it when every byte is on disk, so
-there is the old one or the new one, never half of one.
+checksum follows it as ``u64``. The maker's text is what of the run's configuration decided what the entries hold: a
+run with another text does not take them. A pack is written beside its place, made read-only, and renamed when every
+byte is on disk, so there is the old one or the new one, never half of one.
+
+Schema 1 had neither maker nor identity. Its packs count as absent: they are made again, and removed then.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 import struct
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+import numpy as np
 import xxhash
 
 from simpletuner_gh200.cache.record import Bytes
 from simpletuner_gh200.cache.segment import place
+from simpletuner_gh200.cache.slots import Key, key_of
+from simpletuner_gh200.cache.source import OPEN_FLAGS, Identity
 from simpletuner_gh200.errors import CacheError
 
 MAGIC = b"GH200PCK"
-SCHEMA = 1
+SCHEMA = 2
 HEADER_SIZE = 4096
-_HEADER = struct.Struct("<8sIIQQQQQ")
-_ROW = struct.Struct("<7QHI")
-_CHUNK = 512 << 10
+READ_ONLY = 0o400
+_HEADER = struct.Struct("<8sIIQQQQQQ")
+ROW = np.dtype(
+    [
+        *((name, "<u8") for name in ("key_low", "key_high", "size")),
+        *((name, "<i8") for name in ("mtime_ns", "ctime_ns")),
+        *((name, "<u8") for name in ("inode", "fingerprint", "offset", "length", "checksum")),
+        *((name, "<u8") for name in ("layout_offset", "layout_checksum", "path_offset")),
+        *((name, "<u4") for name in ("path_length", "flags")),
+    ]
+)
+"""A row of the index. ``key_*`` are the halves of the path's key (``slots.key_of``), ``size`` to ``fingerprint`` the
+identity of the source file, ``path_offset`` counts from the first path; flags: 1, every value is finite."""
+
 _local = threading.local()
 
 
@@ -46,13 +64,20 @@ class DamagedPack(CacheError):
     """A pack that can't be believed; its entries are made again from SimpleTuner's own files."""
 
 
-@dataclass(frozen=True)
-class PackEntry:
+class OutdatedPack(DamagedPack):
+    """A pack of an older schema: nothing is wrong with it, but nobody reads it any more."""
+
+
+class UntrustedPack(CacheError):
+    """A pack that someone else could have put there, or that a newer version wrote: neither read nor removed."""
+
+
+class PackEntry(NamedTuple):
     """One row of the index."""
 
     path: str
-    size: int
-    mtime_ns: int
+    key: Key
+    identity: Identity
     offset: int
     length: int
     checksum: int
@@ -61,13 +86,11 @@ class PackEntry:
     flags: int
 
 
-@dataclass(frozen=True)
-class Item:
-    """What goes into a pack: an entry's bytes, and how its source looked."""
+class Item(NamedTuple):
+    """What goes into a pack: an entry's bytes, and the identity of its source."""
 
     path: str
-    size: int
-    mtime_ns: int
+    identity: Identity
     flags: int
     layout: bytes
     payload: Bytes
@@ -76,11 +99,13 @@ class Item:
 class PackWriter:
     """Writes payloads one after the other, then the index, then the header."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, made_by: str) -> None:
         self._file = file
+        self._made_by = made_by.encode("utf-8", "surrogateescape")
         self._end = HEADER_SIZE
         self._layouts: dict[bytes, int] = {}
-        self._rows: list[bytes] = []
+        self._rows: list[tuple[int, ...]] = []
+        self._paths = bytearray()
         file.write(bytes(HEADER_SIZE))
 
     def add(self, item: Item) -> None:
@@ -90,29 +115,20 @@ class PackWriter:
             self._layouts[item.layout] = layout_at
         offset = self._put(item.payload)
         path = item.path.encode("utf-8", "surrogateescape")
-        self._rows.append(
-            _ROW.pack(
-                item.size,
-                item.mtime_ns,
-                offset,
-                item.payload.nbytes,
-                xxhash.xxh3_64_intdigest(item.payload),
-                layout_at,
-                xxhash.xxh3_64_intdigest(item.layout),
-                item.flags,
-                len(path),
-            )
-            + path
-        )
+        checksum = xxhash.xxh3_64_intdigest(item.payload)
+        layout = (layout_at, xxhash.xxh3_64_intdigest(item.layout))
+        where = (len(self._paths), len(path), item.flags)
+        row = (*key_of(item.path), *item.identity, offset, item.payload.nbytes, checksum, *layout, *where)
+        self._rows.append(row)
+        self._paths += path
 
     def finish(self) -> int:
         """The rest of the file, each part on disk before the part that vouches for it. Returns the size."""
-        index = b"".join(self._rows)
+        index = np.array(self._rows, ROW).tobytes() + self._made_by + self._paths
         at = self._put(index)
         _to_disk(self._file)
-        header = _HEADER.pack(
-            MAGIC, SCHEMA, 0, len(self._rows), at, len(index), xxhash.xxh3_64_intdigest(index), self._end
-        )
+        counts = (len(self._rows), at, len(index), xxhash.xxh3_64_intdigest(index), self._end, len(self._made_by))
+        header = _HEADER.pack(MAGIC, SCHEMA, 0, *counts)
         self._file.seek(0)
         self._file.write(header + xxhash.xxh3_64_intdigest(header).to_bytes(8, "little"))
         _to_disk(self._file)
@@ -126,103 +142,146 @@ class PackWriter:
         return start
 
 
-def _hot_buffer() -> memoryview:
-    """One small buffer per thread, so that what was read is still in the processor's cache when it is hashed."""
-    if not hasattr(_local, "view"):
-        _local.view = memoryview(bytearray(_CHUNK))
-    view: memoryview = _local.view
-    return view
-
-
 def _to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
-def write_pack(target: Path, items: Iterable[Item]) -> int:
-    """Write ``target`` so that at every moment it is the old file, or absent, or complete. Returns its size."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def write_pack(folder: int, name: str, items: Iterable[Item], made_by: str) -> int:
+    """Write ``name`` so that at every moment it is the old file, or absent, or complete. Returns its size.
+
+    ``folder`` is a descriptor. What somebody may have put there to be written through is not opened.
+    """
+    beside = f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     try:
-        fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "wb", buffering=1 << 20) as file:
-            writer = PackWriter(file)
+            if not is_ours(os.fstat(fd)):
+                raise CacheError(
+                    f"files that we make beside {name} are not ours afterwards (user {os.fstat(fd).st_uid})",
+                    remedy="set cache_config.cache_dir to a folder on a file system that keeps our user",
+                )
+            writer = PackWriter(file, made_by)
             for item in items:
                 writer.add(item)
             size = writer.finish()
-        os.replace(beside, target)
+            os.fchmod(fd, READ_ONLY)
+        os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(beside, dir_fd=folder)
         raise
-    _sync_folder(target.parent)
+    _sync_folder(folder)
     return size
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _sync_folder(folder: int) -> None:
+    os.fsync(folder)
+
+
+def is_ours(found: os.stat_result) -> bool:
+    """Made by this user, or by root, who could do anything anyway."""
+    return found.st_uid in (os.geteuid(), 0)
 
 
 class Pack:
-    """An open pack whose header and index were found whole. Payloads are checked one by one: see ``check``."""
+    """An open pack whose header and index were found whole. Payloads are checked one by one: see ``payload``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, folder: int | None = None) -> None:
+        """``folder``: a descriptor of the folder that ``path`` is in, where that is open already."""
         self.path = path
         self._layouts: dict[tuple[int, int], bytes] = {}
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        name = path if folder is None else path.name
+        self.fd = os.open(name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
         try:
-            self.size = os.fstat(self.fd).st_size
-            self.entries = tuple(self._read_index())
+            found = os.fstat(self.fd)
+            self._refuse_untrusted(found)
+            self.size, self.inode = found.st_size, found.st_ino
+            self.rows, self.made_by, self._paths = self._read_index()
         except BaseException:
             os.close(self.fd)
             raise
 
-    def _read_index(self) -> Iterator[PackEntry]:
+    def _refuse_untrusted(self, found: os.stat_result) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            raise UntrustedPack(f"{self.path} is no regular file")
+        if not is_ours(found):
+            raise UntrustedPack(f"{self.path} belongs to user {found.st_uid}, not to us")
+        if found.st_mode & 0o022:
+            raise UntrustedPack(f"{self.path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})")
+
+    def _read_index(self) -> tuple[np.ndarray, str, bytes]:
         raw = os.pread(self.fd, _HEADER.size + 8, 0)
         if len(raw) < _HEADER.size + 8 or not raw.startswith(MAGIC):
             raise self._damaged("no header of a pack")
-        _, schema, _, count, at, length, checksum, size = _HEADER.unpack_from(raw)
-        if schema != SCHEMA:
-            raise self._damaged(f"schema {schema}, this version reads {SCHEMA}")
+        _, schema, _, count, at, length, checksum, size, maker = _HEADER.unpack_from(raw)
+        if schema > SCHEMA:
+            raise UntrustedPack(
+                f"{self.path} was written by a newer version (schema {schema}, this one reads {SCHEMA})"
+            )
+        if schema < SCHEMA:
+            raise OutdatedPack(
+                f"{self.path} was written by an older version (schema {schema}, this one reads {SCHEMA})"
+            )
         if xxhash.xxh3_64_intdigest(raw[: _HEADER.size]) != int.from_bytes(raw[_HEADER.size :], "little"):
             raise self._damaged("the header's checksum is wrong")
-        if size != self.size or at + length > size:
+        paths_at = count * ROW.itemsize + maker
+        if size != self.size or at + length > size or paths_at > length:
             raise self._damaged(f"{self.size} bytes, the header says {size}")
         index = os.pread(self.fd, length, at)
         if len(index) != length or xxhash.xxh3_64_intdigest(index) != checksum:
             raise self._damaged("the index's checksum is wrong")
-        return _rows(index, count)
+        rows = np.frombuffer(index, ROW, count)
+        made_by = index[paths_at - maker : paths_at].decode("utf-8", "surrogateescape")
+        return rows, made_by, index[paths_at:]
 
-    def check(self, entry: PackEntry) -> bool:
-        """Are the payload's and the layout's bytes those that were written? Reads, and maps nothing."""
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def entries(self, first: int = 0, last: int | None = None) -> Iterator[PackEntry]:
+        """Those from number ``first`` to before ``last``, in the order in which they lie in the file."""
+        return map(self._entry, self.rows[first:last].tolist())
+
+    def entry(self, number: int) -> PackEntry:
+        return self._entry(self.rows[number].item())
+
+    def _entry(self, row: tuple[int, ...]) -> PackEntry:
+        low, high, *rest, offset, length, checksum, layout, layout_sum, at, size, flags = row
+        path = self._paths[at : at + size].decode("utf-8", "surrogateescape")
+        identity = Identity(*rest)
+        return PackEntry(path, Key(low, high), identity, offset, length, checksum, layout, layout_sum, flags)
+
+    def payload(self, entry: PackEntry) -> Bytes | None:
+        """The entry's bytes, in memory of this thread that its next call uses again.
+
+        None where they are not those that were written, or can't be read: what somebody does to the file, or the disk
+        to itself, costs the entries that it hits. That is also why nothing is served from a mapping of the file, where
+        the bytes could change after they were checked, or be gone, which ends a process.
+        """
         if self.layout(entry) is None:
-            return False
-        digest = xxhash.xxh3_64()
-        view = _hot_buffer()
-        at, end = entry.offset, entry.offset + entry.length
-        while at < end:
-            got = os.preadv(self.fd, [view[: min(end - at, len(view))]], at)
-            if got == 0:
-                return False
-            digest.update(view[:got])
-            at += got
-        return digest.intdigest() == entry.checksum
-
-    def check_mapped(self, entry: PackEntry, payload: Bytes) -> bool:
-        """The same for a pack that is mapped: no copy, and the pages are at hand for the first hits."""
-        return self.layout(entry) is not None and xxhash.xxh3_64_intdigest(payload) == entry.checksum
+            return None
+        buffer = _hot_buffer(entry.length)
+        got = 0
+        try:
+            while got < entry.length:
+                more = os.preadv(self.fd, [buffer[got:]], entry.offset + got)
+                if more == 0:
+                    return None
+                got += more
+        except OSError:
+            return None
+        return buffer if xxhash.xxh3_64_intdigest(buffer) == entry.checksum else None
 
     def layout(self, entry: PackEntry) -> bytes | None:
         """The layout's text; None if it is not what was written."""
         known = self._layouts.get((entry.layout_offset, entry.layout_checksum))
         if known is not None:
             return known
-        length = int.from_bytes(os.pread(self.fd, 8, entry.layout_offset), "little")
-        if length > self.size:
+        try:
+            length = int.from_bytes(os.pread(self.fd, 8, entry.layout_offset), "little")
+            text = os.pread(self.fd, length, entry.layout_offset + 8) if length <= self.size else b""
+        except OSError:
             return None
-        text = os.pread(self.fd, length, entry.layout_offset + 8)
         if xxhash.xxh3_64_intdigest(text) != entry.layout_checksum:
             return None
         self._layouts[entry.layout_offset, entry.layout_checksum] = text
@@ -243,11 +302,9 @@ class Pack:
         self.close()
 
 
-def _rows(index: bytes, count: int) -> Iterator[PackEntry]:
-    at = 0
-    for _ in range(count):
-        size, mtime_ns, offset, payload, checksum, layout, layout_checksum, flags, length = _ROW.unpack_from(index, at)
-        at += _ROW.size
-        path = index[at : at + length].decode("utf-8", "surrogateescape")
-        at += length
-        yield PackEntry(path, size, mtime_ns, offset, payload, checksum, layout, layout_checksum, flags)
+def _hot_buffer(size: int) -> Bytes:
+    """One buffer per thread, so that what was read is still in the processor's cache when it is hashed and copied."""
+    buffer: Bytes | None = getattr(_local, "buffer", None)
+    if buffer is None or buffer.nbytes < size:
+        buffer = _local.buffer = np.empty(max(size, 1 << 20), np.uint8)
+    return buffer[:size]

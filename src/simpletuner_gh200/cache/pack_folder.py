@@ -2,164 +2,213 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import itertools
 import logging
-import os
-import re
-import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-import xxhash
-
-from simpletuner_gh200.cache.pack import DamagedPack, Item, Pack, PackEntry, write_pack
-from simpletuner_gh200.cache.record import Record
-from simpletuner_gh200.cache.segment import Segment
-from simpletuner_gh200.cache.slots import FINITE, Range, Slot, key_of, source_words
-from simpletuner_gh200.cache.source import ordinary
+from simpletuner_gh200.cache.disk_room import DiskFull, DiskRoom
+from simpletuner_gh200.cache.pack import DamagedPack, Item, OutdatedPack, Pack, PackEntry, UntrustedPack, write_pack
+from simpletuner_gh200.cache.pack_contents import Contents, Held, Loaded, PackUse, Source
+from simpletuner_gh200.cache.pack_place import PackPlace
+from simpletuner_gh200.cache.pack_reading import PackIndex, stretches, take_many
+from simpletuner_gh200.cache.slots import FINITE
+from simpletuner_gh200.cache.source import Recognizer, identify
 from simpletuner_gh200.cache.table import Found, Table
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
+from simpletuner_gh200.telemetry.progress import Progress
 from simpletuner_gh200.units import format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
 
-SUFFIX = ".pack"
-MARKER = "gh200-cache"
-"""A file with this name says that a folder is ours, and which cache it is of."""
-
-MOSTLY_DEAD = 0.5
-ROOM_TO_SPARE = 64 << 20
-
-
-@dataclass
-class Loaded:
-    """What became of the packs at start."""
-
-    entries: int = 0
-    bytes: int = 0
-    changed: int = 0
-    """Entries whose source file is another now, or gone."""
-    damaged: int = 0
-    seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
-
-
-def folder_for(root: Path, name: str, cache_folder: str) -> Path:
-    """Where the packs of one cache live: readable, and different for caches of the same name elsewhere."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80].lstrip(".") or "cache"
-    return root / f"{safe}-{xxhash.xxh3_64_hexdigest(cache_folder.encode('utf-8', 'surrogateescape'))[:8]}"
+State = Literal["alive", "changed", "damaged", "left out"]
+Look = Callable[[Pack, Sequence[PackEntry]], list[tuple[State, Source | None]]]
+"""What becomes of neighbouring entries of a pack."""
 
 
 class PackFolder:
-    """``folder`` holds nothing but packs of one cache. Safe to use from several jobs at once."""
+    """``folder`` holds nothing but packs of one cache. Safe to use from several jobs at once, on several machines.
 
-    def __init__(self, folder: Path) -> None:
+    ``made_by``: what of the configuration decides what entries hold; None stands for that of the newest pack.
+    ``keep_free``: bytes of the disk that packs leave to others, where that is more than a tenth of it.
+    """
+
+    def __init__(self, folder: Path, made_by: str | None = "", *, keep_free: int = 0) -> None:
         self.folder = folder
-        self._packed: dict[str, tuple[int, int]] = {}
-        """Path -> (size, mtime_ns) of what the packs hold and can be believed."""
-        self._total = self._alive = 0
+        self.made_by = made_by
+        self._keep_free = keep_free
+        self._recognizer = Recognizer()
+        self._contents = Contents()
+        self._damaged: set[tuple[str, str]] = set()
+        """(name of the pack, path) of entries that were found damaged."""
+        self._said_full = False
 
     def make(self, cache_folder: str) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        marker, text = self.folder / MARKER, cache_folder + "\n"
-        if marker.exists() and marker.read_text(encoding="utf-8", errors="surrogateescape") == text:
-            return
-        fresh = self.folder / f".{MARKER}.{os.getpid()}.tmp"
-        with fresh.open("w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(marker)
+        PackPlace.make(self.folder, cache_folder)
 
     def packs(self) -> list[Path]:
         """Oldest first."""
-        return sorted(path for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdigit())
+        with PackPlace.open(self.folder) as place:
+            return [self.folder / name for name in place.packs()]
 
-    # -- loading ---------------------------------------------------------------------------------------
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        with PackPlace.open(self.folder) as place, place.locked() as ours:
+            yield ours
 
-    def load(self, table: Table, *, copy: bool, workers: int, tick: Callable[[], None] = lambda: None) -> Loaded:
-        """Publish every entry whose source is as it was. ``copy``: into slabs; else the file itself is served.
+    @property
+    def held(self) -> Mapping[str, Held]:
+        """What is alive in the packs, by path, as of the last look at them."""
+        return self._contents.held
 
-        ``tick`` is called at every entry.
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def look_over(self) -> Loaded:
+        """See what the packs hold, without taking anything in."""
+        done = Loaded()
+        with PackPlace.open(self.folder) as place:
+            self._contents = self._survey(place, self._look, done)
+        return done
+
+    def open_index(self) -> PackIndex:
+        """The packs' indexes, for entries that are asked for before ``load`` got to them; looks at nothing else."""
+        with PackPlace.open(self.folder) as place:
+            opened = [self._open(place, name, Contents(), Loaded()) for name in reversed(list(place.packs()))]
+        ours = [pack for pack in opened if pack is not None and pack.made_by == self.made_by]
+        for pack in opened:
+            if pack is not None and pack not in ours:
+                pack.close()
+        return PackIndex(ours, lambda entry: self._recognizer.source(entry.path, entry.identity))
+
+    def load(
+        self,
+        table: Table,
+        *,
+        workers: int,
+        share: tuple[int, int] = (0, 1),
+        pace: Pace = AT_ONCE,
+        progress: Progress | None = None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> Loaded:
+        """Publish every entry whose source is as it was, from a copy of its own: see ``Pack.payload``.
+
+        ``share`` (i, n): only the i-th of n parts of the keys. ``pace`` may slow it down, and end it early. ``tick`` is
+        called at every entry, in the thread that called this.
         """
         done, started = Loaded(), time.perf_counter()
-        for path in reversed(self.packs()):
-            try:
-                pack = Pack(path)
-            except FileNotFoundError:
-                continue
-            except OSError as unreadable:  # of another user, say: not ours to remove, and no reason to stop
-                done.notes.append(str(unreadable))
-                logger.warning("gh200: a pack can't be read; its entries are made again: %s", unreadable)
-                continue
-            except DamagedPack as damaged:
-                done.notes.append(damaged.message)
-                logger.warning("gh200: %s; its entries are made again", damaged.message)
-                self._remove(path)
-                continue
-            with pack:
-                self._load_pack(pack, table, done, copy=copy, workers=workers, tick=tick)
+        part, parts = share
+
+        def wanted(entry: PackEntry) -> bool:
+            key = entry.key
+            mine = key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None
+            return mine and (table.allowed is None or table.control.held + entry.length <= table.allowed)
+
+        def take(pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+            pace.begin()
+            found: list[tuple[State, Source | None]] = [("left out", None) for _ in entries]
+            if not pace.ended:
+                found = self._look(pack, entries)
+            chosen = [at for at, (_, source) in enumerate(found) if source is not None and wanted(entries[at])]
+            sources = [source for at in chosen if (source := found[at][1]) is not None]
+            states = take_many(pack, [entries[at] for at in chosen], sources, table) if chosen else []
+            held = dict(zip(chosen, states, strict=True))
+            size = sum(entry.length for entry in entries)
+            if progress is not None:
+                progress.advance(len(entries), size)
+            pace.rest(size)
+            return [_after(state, source, held.get(at, False)) for at, (state, source) in enumerate(found)]
+
+        with PackPlace.open(self.folder) as place:
+            contents = self._survey(place, take, done, workers, tick)
+        if not pace.ended:  # else nobody knows what is in the rest; whoever saves looks again
+            self._contents = contents
         done.seconds = time.perf_counter() - started
         return done
 
-    def _load_pack(
-        self, pack: Pack, table: Table, done: Loaded, *, copy: bool, workers: int, tick: Callable[[], None]
+    def _look(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+        """Without reading payloads."""
+        return [self._look_at(pack, entry) for entry in entries]
+
+    def _look_at(self, pack: Pack, entry: PackEntry) -> tuple[State, Source | None]:
+        if (pack.path.name, entry.path) in self._damaged:
+            return "damaged", None
+        source = self._recognizer.source(entry.path, entry.identity)
+        return ("changed" if source is None else "alive"), source
+
+    def _survey(
+        self,
+        place: PackPlace,
+        look: Look,
+        done: Loaded,
+        workers: int = 1,
+        tick: Callable[[], None] = lambda: None,
+    ) -> Contents:
+        """Go through all packs, newest first, and what ``look`` says of their entries."""
+        contents = Contents(names=place.packs())
+        for name in reversed(contents.names):
+            pack = self._open(place, name, contents, done)
+            if pack is None:
+                continue
+            with pack:
+                self.made_by = pack.made_by if self.made_by is None else self.made_by
+                ours = pack.made_by == self.made_by
+                contents.packs[name] = PackUse(ours)
+                if ours:
+                    self._survey_pack(pack, look, contents, done, workers, tick)
+                else:
+                    done.of_others += len(pack)
+        return contents
+
+    def _open(self, place: PackPlace, name: str, contents: Contents, done: Loaded) -> Pack | None:
+        try:
+            return place.pack(name)
+        except FileNotFoundError:
+            return None
+        except DamagedPack as damaged:
+            contents.worthless.append(name)
+            level = logging.INFO if isinstance(damaged, OutdatedPack) else logging.WARNING
+            reason = damaged.message
+        except (OSError, UntrustedPack) as refused:  # not ours to remove, and no reason to stop
+            level, reason = logging.WARNING, f"a pack can't be read: {refused}"
+        done.notes.append(reason)
+        logger.log(level, "gh200: %s; its entries are made again", reason)
+        return None
+
+    def _survey_pack(
+        self, pack: Pack, look: Look, contents: Contents, done: Loaded, workers: int, tick: Callable[[], None]
     ) -> None:
-        segment = None if copy else Segment.of_file(pack.fd, pack.size, label=table.name)
-        number = 0 if segment is None else table.add_segment(segment, file=True)
+        name = pack.path.name
 
-        def one(entry: PackEntry) -> str:
-            source = _unchanged(entry)
-            if source is None:
-                return "changed"
-            key = key_of(entry.path)
-            if table.control.slots.get(key) is not None or not table.admits(key):
-                return "known"
-            if table.allowed is not None and table.control.held + entry.length > table.allowed:
-                return "known"
-            if segment is None:
-                return "alive" if _copy_in(pack, entry, table, source) else "damaged"
-            if not pack.check_mapped(entry, segment.bytes_at(entry.offset, entry.length)):
-                return "damaged"
-            flags = entry.flags & FINITE | ordinary(entry.path)
-            payload, layout = Range(number, entry.offset), Range(number, entry.layout_offset)
-            slot = Slot.of(payload, entry.length, flags, source, layout)
-            return "alive" if table.enter(key, slot, adds=entry.length) else "known"
+        def many(stretch: tuple[int, int]) -> list[tuple[PackEntry, State, Source | None]]:
+            entries = list(pack.entries(*stretch))
+            found = look(pack, entries)
+            return [(entry, state, source) for entry, (state, source) in zip(entries, found, strict=True)]
 
-        def many(stretch: Sequence[PackEntry]) -> list[str]:
-            if segment is not None:
-                # In one call, without the interpreter's lock: meanwhile another thread checks what is mapped already.
-                segment.map_pages(stretch[0].offset, stretch[-1].offset + stretch[-1].length)
-            return [one(entry) for entry in stretch]
-
-        # Neighbours stay together: each thread reads its stretch of the file in order.
-        part = max(len(pack.entries) // (max(workers, 1) * 8), 1)
-        stretches = [pack.entries[at : at + part] for at in range(0, len(pack.entries), part)]
+        # Neighbours stay together: each thread reads its stretches of the file in order.
         with ThreadPoolExecutor(max_workers=max(workers, 1), thread_name_prefix="gh200-pack") as pool:
-            states = pool.map(many, stretches)
-            for entry, state in zip(pack.entries, itertools.chain.from_iterable(states), strict=True):
-                self._account(entry, state, done)
+            for entry, state, source in itertools.chain.from_iterable(pool.map(many, stretches(pack))):
+                contents.found(name, entry.path, entry.length, source if state != "damaged" else None)
+                self._account(name, entry, state, done)
                 tick()
 
-    def _account(self, entry: PackEntry, state: str, done: Loaded) -> None:
-        self._total += entry.length
+    def _account(self, name: str, entry: PackEntry, state: State, done: Loaded) -> None:
         if state == "alive":
             done.entries += 1
             done.bytes += entry.length
-            self._alive += entry.length
-            self._packed[entry.path] = (entry.size, entry.mtime_ns)
         elif state == "damaged":
             done.damaged += 1
+            self._damaged.add((name, entry.path))
         elif state == "changed":
             done.changed += 1
+        else:
+            done.left_out += 1
 
-    # -- saving ----------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------
 
     def save(
         self, table: Table, paths: Iterable[str], *, into_one: bool = False, stop: Callable[[], bool] = lambda: False
@@ -168,116 +217,139 @@ class PackFolder:
 
         Another job at it, or a full disk, is no error: then nothing is written. ``stop`` is asked at every entry.
         """
-        with self.locked() as ours:
+        with PackPlace.open(self.folder) as place, place.locked() as ours:
             if not ours:
                 logger.info("gh200: packs of %s: another job is writing them", table.name)
                 return 0
-            self._sweep()
+            place.sweep()
+            if place.packs() != self._contents.names:  # another job has been at it since
+                self._contents = self._survey(place, self._look, Loaded())
             going_on = itertools.takewhile(lambda _: not stop(), paths)
-            wanted = [(path, found) for path in going_on if (found := table.find(path)) is not None]
-            everything = into_one or (self._total > 0 and self._alive < self._total * (1 - MOSTLY_DEAD))
-            lacking = [(path, found) for path, found in wanted if everything or not self._has(path, found)]
-            if not lacking:
+            held = ((path, found) for path in going_on if (found := table.find(path)) is not None)
+            lacking = [(path, found) for path, found in held if not self._contents.has(path, _source(found))]
+            try:
+                everything = into_one or self._contents.mostly_dead
+                written = self._write(place, table, lacking, stop, everything=everything)
+            except PackingStopped:
+                logger.info("gh200: packs of %s: stopped with the run; what was there stays", self.folder)
                 return 0
-            old = self.packs()
-            written = self._write(lacking, old, stop)
-            if written and everything:
-                for path in old:
-                    self._remove(path)
+            except DiskFull as full:
+                self._say_full(full)
+                return 0
+            self._remove_dead(place)
             return written
 
-    def _write(self, lacking: list[tuple[str, Found]], old: list[Path], stop: Callable[[], bool]) -> int:
-        needed = sum(found.slot.length for _, found in lacking)
-        free = shutil.disk_usage(self.folder).free
-        if free < needed + ROOM_TO_SPARE:
-            return self._no_room(needed, free)
-        target = self.folder / f"{int(old[-1].stem) + 1 if old else 1:08d}{SUFFIX}"
-        try:
-            size = write_pack(target, _items(lacking, stop))
-        except PackingStopped:
-            logger.info("gh200: packs of %s: stopped with the run; what was there stays", self.folder)
+    def _write(
+        self,
+        place: PackPlace,
+        table: Table,
+        lacking: list[tuple[str, Found]],
+        stop: Callable[[], bool],
+        *,
+        everything: bool,
+    ) -> int:
+        """One more pack, of what is lacking and, with ``everything``, of what else is alive in ours."""
+        contents = self._contents
+        kept = dict(contents.held) if everything else {}
+        if not lacking and not kept:
             return 0
-        except OSError as failed:
-            if failed.errno in (errno.ENOSPC, errno.EDQUOT):
-                return self._no_room(needed, shutil.disk_usage(self.folder).free)
-            raise CacheError(
-                f"{target} could not be written: {failed}", remedy="check cache_config.cache_dir"
-            ) from failed
-        for path, found in lacking:
-            self._packed[path] = _size_and_time(found)
-        return size
+        needed = sum(found.slot.length for _, found in lacking) + (contents.alive if everything else 0)
+        name, room = place.next_name(), DiskRoom(place.fd, self._keep_free)
+        written: dict[str, tuple[int, Source]] = {}
 
-    def _no_room(self, needed: int, free: int) -> int:
-        logger.warning(
-            "gh200: no pack written to %s: %s needed, %s free; the next start reads SimpleTuner's own files",
-            self.folder,
-            format_bytes(needed),
-            format_bytes(free),
-        )
-        return 0
+        def items() -> Iterator[Item]:
+            fresh = (_item(path, found) for path, found in lacking)
+            for item, source in itertools.chain(fresh, self._survivors(place, table, kept)):
+                if stop():
+                    raise PackingStopped("packing was stopped")
+                if item is not None and item.path not in written:
+                    yield item
+                    written[item.path] = (item.payload.nbytes, source)
 
-    def _has(self, path: str, found: Found) -> bool:
-        return self._packed.get(path) == _size_and_time(found)
-
-    @contextmanager
-    def locked(self) -> Iterator[bool]:
-        fd = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            size = write_pack(place.fd, name, room.watched(items(), needed), self.made_by or "")
+        except OSError as failed:
+            full = room.refused(failed, needed)
+            raise full or CacheError(
+                f"{self.folder / name} could not be written: {failed}", remedy="check cache_config.cache_dir"
+            ) from failed
+        contents.packs[name] = PackUse(ours=True)
+        for path, (length, source) in written.items():
+            contents.written(name, path, length, source)
+        if everything:
+            for old in contents.mine().keys() - {name}:  # what of them was damaged goes with them
+                contents.packs[old] = PackUse(ours=True)
+        return size if written else 0
+
+    @staticmethod
+    def _survivors(place: PackPlace, table: Table, kept: dict[str, Held]) -> Iterator[tuple[Item | None, Source]]:
+        """What is alive in our packs, checked; from memory where a pack turns out damaged."""
+        for name in sorted({held.pack for held in kept.values()}):
+            with place.pack(name) as pack:
+                for entry in pack.entries():
+                    held = kept.get(entry.path)
+                    if held is None or held.pack != name:
+                        continue
+                    payload, layout = pack.payload(entry), pack.layout(entry)
+                    if payload is not None and layout is not None:
+                        yield Item(entry.path, entry.identity, entry.flags, layout, payload), held.source
+                    elif (found := table.find(entry.path)) is not None:
+                        yield _item(entry.path, found)
+
+    def _remove_dead(self, place: PackPlace) -> None:
+        contents = self._contents
+        dead = [name for name, use in contents.packs.items() if self._is_dead(place, name, use)]
+        for name in [*contents.worthless, *dead]:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
-        finally:
-            os.close(fd)
+                place.remove(name)
+            except OSError as refused:
+                logger.warning("gh200: %s holds nothing of use and can't be removed: %s", self.folder / name, refused)
+                continue
+            contents.packs.pop(name, None)
+        contents.worthless = []
+        contents.names = place.packs()
 
-    def _sweep(self) -> None:
-        """What a killed writer left; we hold the lock, so nobody is at it."""
-        for leftover in self.folder.glob(f".*{SUFFIX}.*.tmp"):
-            leftover.unlink(missing_ok=True)
+    def _is_dead(self, place: PackPlace, name: str, use: PackUse) -> bool:
+        if use.ours:
+            return use.entries == 0
+        try:
+            with place.pack(name) as pack:
+                return not any(self._recognizer.source(one.path, one.identity) for one in pack.entries())
+        except (OSError, CacheError):
+            return False
 
-    def _remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-
-
-def _size_and_time(found: Found) -> tuple[int, int]:
-    return found.slot.size_and_inode & 0xFFFFFFFFFF, found.slot.mtime_ns
-
-
-def _unchanged(entry: PackEntry) -> tuple[int, int] | None:
-    """The source as a slot knows it, if it is the file that was packed."""
-    try:
-        found = os.stat(entry.path)
-    except OSError:
-        return None
-    if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
-        return None
-    return source_words(found.st_size, found.st_mtime_ns, found.st_ino)
-
-
-def _copy_in(pack: Pack, entry: PackEntry, table: Table, source: tuple[int, int]) -> bool:
-    import numpy as np
-
-    layout = pack.layout(entry)
-    payload = np.frombuffer(os.pread(pack.fd, entry.length, entry.offset), np.uint8)
-    if layout is None or payload.nbytes != entry.length or xxhash.xxh3_64_intdigest(payload) != entry.checksum:
-        return False
-    record = Record(layout, entry.length, ((0, payload),), bool(entry.flags & FINITE))
-    return table.publish(entry.path, record, source)
+    def _say_full(self, full: DiskFull) -> None:
+        if not self._said_full:
+            self._said_full = True
+            logger.warning(
+                "gh200: no pack written to %s: it needs %s, %s are free, of which %s stay free for checkpoints; "
+                "the next start reads SimpleTuner's own files",
+                self.folder,
+                format_bytes(full.needed),
+                format_bytes(full.free),
+                format_bytes(full.reserve),
+            )
 
 
 class PackingStopped(CacheError):
     """The run is over, so its packs are not worth waiting for."""
 
 
-def _items(lacking: list[tuple[str, Found]], stop: Callable[[], bool]) -> Iterator[Item]:
-    for path, found in lacking:
-        if stop():
-            raise PackingStopped("packing was stopped")
-        yield _item(path, found)
+def _after(state: State, source: Source | None, held: bool | None) -> tuple[State, Source | None]:
+    """What became of an entry that was taken (True), was not (False), or turned out damaged (None)."""
+    if source is None:
+        return state, None
+    return ("alive" if held else "damaged" if held is None else "left out"), source
 
 
-def _item(path: str, found: Found) -> Item:
-    size, mtime_ns = _size_and_time(found)
-    return Item(path, size, mtime_ns, found.slot.flags & FINITE, found.layout.text, found.payload)
+def _source(found: Found) -> Source:
+    return found.slot.size_and_inode, found.slot.mtime_ns
+
+
+def _item(path: str, found: Found) -> tuple[Item | None, Source]:
+    """None for one whose file has changed since it was found."""
+    source = _source(found)
+    identity = identify(path, source)
+    if identity is None:
+        return None, source
+    return Item(path, identity, found.slot.flags & FINITE, found.layout.text, found.payload), source

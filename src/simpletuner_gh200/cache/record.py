@@ -138,7 +138,7 @@ def flat_bytes(tensor: torch.Tensor) -> Bytes:
     return array
 
 
-_EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
+EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "float16": (np.uint16, 0x7C00),
     "bfloat16": (np.uint16, 0x7F80),
     "float32": (np.uint32, 0x7F800000),
@@ -154,7 +154,7 @@ def is_finite(flat: Bytes, dtype: torch.dtype) -> bool:
 
     On the bits: torch would wake its thread pool for every entry, which while filling costs more than all the rest.
     """
-    known = _EXPONENTS.get(str(dtype).removeprefix("torch."))
+    known = EXPONENTS.get(str(dtype).removeprefix("torch."))
     if known is None:
         return not dtype.is_floating_point
     word, exponent = known

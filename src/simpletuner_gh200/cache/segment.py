@@ -1,4 +1,4 @@
-"""A segment: one run of published bytes, in shared memory or in a pack file, mapped by every rank that reads it.
+"""A segment: one run of published bytes in shared memory, mapped by every rank that reads it.
 
 Bytes are appended and never changed, so readers need no lock and a segment can be dropped while someone still holds
 views of it: the kernel keeps the pages until the last mapping is gone.
@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from simpletuner_gh200.cache.lending import LEND_FROM, Lender, map_now
+from simpletuner_gh200.cache.lending import LEND_FROM, Lender
 from simpletuner_gh200.cache.record import Bytes, aligned
 from simpletuner_gh200.memory.mapping import PAGE, map_file
 from simpletuner_gh200.memory.slab import Slab
@@ -48,11 +48,6 @@ class Segment:
             lent = map_file(slab.fd, slab.size, private=True)  # no descriptor of its own: there are many segments
             self._lender = Lender(lent, lent.address, slab.size)
 
-    @classmethod
-    def of_file(cls, fd: int, size: int, *, label: str) -> Segment:
-        """A pack as it lies in the page cache: no copy, shared by all ranks. The caller keeps ``fd``."""
-        return cls(Slab.attach(fd, size, label=label, private=True))
-
     def bytes_at(self, offset: int, size: int) -> Bytes:
         """The published bytes; not to be written to."""
         return self.slab.bytes_at(offset, size)
@@ -63,10 +58,6 @@ class Segment:
     def lent_offset(self, address: int) -> int | None:
         """Where in the segment a lent ``address`` is; None for any other address."""
         return self._lender.offset_of(address) if self._lender is not None else None
-
-    def map_pages(self, start: int, end: int) -> None:
-        """Map the pages of published bytes in one go."""
-        map_now(self.address, start, min(end, self.slab.size))
 
     def populate(self, end: int) -> None:
         """Map the pages up to ``end`` now rather than fault by fault in the first epoch."""
@@ -80,6 +71,8 @@ class Writer:
     def __init__(self, slab: Slab) -> None:
         self._slab = slab
         self.size = slab.size
+        self.fd, self.address = slab.fd, slab.address
+        """Where to write: through the descriptor if there is one."""
         self.used = 0
 
     def room_for(self, size: int) -> bool:

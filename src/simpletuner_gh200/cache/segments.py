@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from simpletuner_gh200.cache import layout as layouts
 from simpletuner_gh200.cache.control import Control, SegmentRow
 from simpletuner_gh200.cache.layout import Layout
-from simpletuner_gh200.cache.record import Record, aligned
+from simpletuner_gh200.cache.record import aligned
 from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer
 from simpletuner_gh200.cache.slots import Range, Slot
 from simpletuner_gh200.errors import MemoryRoomError
@@ -35,7 +36,7 @@ def next_size(growth: int, held: int) -> int:
 
 
 class Place(NamedTuple):
-    """Room for one record."""
+    """Room for one payload."""
 
     writer: Writer
     layout: Range
@@ -92,15 +93,13 @@ class Segments:
 
     def _reach(self, row: SegmentRow) -> Segment | None:
         try:
-            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", (os.O_RDONLY if row.file else os.O_RDWR) | os.O_CLOEXEC)
+            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
         try:
             found = os.fstat(fd)
             if (found.st_ino, found.st_dev) != (row.inode, row.device):
                 return None
-            if row.file:
-                return Segment.of_file(fd, row.size, label=self._name)
             return Segment(self._slabs.attach(fd, row.size, label=self._name))
         except MemoryRoomError:
             return None
@@ -120,22 +119,49 @@ class Segments:
 
     # -- appending -------------------------------------------------------------------------------------
 
-    def reserve(self, record: Record, allowed: int | None) -> Place | None:
-        """Room for a record and, where it is new here, its layout; None where the budget has none."""
-        known = self._stored.get(record.layout)
-        needed = record.size + (0 if known else aligned(len(record.layout) + 8) + 64)
+    def reserve(self, text: bytes, size: int, allowed: int | None) -> Place | None:
+        """Room for a payload and, where it is new here, its layout's text; None where the budget has none."""
+        known = self._stored.get(text)
+        needed = size + (0 if known else aligned(len(text) + 8) + 64)
         if allowed is not None and self._control.held + needed > allowed:
             return None
         number, writer = self._writer_for(needed)
         before = writer.used
-        layout = known or self._store_layout(number, writer, record.layout)
-        payload = Range(number, writer.reserve(record.size))
+        layout = known or self._store_layout(number, writer, text)
+        payload = Range(number, writer.reserve(size))
         self._control.hold(writer.used - before, number)
         return Place(writer, layout, payload)
 
-    def add(self, segment: Segment, *, file: bool = False) -> int:
+    def reserve_many(self, wanted: Sequence[tuple[bytes, int]], allowed: int | None) -> Iterator[Place | None]:
+        """The same for many, of which most find their layout stored and their room in one segment."""
+        at = 0
+        while at < len(wanted):
+            if self._writer is None or wanted[at][0] not in self._stored:
+                yield self.reserve(*wanted[at], allowed)
+                at += 1
+                continue
+            number, writer = self._writer
+            left = None if allowed is None else allowed - self._control.held
+            before = writer.used
+            first = at
+            for text, size in wanted[at:]:
+                layout = self._stored.get(text)
+                if (
+                    layout is None
+                    or not writer.room_for(size)
+                    or (left is not None and writer.used + size - before > left)
+                ):
+                    break
+                yield Place(writer, layout, Range(number, writer.reserve(size)))
+                at += 1
+            self._control.hold(writer.used - before, number)
+            if at == first:
+                yield self.reserve(*wanted[at], allowed)
+                at += 1
+
+    def add(self, segment: Segment) -> int:
         """List a segment, so that this and other ranks find its bytes."""
-        number = self._control.add_segment(segment.slab.fd, segment.slab.size, file=file)
+        number = self._control.add_segment(segment.slab.fd, segment.slab.size)
         self._mapped[number] = segment
         return number
 

@@ -10,21 +10,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import cache_files, fill
-from simpletuner_gh200.cache.pack_folder import Loaded, PackFolder, folder_for
+from simpletuner_gh200.cache.fill import fill
+from simpletuner_gh200.cache.listing import CacheListing, cache_files
+from simpletuner_gh200.cache.pack_contents import Loaded
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import folder_for
+from simpletuner_gh200.cache.pack_reading import PackIndex
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.segments import GROWTH
-from simpletuner_gh200.cache.sizing import Selection, agree, select
+from simpletuner_gh200.cache.sizing import Selection, agree, everything, select
 from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.ceilings import caches_allowance, divide
 from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import Node, read_nodes
+from simpletuner_gh200.memory.pace import AT_ONCE, BackgroundPace, Effort, Pace
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.telemetry.progress import progress
 from simpletuner_gh200.units import MIB, format_bytes, format_seconds
@@ -34,6 +40,8 @@ logger = logging.getLogger("simpletuner_gh200")
 MOST_WORKERS = 72
 
 TIGHT_GROWTH = 64 * MIB
+
+FillTime = Literal["start", "background", "lazy"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,8 @@ class Wanted:
     expected: int = 0
     """Entries it may come to have, where more than are on disk now."""
     look_for_nan: bool = False
+    made_by: str = ""
+    """What of the configuration decides what entries hold: packs that another one made are not taken."""
 
 
 class Caches:
@@ -61,6 +71,7 @@ class Caches:
         tight: bool = False,
         mappable: bool = True,
         packs: Path | None = None,
+        keep_free: int = 0,
         workers: int = 0,
         near: int | None = None,
         memory_nodes: Callable[[], Sequence[Node]] = read_nodes,
@@ -68,24 +79,27 @@ class Caches:
         """``tight``: slabs cost their whole size at once (registered memory), so make them no larger than needed.
 
         ``mappable``: slabs can be mapped again; false for managed memory, where hits are copies.
+        ``keep_free``: bytes of the disk that packs leave to others, where that is more than their own rule.
         ``near``: the memory node beside this rank's GPU; ranks beside different ones have a copy each if that fits.
         """
         self.wanted = {want.name: want for want in wanted}
         self.packs = packs
+        self._keep_free = keep_free
         self._slabs = slabs
-        self._tight = tight
         self._mappable = mappable
         self._growth = TIGHT_GROWTH if tight else GROWTH
         self._pack_folders: dict[str, PackFolder] = {}
         self._saving: threading.Thread | None = None
         self._stop_saving = threading.Event()
+        self._background: BackgroundJob | None = None
+        self._indexes: list[PackIndex] = []
         self.loaded: dict[str, Loaded] = {}
         self.group = group
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
         group.join()  # before the first long work, so that whoever waits hears that this rank lives
-        self.files = {name: self._listed(want.folder) for name, want in self.wanted.items()}
+        self.files = {name: cache_files(want.folder, group.beat) for name, want in self.wanted.items()}
         self.allowed = caches_allowance(allowed, host_memory(), single_pool=single_pool())
-        needs = {name: (len(files), sum(size for _, size in files)) for name, files in self.files.items()}
+        needs = {name: (files.count, files.size) for name, files in self.files.items()}
         self._complete = self._bytes_when_complete(needs)
         self.copies = agree(group, near, self._complete, self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))
@@ -94,13 +108,6 @@ class Caches:
         for name, table in self.tables.items():
             self._decide(name, table)
         _live.add(self)
-
-    def _listed(self, folder: str) -> list[tuple[str, int]]:
-        found = []
-        for file in cache_files(folder):
-            found.append(file)
-            self.group.beat()
-        return found
 
     def _bytes_when_complete(self, needs: Mapping[str, tuple[int, int]]) -> int | None:
         """Of all caches, with entries yet to be made as large as those on disk; None where there are none to tell."""
@@ -140,14 +147,14 @@ class Caches:
             for fd in fds:
                 os.close(fd)
             return controls
-        entries = max(len(self.files[want.name]), want.expected) + 256
+        entries = max(self.files[want.name].count, want.expected) + 256
         controls = [Control.create(entries, label=want.name, shared=shared) for _ in self.copies.groups]
         if shared:
             self.group.share(f"cache {want.name}", *(control.fd for control in controls))
         return controls
 
     def _decide(self, name: str, table: Table) -> None:
-        chosen = select([(key_of(path).high, size) for path, size in self.files[name]], table.allowed)
+        chosen = self._select(name, table.allowed)
         self.selections[name] = chosen
         table.statistics.expected_hit_rate = chosen.expected_hit_rate
         if self.group.is_leader:
@@ -155,23 +162,57 @@ class Caches:
             level = logging.INFO if chosen.complete else logging.WARNING
             logger.log(level, "gh200: cache %s", chosen.text(name))
 
-    def fill(self, *, lazy: bool = False) -> None:
-        """Take in what is on disk, packs first; each rank does its part of the rest of its copy.
+    def _select(self, name: str, allowed: int | None) -> Selection:
+        files = self.files[name]
+        if allowed is None or files.size <= allowed:  # then nobody need know which is which
+            return everything(files.count, files.size, allowed)
+        return select([(key_of(path).high, size) for path, size in files], allowed)
 
-        ``lazy``: only the packs; other entries are taken in when they are first read.
+    def fill(self, when: FillTime = "start") -> None:
+        """Take in what is on disk, packs first; each rank does its part of its copy.
+
+        ``start``: returns when all is in. ``background``: returns at once; entries are served as they come, and what is
+        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for.
         """
-        share = self.copies.position(self.group.local_rank)
-        if share[0] == 0:
-            self._load_packs()
-        self._wait_for_all("packs loaded")
-        for name, table in self.tables.items() if not lazy else ():
-            files = self.files[name]
-            with progress(f"filling cache {name}", items=len(files)) as bar:
-                fill(table, (path for path, _ in files), workers=self.workers, progress=bar, share=share)
-        self.files = {name: [] for name in self.files}
-        if self.group.is_leader and self.packs is not None:
+        self._open_packs()
+        if when == "start":
+            self._fill(self.workers, AT_ONCE)
+        else:
+            self._serve_from_packs()
+        if when == "background":
+            self._background = BackgroundJob(self._fill_in_background, name="gh200-fill")
+            self._background.start()
+        elif self.group.is_leader and self.packs is not None:
             self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
             self._saving.start()
+
+    def wait_until_filled(self, timeout: float | None = None) -> bool:
+        """For tests and tools: until what was begun in the background is done; False where it is not by then."""
+        return self._background is None or self._background.wait(timeout)
+
+    def _fill_in_background(self, pace: BackgroundPace, effort: Effort) -> None:
+        self._fill(effort.threads, pace)
+        if self.group.is_leader and self.packs is not None and not pace.ended:
+            self._save_all()
+
+    def _fill(self, workers: int, pace: Pace) -> None:
+        share = self.copies.position(self.group.local_rank)
+        quiet = pace is not AT_ONCE
+        for name in self.tables:
+            self._load_packs(name, share, workers, pace, quiet=quiet)
+        if not quiet:
+            self._wait_for_all("packs loaded")
+        for name, table in self.tables.items():
+            slots, (part, parts) = table.control.slots, share
+            keys = ((key_of(path), path, size) for path, size in self.files.pop(name, CacheListing()))
+            lacking = [
+                (path, size)
+                for key, path, size in keys
+                if key.low % parts == part and table.admits(key) and slots.get(key) is None
+            ]
+            total = sum(size for _, size in lacking)
+            with progress(f"filling cache {name}", items=len(lacking), size=total, quiet=quiet) as shown:
+                fill(table, (path for path, _ in lacking), workers=workers, progress=shown, pace=pace)
 
     def _wait_for_all(self, point: str) -> None:
         if self.group.is_leader:
@@ -181,50 +222,90 @@ class Caches:
             self.group.tell(point)
             self.group.receive(point)
 
-    def _load_packs(self) -> None:
-        if self.packs is None:
-            return
-        for name, table in self.tables.items():
-            folder = self.wanted[name].folder
-            packs = PackFolder(folder_for(self.packs, name, folder))
+    def _open_packs(self) -> None:
+        """Every rank reads from packs; the leader makes their folders, and writes them."""
+        for name, want in self.wanted.items() if self.packs is not None else ():
+            assert self.packs is not None
+            packs = PackFolder(folder_for(self.packs, name, want.folder), want.made_by, keep_free=self._keep_free)
             try:
-                packs.make(folder)
-            except OSError as refused:
+                if self.group.is_leader:
+                    packs.make(want.folder)
+            except (CacheError, OSError) as refused:
                 logger.warning("gh200: cache %s goes without packs: %s", name, refused)
                 continue
             self._pack_folders[name] = packs
-            loaded = packs.load(table, copy=self._tight, workers=self.workers, tick=self.group.beat)
-            table.statistics.fill_seconds += loaded.seconds
-            self.loaded[name] = loaded
-            if loaded.entries or loaded.damaged or loaded.changed:
-                logger.info(
-                    "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged",
-                    name,
-                    loaded.entries,
-                    format_bytes(loaded.bytes),
-                    format_seconds(loaded.seconds),
-                    loaded.changed,
-                    loaded.damaged,
-                )
 
-    def save(self) -> None:
-        """Write to the packs what they lack; the leader does it for the node."""
-        if self._saving is None:
+    def _serve_from_packs(self) -> None:
+        for name, packs in self._pack_folders.items():
+            try:
+                index = packs.open_index()
+            except (CacheError, OSError):  # said by whoever loads them; in another rank the folder may not be made yet
+                continue
+            self._indexes.append(index)
+            if len(index):
+                logger.info("gh200: cache %s: %d entries at hand in packs", name, len(index))
+                self.tables[name].backing = index.take
+
+    def _load_packs(self, name: str, share: tuple[int, int], workers: int, pace: Pace, *, quiet: bool) -> None:
+        packs, table = self._pack_folders.get(name), self.tables[name]
+        if packs is None:
             return
         try:
-            self._saving.join()
-            self._save_all()
+            with progress(f"loading packs of cache {name}", quiet=quiet) as shown:
+                beat = _no_beat if quiet else self.group.beat  # nobody waits for what goes on in the background
+                loaded = packs.load(table, workers=workers, share=share, pace=pace, progress=shown, tick=beat)
+        except FileNotFoundError:  # in a rank that doesn't make it
+            return
+        except (CacheError, OSError) as refused:
+            logger.warning("gh200: cache %s goes without packs: %s", name, refused)
+            del self._pack_folders[name]
+            return
+        if not pace.ended:
+            table.backing = None
+        table.statistics.fill_seconds += loaded.seconds
+        self.loaded[name] = loaded
+        if loaded.entries or loaded.damaged or loaded.changed or loaded.of_others:
+            logger.info(
+                "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged, "
+                "%d were made by another configuration",
+                name,
+                loaded.entries,
+                format_bytes(loaded.bytes),
+                format_seconds(loaded.seconds),
+                loaded.changed,
+                loaded.damaged,
+                loaded.of_others,
+            )
+
+    def save(self) -> None:
+        """Write to the packs what they lack; the leader does it for the node. Filling in the background ends."""
+        self._stop_filling()
+        try:
+            if self._saving is not None:
+                self._saving.join()
+                self._saving = None
+            if self.group.is_leader:
+                self._save_all()
         except KeyboardInterrupt:
             self.stop_saving()
             raise
-        self._saving = None
 
     def stop_saving(self) -> None:
         """The run did not complete: nobody is to wait for packs. They end at the next entry."""
         self._stop_saving.set()
+        self._stop_filling()
         if self._saving is not None:
             self._saving.join()
             self._saving = None
+
+    def _stop_filling(self) -> None:
+        if self._background is not None:
+            self._background.stop()
+        for table in self.tables.values():
+            table.backing = None
+        for index in self._indexes:
+            index.close()
+        self._indexes = []
 
     def _save_all(self) -> None:
         for name, packs in self._pack_folders.items():
@@ -244,15 +325,20 @@ class Caches:
             found["budget_bytes"] = self.tables[name].allowed
             found["bytes_for_all"] = self.selections[name].total_bytes
             found["copies_on_node"] = len(self.copies.groups)
+            found["filling"] = self._background.state if self._background is not None else "done"
             if name in self.loaded:
                 found["packs"] = asdict(self.loaded[name])
         return tables
 
     def close(self) -> None:
+        self._stop_filling()
         _live.discard(self)
         for table in self.tables.values():
             table.close()
         self.group.close()
+
+
+def _no_beat() -> None: ...
 
 
 _live: weakref.WeakSet[Caches] = weakref.WeakSet()

@@ -55,11 +55,15 @@ class Selection:
         )
 
 
+def everything(count: int, size: int, allowed: int | None) -> Selection:
+    return Selection(EVERYTHING, count, size, count, size, allowed)
+
+
 def select(entries: Sequence[tuple[int, int]], allowed: int | None) -> Selection:
     """Choose among (key's high half, bytes). ``allowed`` None: everything."""
     total = sum(size for _, size in entries)
     if allowed is None or total <= allowed:
-        return Selection(EVERYTHING, len(entries), total, len(entries), total, allowed)
+        return everything(len(entries), total, allowed)
     kept, used, threshold = 0, 0, 0
     for high, size in sorted(entries):
         if used + size > allowed:

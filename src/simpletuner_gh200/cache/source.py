@@ -1,12 +1,45 @@
-"""Cache files as we know them: by absolute path, and by how they looked when their content was taken."""
+"""Cache files as we know them: by absolute path, and by what tells them from any other file of that name.
+
+While a run lasts, size, time and inode do (see ``slots``). Packs outlive that: caches are copied, restored from
+archives that give every file the same time, made again with another VAE at the same size. So an ``Identity`` also has
+the inode and the time of the last change, which no user can set, and the checksums that the file itself carries.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from typing import Any
+import struct
+from typing import Any, NamedTuple
 
+import xxhash
+
+from simpletuner_gh200.cache.file_system import keeps_change_times, open_folder
 from simpletuner_gh200.cache.slots import ORDINARY, source_words
+
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Not to wait for whoever writes to a FIFO that has the name of a cache file."""
+
+SECOND_NS = 1_000_000_000
+
+_ZIP_END = struct.Struct("<4s4H2LH")
+_ZIP64_LOCATOR = struct.Struct("<4sLQL")
+_ZIP64_END = struct.Struct("<4sQ2H2L4Q")
+_ZIP_TAIL = 4096
+"""The directory of nearly every cache file is in so many bytes at its end."""
+_MOST_DIRECTORY = 16 << 20
+_CHUNK = 1 << 20
+
+
+class Identity(NamedTuple):
+    """A cache file at the time its content was taken."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    fingerprint: int
+    """Of the checksums that the file carries; see ``fingerprint``."""
 
 
 def normal(path: Any) -> str:
@@ -33,4 +66,113 @@ def source_of(path: str) -> tuple[int, int] | None:
         found = os.stat(path)
     except OSError:
         return None
+    return _words(found)
+
+
+def identify(path: str, source: tuple[int, int]) -> Identity | None:
+    """The identity of the file that looked like ``source`` when it was taken; None if it is another by now."""
+    try:
+        fd = os.open(path, OPEN_FLAGS)
+    except OSError:
+        return None
+    try:
+        before = os.fstat(fd)
+        if not stat.S_ISREG(before.st_mode) or _words(before) != source:
+            return None
+        found = fingerprint(fd, before.st_size)
+        return Identity(before.st_size, before.st_mtime_ns, before.st_ctime_ns, before.st_ino, found)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+class Recognizer:
+    """Tells whether files are those that were packed. Asks each folder's file system once."""
+
+    def __init__(self) -> None:
+        self._trusted: dict[str, bool] = {}
+
+    def source(self, path: str, known: Identity) -> tuple[int, int] | None:
+        """The file in the words of a slot, if it is the one with that identity.
+
+        Where only inode or change time differ, as after a copy or a ``chmod``, the checksums in the file decide.
+        """
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        if (found.st_size, found.st_mtime_ns) != (known.size, known.mtime_ns) or not stat.S_ISREG(found.st_mode):
+            return None
+        words = _words(found)
+        if untouched(found.st_ino, found.st_ctime_ns, known) and self._trusts(os.path.dirname(path)):
+            return words
+        now = identify(path, words)
+        return words if now is not None and now.fingerprint == known.fingerprint else None
+
+    def _trusts(self, folder: str) -> bool:
+        if folder not in self._trusted:
+            self._trusted[folder] = _folder_keeps_change_times(folder)
+        return self._trusted[folder]
+
+
+def untouched(inode: int, ctime_ns: int, known: Identity) -> bool:
+    """Do inode and change time say so? Images that are made to come out alike have these too, but in whole seconds."""
+    return (inode, ctime_ns) == (known.inode, known.ctime_ns) and ctime_ns % SECOND_NS != 0
+
+
+def _folder_keeps_change_times(folder: str) -> bool:
+    try:
+        fd = open_folder(folder)
+    except OSError:
+        return False
+    try:
+        return keeps_change_times(fd)
+    finally:
+        os.close(fd)
+
+
+def fingerprint(fd: int, size: int) -> int:
+    """What tells the content from another of the same size, without reading all of it where the file helps.
+
+    A ``.pt`` is a zip file, whose directory has the CRC-32 of every tensor. A gzipped one ends with the CRC-32 of all
+    of it. Anything else is read.
+    """
+    start = max(size - _ZIP_TAIL, 0)
+    tail = os.pread(fd, _ZIP_TAIL, start)
+    directory = _zip_directory(fd, size, start, tail)
+    if directory is not None:
+        return xxhash.xxh3_64_intdigest(directory)
+    head = os.pread(fd, 10, 0)
+    if head.startswith(b"\x1f\x8b"):
+        return xxhash.xxh3_64_intdigest(head + tail[-8:])
+    digest = xxhash.xxh3_64()
+    at = 0
+    while chunk := os.pread(fd, _CHUNK, at):
+        digest.update(chunk)
+        at += len(chunk)
+    return digest.intdigest()
+
+
+def _zip_directory(fd: int, size: int, start: int, tail: bytes) -> bytes | None:
+    """The central directory of a zip file without a comment; None for anything else."""
+    end = len(tail) - _ZIP_END.size
+    if end < 0 or not tail.startswith(b"PK\x05\x06", end):
+        return None
+    *_, length, at, _comment = _ZIP_END.unpack_from(tail, end)
+    if 0xFFFFFFFF in (length, at):
+        if end < _ZIP64_LOCATOR.size:
+            return None
+        _, _, record, _ = _ZIP64_LOCATOR.unpack_from(tail, end - _ZIP64_LOCATOR.size)
+        raw = os.pread(fd, _ZIP64_END.size, record) if record < size else b""
+        if len(raw) < _ZIP64_END.size:
+            return None
+        *_, length, at = _ZIP64_END.unpack(raw)
+    if length == 0 or length > _MOST_DIRECTORY or at + length > size:
+        return None
+    directory = tail[at - start : at - start + length] if at >= start else os.pread(fd, length, at)
+    return directory if len(directory) == length and directory.startswith(b"PK\x01\x02") else None
+
+
+def _words(found: os.stat_result) -> tuple[int, int]:
     return source_words(found.st_size, found.st_mtime_ns, found.st_ino)

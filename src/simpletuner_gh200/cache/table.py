@@ -10,17 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from simpletuner_gh200.cache.control import NOTHING, Control
 from simpletuner_gh200.cache.layout import Layout
 from simpletuner_gh200.cache.record import Bytes, Record, tensor_maker
-from simpletuner_gh200.cache.segment import Segment, SlabSource
-from simpletuner_gh200.cache.segments import GROWTH, Segments
-from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, ORDINARY, Key, Slot, key_of
+from simpletuner_gh200.cache.segment import Segment, SlabSource, Writer
+from simpletuner_gh200.cache.segments import GROWTH, Place, Segments
+from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, OFFSET_BITS, ORDINARY, Key, Slot, key_of
 from simpletuner_gh200.cache.source import normal, ordinary, source_of
 from simpletuner_gh200.cache.tally import Statistics
+from simpletuner_gh200.cache.tensor_files import enter_slots, usable
 from simpletuner_gh200.cache.watch import FolderWatch
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.slab import Slab
@@ -60,6 +62,20 @@ class Found:
         return self.segment.bytes_at(self.slot.offset, self.slot.length)
 
 
+class Ready(NamedTuple):
+    """An entry whose bytes are at hand, for publishing with others."""
+
+    key: Key
+    layout: bytes
+    size: int
+    flags: int
+    source: tuple[int, int]
+
+
+Put = Callable[[Writer, list[int], list[int]], None]
+"""Writes the payloads of some entries, by their numbers, to their offsets in a segment."""
+
+
 class Table:
     """Safe from several threads. ``allowed`` is the budget in bytes of all ranks that share it; None: no limit.
 
@@ -89,13 +105,19 @@ class Table:
         self._watching = threading.Lock()
         self._memo: dict[str, Found] = {}
         self._full = False
+        self.backing: Callable[[Table, str], bool] | None = None
+        """Asked for what is not held yet: publishes it and says so, where it has it at hand (a pack)."""
 
     # -- reading ---------------------------------------------------------------------------------------
 
     def find(self, path: str) -> Found | None:
         """The entry of a normal path, if it is held and its file is as it was when it was taken."""
-        found = self._look_up(path)
+        found = self._look_up(path) or self._fetch(path)
         return found if found is not None and self._check(found, path) else None
+
+    def _fetch(self, path: str) -> Found | None:
+        backing = self.backing
+        return self._look_up(path) if backing is not None and backing(self, path) else None
 
     def find_all(self, paths: Sequence[str]) -> list[Found] | None:
         """Every normal path's entry, or None if one is missing. Counts nothing: the caller knows what became of it."""
@@ -104,7 +126,7 @@ class Table:
         for path in paths:
             found = memo.get(path)
             if found is None or words[found.at] != found.check:
-                found = self._look_up(path)
+                found = self._look_up(path) or self._fetch(path)
                 if found is None:
                     return None
             if not (vouched and found.vouched_for) and not self._check(found, path):
@@ -204,7 +226,7 @@ class Table:
         try:
             with self.control.writing():
                 self._sweep()
-                place = self._segments.reserve(record, self.allowed)
+                place = self._segments.reserve(record.layout, record.size, self.allowed)
             if place is None:
                 self._say_full()
                 return "over budget"
@@ -214,7 +236,62 @@ class Table:
             return f"no memory: {type(refused).__name__}"
         flags = (FINITE if record.finite else 0) | ordinary(path)
         slot = Slot.of(place.payload, record.size, flags, source, place.layout)
-        return None if self.enter(key, slot) else "index full, or dropped meanwhile"
+        return None if self._enter(key, slot) else "index full, or dropped meanwhile"
+
+    def publish_many(self, ready: Sequence[Ready], put: Put) -> int:
+        """Hold a batch of entries; how many of them are. The lock is taken to find room for all, and to publish all."""
+        try:
+            places = self._places_for(ready)
+            for writer, numbers in _by_writer(places):
+                put(writer, numbers, [places[number].payload.offset for number in numbers])
+        except (GH200Error, OSError) as refused:  # as for a single one: SimpleTuner has the files
+            self.statistics.fall_back(f"no memory: {type(refused).__name__}", len(ready))
+            return 0
+        rows = [
+            (*ready[number].key, *Slot.of(place.payload, *ready[number][2:], place.layout)[:5])
+            for number, place in places.items()
+        ]
+        with self.control.writing():
+            entered = self._enter_many(rows)
+        self.statistics.published.add_many(entered)
+        if entered < len(rows):
+            self.statistics.fall_back("index full, or dropped meanwhile", len(rows) - entered)
+        return entered
+
+    def _enter_many(self, rows: Sequence[tuple[int, ...]]) -> int:
+        """Publish words of slots behind their keys; how many are. Callers hold the lock."""
+        library, control = usable(), self.control
+        if library is None:
+            return sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in rows)
+        segments = Counter(row[2] >> OFFSET_BITS for row in rows)
+        if any(control.row(number) is None for number in segments):
+            return 0
+        fresh = int(control.slots.capacity * MOST_FULL) - control.keys
+        added, done = enter_slots(library, control.words, rows, fresh)
+        control.keys += added
+        for number, count in Counter(
+            row[2] >> OFFSET_BITS for row, entered in zip(rows, done, strict=True) if entered
+        ).items():
+            control.count_live(number, count)
+        others = (row for row, entered in zip(rows, done, strict=True) if not entered)
+        return sum(done) + sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in others)
+
+    def _places_for(self, ready: Sequence[Ready]) -> dict[int, Place]:
+        """Room for as many as the budget holds, by their numbers."""
+        with self.control.writing():
+            self._sweep()
+            inside = [number for number, entry in enumerate(ready) if self.admits(entry.key)]
+            room = self._segments.reserve_many(
+                [(ready[number].layout, ready[number].size) for number in inside], self.allowed
+            )
+            places = {number: place for number, place in zip(inside, room, strict=True) if place is not None}
+        outside, full = len(ready) - len(inside), len(inside) - len(places)
+        if outside:
+            self.statistics.fall_back("not in the subset that fits", outside)
+        if full:
+            self._say_full()
+            self.statistics.fall_back("over budget", full)
+        return places
 
     def _say_full(self) -> None:
         if not self._full:
@@ -226,27 +303,24 @@ class Table:
                 format_bytes(self.allowed or 0),
             )
 
-    def enter(self, key: Key, slot: Slot, *, adds: int = 0) -> bool:
-        """Publish bytes that are in a listed segment; ``adds`` of them were not counted as held yet."""
+    def _enter(self, key: Key, slot: Slot) -> bool:
+        """Publish bytes that are in a listed segment."""
         with self.control.writing():
-            if self.control.row(slot.segment) is None:
-                return False
-            old = self.control.slots.remove(key)
-            if old is not None:
-                self._segments.release(old)
-            if not self.control.slots.knows(key):
-                if self.control.keys >= self.control.slots.capacity * MOST_FULL:
-                    return False
-                self.control.keys += 1
-            self.control.slots.put(key, slot)
-            self.control.hold(adds, slot.segment)
-            self.control.count_live(slot.segment, 1)
-        return True
+            return self._enter_locked(key, slot)
 
-    def add_segment(self, segment: Segment, *, file: bool = False) -> int:
-        """List a segment whose bytes are there already (a pack)."""
-        with self.control.writing():
-            return self._segments.add(segment, file=file)
+    def _enter_locked(self, key: Key, slot: Slot) -> bool:
+        if self.control.row(slot.segment) is None:
+            return False
+        old = self.control.slots.remove(key)
+        if old is not None:
+            self._segments.release(old)
+        if not self.control.slots.knows(key):
+            if self.control.keys >= self.control.slots.capacity * MOST_FULL:
+                return False
+            self.control.keys += 1
+        self.control.slots.put(key, slot)
+        self.control.count_live(slot.segment, 1)
+        return True
 
     # -- withdrawing -----------------------------------------------------------------------------------
 
@@ -300,3 +374,11 @@ class Table:
         self._watch.close()
         for control in (self.control, *self._elsewhere):
             control.close()
+
+
+def _by_writer(places: Mapping[int, Place]) -> list[tuple[Writer, list[int]]]:
+    """Numbers of entries by the segment that they go to: mostly one, two where a new one was begun."""
+    groups: dict[int, tuple[Writer, list[int]]] = {}
+    for number, place in places.items():
+        groups.setdefault(place.payload.segment, (place.writer, []))[1].append(number)
+    return list(groups.values())

@@ -15,15 +15,20 @@ class Tally:
     def __init__(self) -> None:
         self._count = itertools.count()
         self._reads = 0
+        self._more = 0
         self._reading = threading.Lock()
         self.add = self._count.__next__
+
+    def add_many(self, count: int) -> None:
+        with self._reading:
+            self._more += count
 
     @property
     def value(self) -> int:
         with self._reading:
             seen = next(self._count) - self._reads
             self._reads += 1
-            return seen
+            return seen + self._more
 
 
 @dataclass
@@ -45,10 +50,10 @@ class Statistics:
     _fallbacks: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def fall_back(self, reason: str) -> None:
-        """A value was left to SimpleTuner's own load."""
+    def fall_back(self, reason: str, count: int = 1) -> None:
+        """So many values were left to SimpleTuner's own load."""
         with self._lock:
-            self._fallbacks[reason] += 1
+            self._fallbacks[reason] += count
 
     @property
     def fallbacks(self) -> dict[str, int]:

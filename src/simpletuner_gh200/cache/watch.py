@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterator
 from time import monotonic
 
+from simpletuner_gh200.cache.file_system import is_local, open_folder
+
 _CLOSE_WRITE, _MODIFY, _ATTRIB = 0x8, 0x2, 0x4
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _ONLYDIR = 0x400, 0x800, 0x01000000
@@ -21,9 +23,6 @@ _UNMOUNT, _OVERFLOW, _IGNORED = 0x2000, 0x4000, 0x8000
 _WANTED = _CLOSE_WRITE | _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF
 _LOST = _DELETE_SELF | _MOVE_SELF | _UNMOUNT | _OVERFLOW | _IGNORED
 _EVENT = struct.Struct("iIII")
-
-_LOCAL_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay", "bcachefs"})
-"""Only where every change goes through this machine's kernel does it know of every change."""
 
 LOOK_EVERY_SECONDS = 1.0
 """Renaming a folder further up is no event: the path is followed again this often."""
@@ -37,7 +36,7 @@ class FolderWatch:
     def __init__(self) -> None:
         self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pid = os.getpid()
-        self._folders: dict[str, tuple[int, int] | None] = {}
+        self._folders: dict[str, tuple[int, int]] = {}
         self._refused: set[str] = set()
         self._looked = monotonic()
         self._poll = select.poll()
@@ -59,13 +58,25 @@ class FolderWatch:
             return True
         if folder in self._refused:
             return False
-        if not _is_local(folder):
+        try:
+            opened = open_folder(folder)
+        except OSError:
+            return False
+        try:
+            return self._watch(folder, opened)
+        finally:
+            os.close(opened)
+
+    def _watch(self, folder: str, opened: int) -> bool:
+        """Asks about and watches what is open, wherever a link to it may lead by then."""
+        if not is_local(opened):
             self._refused.add(folder)
             return False
-        number = _libc.inotify_add_watch(self._fd, os.fsencode(folder), _WANTED | _ONLYDIR)
+        number = _libc.inotify_add_watch(self._fd, b"/proc/self/fd/%d" % opened, _WANTED | _ONLYDIR)
         if number < 0:
             return False
-        self._folders[folder] = _identity(folder)
+        found = os.fstat(opened)
+        self._folders[folder] = (found.st_ino, found.st_dev)
         self._names[number] = folder
         return True
 
@@ -110,19 +121,3 @@ def _identity(folder: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_dev
-
-
-def _is_local(folder: str) -> bool:
-    """Is the file system of ``folder`` one that only this machine writes to? By the longest mount point above it."""
-    best, kind = "", ""
-    try:
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-            for line in mounts:
-                _, point, found, *_ = line.split(" ")
-                point = point.replace("\\040", " ")
-                inside = folder == point or folder.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, found
-    except OSError:
-        return False
-    return kind in _LOCAL_FILE_SYSTEMS

@@ -43,7 +43,9 @@ class CacheSettings(PartModel):
     slab: Literal["auto", "registered", "managed", "host"] = Field(
         default="auto", description="How slabs are allocated; an explicit choice is obeyed or refused."
     )
-    fill: Literal["start", "lazy"] = Field(default="start", description="Fill at start-up or on first use.")
+    fill: Literal["background", "start", "lazy"] = Field(
+        default="background", description="Fill while training runs, before it starts, or only on first use."
+    )
 
     def served(self) -> dict[str, bool]:
         """Kind of cache -> whether we serve it, with the defaults that follow another key resolved."""
@@ -240,6 +242,9 @@ class InMemorySettings(PartModel):
     )
     per_node: Literal["all", "shard"] = Field(
         default="all", description="Stage all of the dataset on each node, or only what its ranks read."
+    )
+    wait: bool = Field(
+        default=False, description="Stage before training starts; false: files are read from disk until they are there."
     )
 
     def workers(self) -> int:

@@ -68,7 +68,8 @@ class CSource:
 
     def _digest(self) -> str:
         circumstances = " ".join((*FLAGS, sysconfig.get_platform(), *platform.libc_ver()))
-        return hashlib.sha256(self.path.read_bytes() + circumstances.encode()).hexdigest()[:16]
+        headers = b"".join(header.read_bytes() for header in sorted(self.path.parent.glob("*.h")))
+        return hashlib.sha256(self.path.read_bytes() + headers + circumstances.encode()).hexdigest()[:16]
 
 
 def private_folder() -> Path:

@@ -23,6 +23,7 @@ import struct
 import time
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,6 +171,13 @@ class NodeGroup:
         end = time.monotonic() + patience
         while time.monotonic() < end and not select.select([connection], [], [], BEAT_SECONDS)[0]:
             self.beat()
+
+    def hang_up(self) -> None:
+        """Close, and wake a thread of ours that waits for the others."""
+        for connection in (*self._peers, *([self._leader] if self._leader else [])):
+            with suppress(OSError):  # the other side has hung up already
+                connection.shutdown(socket.SHUT_RDWR)
+        self.close()
 
     def close(self) -> None:
         """Hang up. Descriptors and mappings that were handed out live on."""

@@ -14,10 +14,20 @@ import xxhash
 
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec, CodecChoice
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
-from simpletuner_gh200.store.file_reader import ATTEMPTS, OPEN_FLAGS, Unstable, is_cold, read_ahead, read_small
+from simpletuner_gh200.store.file_reader import (
+    ATTEMPTS,
+    OPEN_FLAGS,
+    Unstable,
+    appearance,
+    checksum_on_disk,
+    is_cold,
+    is_recent,
+    read_ahead,
+    read_small,
+)
 from simpletuner_gh200.store.image_check import Verify, check_image, image_formats
-from simpletuner_gh200.store.index import CHUNK_ENTRY, CHUNKED, Rows, halves
-from simpletuner_gh200.store.native import BatchReader, usable
+from simpletuner_gh200.store.index import ABSENT, CHUNK_ENTRY, CHUNKED, Rows, halves
+from simpletuner_gh200.store.native import CHANGED_JUST_BEFORE, BatchReader, usable
 from simpletuner_gh200.store.problems import FileProblem, FileProblems
 from simpletuner_gh200.store.slab_writer import Piece, SlabWriter
 
@@ -40,6 +50,10 @@ class StagingPlan:
     problems: FileProblems
     give_back: bool = True
     """Drop the page cache of what was staged: it would hold the dataset a second time."""
+
+    def __post_init__(self) -> None:
+        self.recent = np.zeros(self.rows.count, bool)
+        """By number: was the file changed just before it was read?"""
 
 
 class _Pending:
@@ -131,6 +145,7 @@ class BatchStager:
             if read[at]:
                 content = self._buffer[position : position + size]
                 self._take(batch.folder + batch.names[at], batch.first + at, content, -1, pending)
+                self._plan.recent[batch.first + at] = read[at] == CHANGED_JUST_BEFORE
                 position += size
         return read, position
 
@@ -143,22 +158,48 @@ class BatchStager:
 
     def _small(self, fd: int, path: bytes, number: int, size: int, position: int, pending: _Pending) -> int:
         """Read one file, behind the others in the buffer unless it is tiny; how much of the buffer it took."""
+        for _attempt in range(ATTEMPTS):
+            before = os.fstat(fd)
+            content = self._read_one(fd, size, position)
+            if content is None:
+                self._write(pending)  # a large file passes through the buffer where these still lie
+                pending.clear()
+                self._large(fd, path, number)
+                return 0
+            if appearance(os.stat(path)) == appearance(before):
+                self._plan.recent[number] = is_recent(before)
+                compressed = self._take(path, number, content, fd, pending)
+                return 0 if compressed or isinstance(content, bytes) else len(content)
+        raise Unstable
+
+    def _read_one(self, fd: int, size: int, position: int) -> bytes | memoryview | None:
+        """A file of about ``size`` bytes, in the buffer from ``position`` unless it is tiny; None if it is large."""
         # One byte more than expected is asked for, so that growth shows without asking for the size.
-        content: bytes | memoryview
-        if size <= TINY_BYTES and len(tiny := os.read(fd, size + 1)) == size:
-            content, got = tiny, 0
-        else:
-            got = os.preadv(fd, [self._buffer[position : position + size + 1]], 0)
-            if got != size:
-                got = read_small(fd, self._buffer[position:])
-                if got < 0:
-                    self._write(pending)  # a large file passes through the buffer where these still lie
-                    pending.clear()
-                    self._large(fd, path, number)
-                    return 0
-            content = self._buffer[position : position + got]
-        compressed = self._take(path, number, content, fd, pending)
-        return 0 if compressed else got
+        if size <= TINY_BYTES and len(tiny := os.pread(fd, size + 1, 0)) == size:
+            return tiny
+        got = os.preadv(fd, [self._buffer[position : position + size + 1]], 0)
+        if got != size:
+            got = read_small(fd, self._buffer[position:])
+        return self._buffer[position : position + got] if got >= 0 else None
+
+    def look_again(self, batch: Batch) -> None:
+        """Files that were changed just before they were read: is what was staged what they hold now?
+
+        Where it is not, or can't be told, the disk has the truth.
+        """
+        rows = self._plan.rows
+        for at in np.flatnonzero(self._plan.recent[batch.first : batch.first + len(batch.names)]).tolist():
+            number, path = batch.first + at, batch.folder + batch.names[at]
+            if rows.form[number] == ABSENT:
+                continue
+            try:
+                now = checksum_on_disk(path, self._buffer, give_back=self._plan.give_back)
+                same = now == rows.checksum[number]
+            except OSError:
+                same = False
+            if not same:
+                rows.form[number] = ABSENT
+                self._plan.problems.add(FileProblem(path, "unstable", "it was changed while it was staged"))
 
     def _take(self, path: bytes, number: int, content: bytes | memoryview, fd: int, pending: _Pending) -> bool:
         """Check, compress and hash one whole file; was it compressed?"""
@@ -208,8 +249,8 @@ class BatchStager:
                 copied = self._copy(fd, before.st_size, kind.codec)
             except Unstable:
                 continue
-            after = os.fstat(fd)
-            if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+            if appearance(before) == appearance(os.stat(path)):
+                self._plan.recent[number] = is_recent(before)
                 self._record(path, number, before.st_size, copied)
                 return
         raise Unstable

@@ -92,6 +92,18 @@ def walk(
     return listing
 
 
+def part_of(listing: Listing, wanted: Callable[[bytes], bool]) -> Listing:
+    """Those files of a listing whose path is wanted, as a listing of their own: the folder is not walked again."""
+    part = Listing(listing.root, aliases=listing.aliases)
+    for batch in listing.batches:
+        chosen = [wanted(batch.folder + name) for name in batch.names]
+        names, sizes = list(compress(batch.names, chosen)), array("Q", compress(batch.sizes, chosen))
+        if names:
+            _cut(part, batch.folder, names, sizes)
+            _count(part, batch.folder, names, sizes)
+    return part
+
+
 class _Walker:
     def __init__(
         self,

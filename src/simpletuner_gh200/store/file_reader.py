@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+
+import xxhash
 
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 ATTEMPTS = 3
 
+RECENT_NS = 1_000_000_000
+"""A file may have been changed this long before it was read, and still be changing. File times move in ticks of up to
+10 ms, and only when a write begins: within them a file that is half written looks like one that holds still."""
+
+SETTLE_SECONDS = 0.02
+"""Until whoever changed a file at the last tick is done, if it was one write."""
+
 
 class Unstable(Exception):
     """The file kept changing while it was read."""
+
+
+def appearance(found: os.stat_result) -> tuple[int, ...]:
+    """All by which a change of the file, or another file in its place, shows."""
+    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def is_recent(found: os.stat_result) -> bool:
+    """Was it changed so short a time ago that its times do not tell whether it holds still?"""
+    return max(found.st_mtime_ns, found.st_ctime_ns) > time.time_ns() - RECENT_NS
+
+
+def checksum_on_disk(path: bytes, buffer: memoryview, *, give_back: bool) -> int:
+    """The xxh3-64 of a file as it is now, read through ``buffer``."""
+    digest, at = xxhash.xxh3_64(), 0
+    fd = os.open(path, OPEN_FLAGS)
+    try:
+        while got := os.preadv(fd, [buffer], at):
+            digest.update(buffer[:got])
+            at += got
+        if give_back:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+    return int(digest.intdigest())
 
 
 def read_small(fd: int, buffer: memoryview) -> int:

@@ -12,10 +12,12 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define OTHER UINT64_MAX /* not a plain file, or not to be asked */
 #define ASK_EVERY 16
+#define RECENT_SECONDS 1 /* as file_reader.RECENT_NS */
 
 struct record { /* as getdents64(2) describes it; the C library does not declare it */
     uint64_t inode;
@@ -68,13 +70,24 @@ static void fetch_ahead(int folder, const char *names, int count) {
     }
 }
 
+static int same_time(struct timespec a, struct timespec b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
+
+/* Is it the same file, unchanged? */
+static int held_still(const struct stat *before, const struct stat *after) {
+    return before->st_ino == after->st_ino && before->st_dev == after->st_dev && before->st_size == after->st_size &&
+           same_time(before->st_mtim, after->st_mtim) && same_time(before->st_ctim, after->st_ctim);
+}
+
 /* Reads count files of one folder one behind the other into buffer. read[i] becomes 1 where file i had exactly the
- * expected size and lies there, 0 where it has to be looked at; those take no room. Gives the page cache of what was
- * read back if asked to. */
+ * expected size, held still and lies there, 2 where it was changed just before all the same, so that its times can't
+ * tell whether it was read half changed, 0 where it has to be looked at; those take no room. Gives the page cache of
+ * what was read back if asked to. */
 void gh200_read_files(const char *path, const char *names, int count, const uint64_t *sizes, char *buffer, size_t room,
                       int give_back, unsigned char *read) {
     int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), fetched = 0;
     size_t used = 0;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
     memset(read, 0, (size_t)count);
     if (folder < 0) return;
     for (int at = 0; at < count; at++, names += strlen(names) + 1) {
@@ -85,9 +98,13 @@ void gh200_read_files(const char *path, const char *names, int count, const uint
             fetch_ahead(folder, names, count - at);
             fetched = 1;
         }
-        ssize_t got = pread(file, buffer + used, sizes[at] + 1, 0);
-        if (got >= 0 && (uint64_t)got == sizes[at]) {
-            read[at] = 1;
+        struct stat before, after;
+        int regular = fstat(file, &before) == 0 && S_ISREG(before.st_mode);
+        ssize_t got = regular ? pread(file, buffer + used, sizes[at] + 1, 0) : -1;
+        if (got >= 0 && (uint64_t)got == sizes[at] && fstatat(folder, names, &after, 0) == 0 &&
+            held_still(&before, &after)) {
+            time_t recent = now.tv_sec - RECENT_SECONDS;
+            read[at] = before.st_mtim.tv_sec >= recent || before.st_ctim.tv_sec >= recent ? 2 : 1;
             used += (size_t)got;
             if (give_back) posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
         }

@@ -27,6 +27,9 @@ _SHORTEST_ENTRY = 24
 
 OTHER = (1 << 64) - 1
 
+CHANGED_JUST_BEFORE = 2
+"""Mark of a file that was read, and whose times can't tell whether it held still meanwhile."""
+
 
 @lru_cache(maxsize=1)
 def usable() -> ctypes.CDLL | None:
@@ -80,7 +83,7 @@ class BatchReader:
         self._buffer = np.frombuffer(buffer, np.uint8)
 
     def read(self, folder: bytes, names: list[bytes], sizes: array[int], give_back: bool) -> bytearray:
-        """For each file whether it lies in the buffer, behind the earlier ones that do."""
+        """For each file whether it lies in the buffer, behind the earlier ones that do: 0, 1, CHANGED_JUST_BEFORE."""
         done = bytearray(len(names))
         marks = (ctypes.c_ubyte * len(names)).from_buffer(done)
         sizes_at, _count = sizes.buffer_info()

@@ -16,10 +16,9 @@ Reason = Literal[
     "unreadable", "vanished", "broken link", "unstable", "empty image", "image does not open", "image does not decode"
 ]
 
-BROKEN: frozenset[Reason] = frozenset(
-    {"unreadable", "unstable", "empty image", "image does not open", "image does not decode"}
-)
-"""Reasons that count towards ``max_corruption_rate``. A file that vanished or a dangling link is no damage."""
+BROKEN: frozenset[Reason] = frozenset({"unreadable", "empty image", "image does not open", "image does not decode"})
+"""Reasons that count towards ``max_corruption_rate``. A file that vanished, a dangling link, and a file that somebody
+was writing at the time are no damage: whoever wants them asks the disk."""
 
 KEPT = 10_000
 """So many are kept one by one; beyond that only counted, or a wrong path could fill the memory with complaints."""
@@ -52,10 +51,14 @@ class FileProblems:
         self._lock = threading.Lock()
         self._kept: list[FileProblem] = []
         self.counts: Counter[str] = Counter()
+        self.broken_endings: Counter[bytes] = Counter()
+        """How many are broken, by the ending of their names, dot included."""
 
     def add(self, problem: FileProblem) -> None:
         with self._lock:
             self.counts[problem.reason] += 1
+            if problem.reason in BROKEN:
+                self.broken_endings[_ending(problem.path)] += 1
             if len(self._kept) < KEPT:
                 self._kept.append(problem)
 
@@ -68,3 +71,9 @@ class FileProblems:
     @property
     def broken(self) -> int:
         return sum(count for reason, count in self.counts.items() if reason in BROKEN)
+
+
+def _ending(path: bytes) -> bytes:
+    """Bounded, since names may be anything: none where it would be long."""
+    ending = path[path.rfind(b".") :]
+    return ending if len(ending) <= 17 and b"/" not in ending else b""

@@ -8,10 +8,36 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.store.codecs import NAMES, CodecChoice
-from simpletuner_gh200.store.discovery import Listing
+from simpletuner_gh200.store.discovery import Listing, extension_of
+from simpletuner_gh200.store.image_check import image_formats
 from simpletuner_gh200.store.index import ABSENT, CHUNKED, Rows
 from simpletuner_gh200.store.problems import FileProblems
 from simpletuner_gh200.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Broken files of one kind, and how many of that kind there are."""
+
+    kind: str
+    broken: int
+    files: int
+
+    @property
+    def rate(self) -> float:
+        return self.broken / max(self.files, self.broken, 1)
+
+    @classmethod
+    def worst(cls, listing: Listing) -> Damage:
+        """Of the images, which are what a run trains on, or of all files together."""
+        broken = listing.problems.broken_endings
+        pictures = image_formats() if broken else {}
+        images = cls(
+            "images",
+            sum(count for ending, count in broken.items() if extension_of(ending) in pictures),
+            sum(totals.files for extension, totals in listing.extensions.items() if extension in pictures),
+        )
+        return max(images, cls("all files", broken.total(), listing.files), key=lambda damage: damage.rate)
 
 
 @dataclass(frozen=True)
@@ -26,6 +52,7 @@ class StagingReport:
     """Files by codec."""
     choices: dict[str, str]
     problems: FileProblems
+    damage: Damage
 
     @classmethod
     def of(
@@ -44,16 +71,13 @@ class StagingReport:
             forms={NAMES[int(number)]: int(count) for number, count in zip(numbers, counts, strict=True)},
             choices=choice.reasons,
             problems=listing.problems,
+            damage=Damage.worst(listing),
         )
 
     @property
-    def judged(self) -> int:
-        """Files that could have been found broken: the images looked at, and whatever could not be read."""
-        return self.images_checked + self.problems.counts["unreadable"] + self.problems.counts["unstable"]
-
-    @property
     def corruption_rate(self) -> float:
-        return self.problems.broken / self.judged if self.judged else 0.0
+        """Over all files of a kind, looked at or not: one that can't be read says nothing about the others."""
+        return self.damage.rate
 
     def line(self) -> str:
         speed = self.size / max(self.seconds, 1e-9)

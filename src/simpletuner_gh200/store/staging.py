@@ -15,9 +15,11 @@ from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, StoreError
 from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
 from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import HostMemory, host_memory
+from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
 from simpletuner_gh200.store.codecs import CodecChoice, CodecName, choose, estimate, estimates
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
+from simpletuner_gh200.store.file_reader import SETTLE_SECONDS
 from simpletuner_gh200.store.image_check import Verify, image_formats
 from simpletuner_gh200.store.index import Rows, write_index
 from simpletuner_gh200.store.report import StagingReport
@@ -64,6 +66,29 @@ def request_for(folder: Path, settings: InMemorySettings) -> StagingRequest:
     )
 
 
+class StagingStopped(StoreError):
+    """It was told to end before all was in memory."""
+
+
+def look_over(
+    request: StagingRequest,
+    *,
+    host: Callable[[], HostMemory] = host_memory,
+    only: Callable[[bytes], bool] | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Listing:
+    """Everything that would be staged; an error where it is known already that it would not fit."""
+    if not request.root.is_dir():
+        raise StoreError(
+            f"instance_data_dir {printable(str(request.root))!r} is not a folder",
+            remedy="correct the path of the dataset",
+        )
+    listing = walk(request.root, request.extensions, only=only, tick=tick)
+    limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
+    _check_before(listing, choose(request.compression, listing), limit)
+    return listing
+
+
 def stage(
     request: StagingRequest,
     *,
@@ -71,21 +96,23 @@ def stage(
     tick: Callable[[], None] = lambda: None,
     label: str = "staging",
     only: Callable[[bytes], bool] | None = None,
+    listing: Listing | None = None,
+    pace: Pace = AT_ONCE,
 ) -> tuple[StagedMemory, StagingReport]:
-    """Stage all of ``request.root``. ``tick`` is called several times a second; ``only`` picks paths where given."""
+    """Stage all of ``request.root``. ``tick`` is called several times a second; ``only`` picks paths where given.
+
+    ``listing``: what is to be staged, where somebody has looked over it already. ``pace`` may slow it down, and end it
+    early: StagingStopped then, and nothing is held.
+    """
     began = time.monotonic()
-    if not request.root.is_dir():
-        raise StoreError(
-            f"instance_data_dir {printable(str(request.root))!r} is not a folder",
-            remedy="correct the path of the dataset",
-        )
-    listing = walk(request.root, request.extensions, only=only, tick=tick)
+    if listing is None:
+        listing = look_over(request, host=host, only=only, tick=tick)
     choice = choose(request.compression, listing)
     limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
-    _check_before(listing, choice, limit)
-    run = _Run(request, listing, choice, limit, host)
+    run = _Run(request, listing, choice, limit, host, pace)
     try:
-        with progress(label, items=listing.files, size=listing.size) as shown:
+        quiet = pace is not AT_ONCE
+        with progress(label, items=listing.files, size=listing.size, quiet=quiet) as shown:
             run.work(shown, tick)
         report = run.report(time.monotonic() - began)
         _check_corruption(report, request.max_corruption_rate)
@@ -113,8 +140,10 @@ class _Run:
         choice: CodecChoice,
         limit: Allowance,
         host: Callable[[], HostMemory],
+        pace: Pace,
     ) -> None:
         self._request, self._listing, self._limit, self._host = request, listing, limit, host
+        self._pace = pace
         self.slab = SlabWriter(limit.size)
         self.slab.keep_on_cpu_nodes(min(limit.size, listing.size + ALIGNMENT * (listing.files + 1)))
         self._rows = Rows.new(listing.files)
@@ -140,9 +169,31 @@ class _Run:
             threads = [pool.submit(self._thread, batches, shown) for _ in range(count)]
             try:
                 self._wait(threads, tick)
+                if self._pace.ended:
+                    raise StagingStopped("staging was told to end")
+                self._look_again(pool, tick)
             except BaseException:
                 self._stop.set()
                 raise
+
+    def _look_again(self, pool: ThreadPoolExecutor, tick: Callable[[], None]) -> None:
+        """At what was changed just before it was read, and may have been read half changed."""
+        recent = self._plan.recent
+        batches = [one for one in self._listing.batches if recent[one.first : one.first + len(one.names)].any()]
+        if not batches:
+            return
+        time.sleep(SETTLE_SECONDS)
+        todo = iter(batches)
+        self._wait([pool.submit(self._again, todo) for _ in range(min(len(batches), MOST_THREADS))], tick)
+
+    def _again(self, batches: Iterator[Batch]) -> None:
+        stager = BatchStager(self._plan)
+        while not self._stop.is_set():
+            with self._lock:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            stager.look_again(batch)
 
     def _wait(self, threads: list[Future[None]], tick: Callable[[], None]) -> None:
         """In the main thread, so that an interrupt ends the staging and ``tick`` needs no lock."""
@@ -157,9 +208,10 @@ class _Run:
                     raise self._too_large(full) from None
 
     def _thread(self, batches: Iterator[Batch], shown: Progress) -> None:
+        self._pace.begin()
         stager = BatchStager(self._plan)
         try:
-            while not self._stop.is_set():
+            while not self._stop.is_set() and not self._pace.ended:
                 with self._lock:
                     batch = next(batches, None)
                 if batch is None:
@@ -167,6 +219,7 @@ class _Run:
                 stager.stage(batch)
                 self._count(sum(batch.sizes))
                 shown.advance(len(batch.names), sum(batch.sizes))
+                self._pace.rest(sum(batch.sizes))
         except BaseException:
             self._stop.set()
             raise
@@ -233,10 +286,10 @@ def _check_before(listing: Listing, choice: CodecChoice, limit: Allowance) -> No
 
 def _check_corruption(report: StagingReport, allowed: float) -> None:
     if report.corruption_rate > allowed:
-        worst = "; ".join(str(problem) for problem in list(report.problems)[:3])
+        worst, damage = "; ".join(str(problem) for problem in list(report.problems)[:3]), report.damage
         raise DatasetCorrupt(
-            f"{report.problems.broken} of {report.judged} files are broken ({report.corruption_rate:.1%}, allowed are "
-            f"{allowed:.1%}): {worst}",
+            f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, allowed are {allowed:.1%}; "
+            f"counted: {damage.kind}): {worst}",
             report=report.as_json(),
             remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
         )

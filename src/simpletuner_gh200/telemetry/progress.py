@@ -53,27 +53,42 @@ class _Lines(_Counter):
         if now - self._last < LINE_EVERY_SECONDS:
             return
         self._last = now
-        done = f"{self.items}" + (f"/{self._items}" if self._items is not None else "")
-        speed = self.size / (now - self._started)
-        of = f" of {format_bytes(self._size)}" if self._size else ""
-        logger.info("gh200: %s: %s, %s%s, %s/s", self._label, done, format_bytes(self.size), of, format_bytes(speed))
+        said = describe(self.items, self.size, now - self._started, items=self._items, size=self._size)
+        logger.info("gh200: %s: %s", self._label, said)
+
+
+def describe(done: int, done_size: int, seconds: float, *, items: int | None, size: int | None) -> str:
+    """Entries, bytes, rate, and what remains at that rate, as far as the totals are known."""
+    seconds = max(seconds, 1e-6)
+    count = f"{done}" + (f"/{items}" if items is not None else "")
+    amount = format_bytes(done_size) + (f" of {format_bytes(size)}" if size else "")
+    text = f"{count}, {amount}, {done / seconds:.0f}/s, {format_bytes(done_size / seconds)}/s"
+    # By bytes where they are known: entries may differ in size a hundredfold.
+    whole, part = (size, done_size) if size and done_size else (items, done)
+    if whole and part:
+        text += f", {format_seconds(seconds * max(whole - part, 0) / part)} remaining"
+    return text
 
 
 @contextmanager
-def progress(label: str, *, items: int | None = None, size: int | None = None) -> Iterator[Progress]:
-    """Show the progress of ``label`` while the block runs; ``items`` and ``size`` are the totals, where known."""
-    if sys.stderr is None or not sys.stderr.isatty():
+def progress(
+    label: str, *, items: int | None = None, size: int | None = None, quiet: bool = False
+) -> Iterator[Progress]:
+    """Show the progress of ``label`` while the block runs; ``items`` and ``size`` are the totals, where known.
+
+    ``quiet``: in lines of the log even on a terminal, where training has a bar of its own.
+    """
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield _Lines(label, items, size)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[done]}", markup=False),
-        TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(printable(label), total=size or items, done="")
@@ -81,9 +96,7 @@ def progress(label: str, *, items: int | None = None, size: int | None = None) -
 
         class OnBar(_Counter):
             def show(self) -> None:
-                speed = self.size / max(time.monotonic() - started, 1e-6)
-                count = f"{self.items}" + (f"/{items}" if items is not None else "")
-                done = f"{count}  {format_bytes(self.size)}  {format_bytes(speed)}/s"
+                done = describe(self.items, self.size, time.monotonic() - started, items=items, size=size)
                 bar.update(task, completed=self.size if size else self.items, done=done)
 
         yield OnBar()

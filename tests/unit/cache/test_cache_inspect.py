@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.inspect import packed_caches
-from simpletuner_gh200.cache.pack_folder import PackFolder, folder_for
+from simpletuner_gh200.cache.pack import Pack
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import folder_for
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cli.commands.cache import app
 from simpletuner_gh200.errors import UsageError
@@ -85,3 +88,34 @@ def test_drop_deletes_packs_and_nothing_else(root, tmp_path):
 def test_an_unknown_name_is_answered_with_those_there_are(root):
     with pytest.raises(UsageError, match="there are: vae-x"):
         packed_caches(root, ["nope"])
+
+
+def test_packs_that_no_run_would_take_are_not_made(root):
+    (pack,) = root.glob("vae-x*/*.pack")
+    pack.unlink()
+    code, answer = run("pack", root, "--json")
+    assert code == 1
+    assert "which configuration" in answer["problems"][0]
+    assert not list(root.glob("vae-x*/*.pack"))
+
+
+def test_packing_keeps_what_made_the_packs(root, tmp_path):
+    (pack,) = root.glob("vae-x*/*.pack")
+    pack.unlink()
+    packs, table = PackFolder(pack.parent, "this model"), Table("x", Control.create(8, label="x", shared=False))
+    paths = [str(tmp_path / "vae" / f"{number}.pt") for number in range(3)]
+    assert all(take_in(table, path) for path in paths[:2])
+    assert packs.save(table, paths) > 0
+    assert run("pack", root, "--json")[0] == 0
+    (made,) = root.glob("vae-x*/*.pack")
+    with Pack(made) as again:
+        assert (again.made_by, len(again)) == ("this model", 3)
+
+
+def test_drop_says_what_it_could_not_delete(root):
+    (folder,) = root.glob("vae-x*")
+    (folder / "00000009.pack").mkdir()
+    code, answer = run("drop", root, "--json")
+    assert code == 1
+    assert "00000009.pack" in answer["problems"][0]
+    assert os.listdir(folder) == ["00000009.pack"]

@@ -9,9 +9,11 @@ import torch
 
 from simpletuner_gh200.cache import watch
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import cache_files, take_in
+from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.inspect import drop, pack_again, packed_caches
-from simpletuner_gh200.cache.pack_folder import MARKER, PackFolder
+from simpletuner_gh200.cache.listing import cache_files
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import MARKER
 from simpletuner_gh200.cache.segments import next_size
 from simpletuner_gh200.cache.service import TIGHT_GROWTH, Caches, Wanted
 from simpletuner_gh200.cache.table import Table
@@ -149,13 +151,25 @@ def test_a_marker_that_was_cut_short_is_written_again_and_never_followed(wanted,
 
 
 def test_a_folder_that_can_not_be_watched_is_asked_about_once(tmp_path, monkeypatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(watch, "_is_local", lambda folder: asked.append(folder) is not None)
+    asked: list[int] = []
+    monkeypatch.setattr(watch, "is_local", lambda folder: asked.append(folder) is not None)
     # The kernel has only so many watches to give, and other tests may hold them: it is not what is asked here.
     monkeypatch.setattr(watch.FolderWatch, "reliable", property(lambda self: True))
     watching = watch.FolderWatch()
     assert [watching.covers(str(tmp_path)) for _ in range(5)] == [False] * 5
     assert len(asked) == 1
+    watching.close()
+
+
+def test_a_link_to_a_file_system_that_others_write_to_is_not_relied_on(tmp_path, monkeypatch) -> None:
+    """The link lies on a local one; where it leads, nobody tells us of changes."""
+    monkeypatch.setattr(watch.FolderWatch, "reliable", property(lambda self: True))
+    (tmp_path / "there").symlink_to("/proc/self/task")
+    (tmp_path / "here").symlink_to(tmp_path)
+    watching = watch.FolderWatch()
+    assert not watching.covers(str(tmp_path / "there"))
+    assert not watching.covers("/proc/self/task")
+    assert watching.covers(str(tmp_path / "here"))
     watching.close()
 
 

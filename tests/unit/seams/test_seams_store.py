@@ -45,6 +45,13 @@ def create(feature: StoreFeature, name: str) -> Any:
     return feature.create_backend(builder, SimpleNamespace(id=name))
 
 
+def arrive(feature: StoreFeature) -> None:
+    """What comes in the background is there."""
+    feature.data_ready(None)
+    assert feature._arrivals is not None
+    assert feature._arrivals.wait(30)
+
+
 def test_off_unless_a_dataset_asks(feature: StoreFeature) -> None:
     assert feature.request(resolve({}, {}), {}) == "off"
     assert feature.request(resolve({}, {}, in_memory_datasets=("a",)), {}) == "asked"
@@ -63,6 +70,7 @@ def test_upstream_sees_a_local_dataset(feature: StoreFeature, tmp_path: Path, ki
     seen = feature.dataset_entries([{**entry, "in_memory": {"compression": "lz4"}}, {"id": "b", "type": "local"}])
     assert seen == [{**entry, "type": "local"}, {"id": "b", "type": "local"}]
     backend = create(feature, "a")
+    arrive(feature)
     assert backend.staged.view(tmp_path / "data/a.png") == image()
     assert backend.compress_cache is True
     assert create(feature, "a").staged is backend.staged, "staged once, whoever asks again"
@@ -124,7 +132,7 @@ def test_a_wrong_key_names_the_nearest(feature: StoreFeature, tmp_path: Path) ->
 
 def test_broken_files_are_listed_beside_the_output(feature: StoreFeature, tmp_path: Path, caplog) -> None:
     fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
-    block = {"max_corruption_rate": 0.9}
+    block = {"max_corruption_rate": 0.9, "wait": True}
     feature.dataset_entries(
         [{"id": "my/set", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": block}]
     )
@@ -137,7 +145,8 @@ def test_broken_files_are_listed_beside_the_output(feature: StoreFeature, tmp_pa
 
 def test_broken_files_are_listed_even_if_they_stop_the_run(feature: StoreFeature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
-    feature.dataset_entries([{"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data")}])
+    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"wait": True}}
+    feature.dataset_entries([entry])
     with pytest.raises(DatasetCorrupt, match="1 of 2 files are broken"):
         create(feature, "a")
     assert "bad.png" in (tmp_path / "out/gh200/staging-a.json").read_text()
@@ -170,6 +179,7 @@ def test_a_second_run_finds_the_memory_of_the_first_given_back(feature: StoreFea
     entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data")}
     feature.dataset_entries([entry])
     held = weakref.ref(create(feature, "a").staged)
+    arrive(feature)
     threads = threading.active_count()
     feature.start(None)  # the Web UI closes nothing between two runs
     gc.collect()
@@ -183,7 +193,11 @@ def test_what_simpletuner_never_deals_is_held_whole_and_what_it_did_not_deal_is_
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     fill(tmp_path / "data", {"a.png": image(), "a.wav": b"sound"})
-    entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"per_node": "shard"}}
+    entry = {
+        "type": "in_memory",
+        "instance_data_dir": str(tmp_path / "data"),
+        "in_memory": {"per_node": "shard", "wait": True},
+    }
     feature.dataset_entries([{**entry, "id": "sound", "dataset_type": "audio"}, {**entry, "id": "pictures"}])
     assert create(feature, "sound").staged.count == 2
     assert create(feature, "pictures").staged.count == 0

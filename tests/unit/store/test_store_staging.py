@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import os
+import signal
 import threading
 import time
 from array import array
@@ -140,7 +142,7 @@ def test_broken_images_are_listed_and_beyond_the_rate_stop_the_run(tmp_path: Pat
     assert report.corruption_rate == pytest.approx(0.2)
     assert dataset.view(tmp_path / "bad.png") == b"not an image", "served as it is, as from disk"
     before = open_memfds()
-    with pytest.raises(DatasetCorrupt, match=r"2 of 10 files are broken \(20.0%, allowed are 1.0%\)"):
+    with pytest.raises(DatasetCorrupt, match=r"2 of 10 files are broken \(20.0%, allowed are 1.0%; counted: images"):
         staged(tmp_path, max_corruption_rate=0.01)
     assert open_memfds() == before
 
@@ -178,11 +180,40 @@ def test_an_unreadable_file_is_reported_and_left_to_the_disk(tmp_path: Path) -> 
         dataset, report = staged(tmp_path)
         (problem,) = report.problems
         assert problem.reason == "unreadable"
-        assert report.corruption_rate == 1.0, "of what could be judged"
+        assert report.corruption_rate == 0.5, "of all files"
         assert dataset.view(tmp_path / "closed.txt") is None
         assert dataset.view(tmp_path / "open.txt") == b"1"
 
     assert as_nobody(work, tmp_path) == 0
+
+
+def test_one_unreadable_file_of_a_thousand_is_one_in_a_thousand(tmp_path: Path) -> None:
+    """Whatever is verified: nobody looked at the others, but they were read."""
+    fill(tmp_path, {f"{number}.{kind}": b"" for number in range(200) for kind in ("png", "txt")})
+    for name in ("0.png", "0.txt"):
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to("/proc/self/mem")  # a regular file, whose first byte is an I/O error
+    _dataset, report = staged(tmp_path, verify="none", max_corruption_rate=0.005)
+    assert report.problems.counts == {"unreadable": 2}
+    assert report.corruption_rate == pytest.approx(1 / 200), "of the images; of all files it is 1 in 400"
+    with pytest.raises(DatasetCorrupt, match=r"1 of 200 files are broken \(0.5%"):
+        staged(tmp_path, verify="none", max_corruption_rate=0.004)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path, {"a.txt": b"1", "b.txt": b"2"})
+    os.mkfifo(tmp_path / "pipe.txt")
+
+    def turned_into_a_pipe() -> None:
+        (tmp_path / "b.txt").unlink()
+        os.mkfifo(tmp_path / "b.txt")
+
+    once_listed(monkeypatch, turned_into_a_pipe)
+    dataset, report = staged(tmp_path)
+    assert dataset.view(tmp_path / "a.txt") == b"1"
+    assert dataset.view(tmp_path / "b.txt") is None
+    assert dataset.view(tmp_path / "pipe.txt") is None
+    assert len(report.problems) == 1
 
 
 def once_listed(monkeypatch, change) -> None:
@@ -255,6 +286,74 @@ def test_a_large_file_that_is_cut_while_it_is_read_is_staged_as_it_is_now(tmp_pa
     once_listed(monkeypatch, lambda: os.truncate(path, CHUNK_BYTES * 2))
     dataset, _report = staged(tmp_path, compression="lz4")
     assert dataset.view(path) == path.read_bytes()
+
+
+def test_a_file_that_was_half_written_when_it_was_read_is_left_to_the_disk(tmp_path: Path, monkeypatch) -> None:
+    """Nothing tells but the bytes: it has the size, the time and the inode that it had."""
+    fill(tmp_path, {"a.txt": b"new old!", "b.txt": b"new new!"})
+    before = os.stat(tmp_path / "a.txt")
+
+    def written_to_its_end(_seconds: float) -> None:
+        (tmp_path / "a.txt").write_bytes(b"new new!")
+        os.utime(tmp_path / "a.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    monkeypatch.setattr("simpletuner_gh200.store.staging.time.sleep", written_to_its_end)
+    dataset, report = staged(tmp_path, max_corruption_rate=0.0)
+    assert dataset.view(tmp_path / "a.txt") is None
+    assert dataset.view(tmp_path / "b.txt") == b"new new!"
+    assert [problem.reason for problem in report.problems] == ["unstable"]
+
+
+def test_files_that_nobody_touched_lately_are_read_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(batch_stager, "usable", lambda: None)
+    fill(tmp_path, {"a.txt": b"old"})
+    again: list[object] = []
+    monkeypatch.setattr(batch_stager.BatchStager, "look_again", lambda _self, batch: again.append(batch))
+    staged(tmp_path)
+    assert len(again) == 1
+    later = time.time_ns() + 2 * file_reader.RECENT_NS
+    monkeypatch.setattr("simpletuner_gh200.store.file_reader.time.time_ns", lambda: later)
+    dataset, _report = staged(tmp_path)
+    assert dataset.view(tmp_path / "a.txt") == b"old"
+    assert len(again) == 1
+
+
+def test_a_small_file_that_is_rewritten_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(batch_stager, "usable", lambda: None)
+    fill(tmp_path, {"a.txt": b"first"})
+    original, done = batch_stager.BatchStager._read_one, []
+
+    def rewritten(self, fd, size, position):
+        content = original(self, fd, size, position)
+        if not done:
+            done.append(True)
+            (tmp_path / "fresh").write_bytes(b"other")
+            (tmp_path / "fresh").replace(tmp_path / "a.txt")
+        return content
+
+    monkeypatch.setattr(batch_stager.BatchStager, "_read_one", rewritten)
+    dataset, _report = staged(tmp_path)
+    assert dataset.view(tmp_path / "a.txt") in (None, b"other"), "never what is no longer there"
+
+
+def test_files_rewritten_in_place_all_the_time_never_come_out_torn(tmp_path: Path) -> None:
+    """Whole 4 KiB pages of one letter, the same size all the time, by a process that never rests."""
+    size, names = 192 << 10, [f"{number:02}.bin" for number in range(24)]
+    fill(tmp_path, dict.fromkeys(names, b"a" * size))
+    writer = os.fork()
+    if writer == 0:
+        files = [os.open(tmp_path / name, os.O_WRONLY) for name in names]
+        for letter in itertools.cycle(b"bcdefgh"):
+            for fd in files:
+                os.pwrite(fd, bytes([letter]) * size, 0)
+    try:
+        for _ in range(6):
+            dataset, _report = staged(tmp_path)
+            views = [view for name in names if (view := dataset.view(tmp_path / name)) is not None]
+            assert [len(set(bytes(view))) for view in views] == [1] * len(views)
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
 
 
 def test_a_missing_library_is_an_error_with_the_hint(tmp_path: Path, monkeypatch) -> None:

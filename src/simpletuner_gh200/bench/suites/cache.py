@@ -158,7 +158,7 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
 
     def load() -> None:
         table = _table(count)
-        loaded = PackFolder(packs.folder).load(table, copy=False, workers=os.cpu_count() or 1)
+        loaded = PackFolder(packs.folder).load(table, workers=os.cpu_count() or 1)
         assert loaded.entries == count, loaded
         table.close()
 

@@ -17,6 +17,9 @@ def bench(
     suite: Annotated[str | None, typer.Argument(help="Which suite; without one, they are listed.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows the shape, not the speed.")] = False,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=2, help="Of suite start: images to start with.")
+    ] = None,
 ) -> None:
     """Measure on this machine. Numbers are ratios to a reference measured in the same run; see docs.
 
@@ -27,11 +30,13 @@ def bench(
       gh200 bench store
 
       gh200 bench hooks --json
+
+      gh200 bench start --samples 20000
     """
     if suite is None:
         _list(as_json)
         return
-    numbers = find_suite(suite).measure(quick)
+    numbers = find_suite(suite).run(quick, samples)
     if as_json:
         print(json.dumps(numbers))
         return

@@ -28,7 +28,7 @@ from simpletuner_gh200.seams.features.caches.backends import Route, ServedBacken
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 from simpletuner_gh200.seams.features.caches.found import FoundCache, find_caches
 from simpletuner_gh200.seams.patch import Patches
-from simpletuner_gh200.units import format_bytes, gib_to_bytes
+from simpletuner_gh200.units import format_bytes, gib_to_bytes, parse_bytes
 from simpletuner_gh200.upstream.features import ON
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -76,9 +76,9 @@ class CachesFeature(Feature):
         if not found:
             logger.warning("gh200: cache_config asks for unified_memory, but this run has no cache of that kind")
             return
-        self._caches = self._open(settings, found, _pack_folder(settings, trainer))
+        self._caches = self._open(settings, found, _pack_folder(settings, trainer), _keep_free(trainer.config))
         self._attach(found)
-        self._caches.fill(lazy=settings.fill == "lazy")
+        self._caches.fill(settings.fill)
         self.batch_path = self._batch_path(found)
 
     def before_train(self, trainer: Any) -> None:
@@ -156,7 +156,7 @@ class CachesFeature(Feature):
 
     # -- making ----------------------------------------------------------------------------------------
 
-    def _open(self, settings: CacheSettings, found: list[FoundCache], packs: Path | None) -> Caches:
+    def _open(self, settings: CacheSettings, found: list[FoundCache], packs: Path | None, keep_free: int) -> Caches:
         group = NodeGroup.from_environment("caches")
         limit = settings.memory_limit_gb
         driver = current()
@@ -170,6 +170,7 @@ class CachesFeature(Feature):
             tight=maker.choice.kind != "host",
             mappable=maker.choice.kind != "managed",
             packs=packs,
+            keep_free=keep_free,
             # Packs on the host are served from the page cache, of which there is one: a second copy would be no nearer.
             near=maker.caps.host_node if maker.choice.kind == "registered" else None,
         )
@@ -244,6 +245,11 @@ def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
     if settings.cache_dir is not None:
         return Path(settings.cache_dir)
     return Path(trainer.config.output_dir) / "gh200" / "cache"
+
+
+def _keep_free(config: Any) -> int:
+    """SimpleTuner's own threshold for a disk that is too full to go on, in bytes, which it has checked; 0 for none."""
+    return parse_bytes(str(getattr(config, "disk_low_threshold", None))) or 0
 
 
 def _from_environment(settings: Settings) -> bool:

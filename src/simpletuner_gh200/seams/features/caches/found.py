@@ -9,6 +9,7 @@ from typing import Any
 
 from simpletuner_gh200.cache.service import Wanted
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.seams.features.caches.makers import made_by
 
 FILE_BACKENDS = ("local", "memory")
 """Backends whose cache files can be looked at for changes."""
@@ -42,7 +43,9 @@ def find_caches(served: Mapping[str, bool]) -> list[FoundCache]:
                 remedy=f"keep that cache on a local backend, or set its cache type to 'standard' (accepted backends: "
                 f"{', '.join(FILE_BACKENDS)})",
             )
-        known = found.setdefault((id(cache), folder), FoundCache(cache, backend, _wanted(dataset, kind, folder, cache)))
+        origin = made_by(kind, StateTracker.get_args(), StateTracker.data_backends.get(dataset, {}).get("config") or {})
+        wanted = _wanted(dataset, kind, folder, cache, origin)
+        known = found.setdefault((id(cache), folder), FoundCache(cache, backend, wanted))
         if kind in ("vae", "audio"):
             known.latents_of.append(dataset)
     return _one_per_folder(sorted(found.values(), key=lambda item: (item.wanted.name, item.wanted.folder)))
@@ -70,9 +73,10 @@ def _all(tracker: Any) -> Iterator[tuple[str, str, Any, Any]]:
         yield default.id, "text", default, default.data_backend
 
 
-def _wanted(dataset: str, kind: str, folder: str, cache: Any) -> Wanted:
+def _wanted(dataset: str, kind: str, folder: str, cache: Any, origin: str) -> Wanted:
     maps = (getattr(cache, name, None) or () for name in ("image_path_to_vae_path", "image_path_to_embed_path"))
-    return Wanted(f"{kind}-{dataset}", kind, folder, max(map(len, maps)), look_for_nan=kind in ("vae", "audio"))
+    expected, look = max(map(len, maps)), kind in ("vae", "audio")
+    return Wanted(f"{kind}-{dataset}", kind, folder, expected, look_for_nan=look, made_by=origin)
 
 
 def _one_per_folder(found: list[FoundCache]) -> list[FoundCache]:

@@ -71,12 +71,34 @@ class ServedFromMemory(Local):  # type: ignore[misc]
             return super().read_image(path, delete_problematic_images)
         try:
             return decode_image(bytes(view))
-        except Exception as broken:
-            logger.error("gh200: %s does not decode: %s", printable(path), broken)
-            if not delete_problematic_images:
-                raise
-            self._delete_problematic(path)
-            return None
+        except Exception as broken:  # noqa: BLE001 - whatever a decoder says of what is in memory, the disk decides
+            self._doubt(path, broken)
+            return super().read_image(path, delete_problematic_images)
+
+    def torch_load(self, filename: Any) -> Any:
+        """As upstream's, which deletes what it can't load: so it is asked about the disk's copy only."""
+        view = self.staged.view(filename)
+        if view is None:
+            return super().torch_load(filename)
+        try:
+            return self._unpacked(view)
+        except Exception as broken:  # noqa: BLE001 - whatever torch says of what is in memory, the disk decides
+            self._doubt(filename, broken)
+            return super().torch_load(filename)
+
+    def _unpacked(self, view: memoryview) -> Any:
+        import torch
+
+        stored = io.BytesIO(view)
+        if self.compress_cache:
+            stored = self._decompress_torch(stored)
+        stored.seek(0)
+        return torch.load(stored, map_location="cpu")
+
+    def _doubt(self, filepath: Any, reason: Exception) -> None:
+        """The staged copy is not believed any more: somebody may have been writing the file when it was staged."""
+        logger.warning("gh200: what was staged of %s does not decode; asking the disk: %s", printable(filepath), reason)
+        self.staged.forget(filepath)
 
     def read_image_batch(self, filepaths: Any, delete_problematic_images: bool = False) -> tuple[list[str], list[Any]]:
         if not isinstance(filepaths, list):
@@ -103,7 +125,12 @@ class ServedFromMemory(Local):  # type: ignore[misc]
         super().torch_save(data, original_location)
 
     def delete(self, filepath: Any) -> None:
+        """Not where what was judged is not what would be deleted: the file was changed after it was staged."""
+        judged = self.staged.view(filepath)
         self.staged.forget(filepath)
+        if judged is not None and not _is_on_disk(filepath, judged):
+            logger.warning("gh200: %s is kept: it is not what was staged and judged", printable(filepath))
+            return
         super().delete(filepath)
 
     def _is_still_image(self, path: str) -> bool:
@@ -115,11 +142,16 @@ class ServedFromMemory(Local):  # type: ignore[misc]
             return False
         return "audio" not in str(getattr(self, "dataset_type", "")).lower()
 
-    def _delete_problematic(self, path: str) -> None:
-        try:
-            self.delete(path)
-        except OSError as refused:
-            logger.error("gh200: could not delete %s: %s", printable(path), refused)
+
+def _is_on_disk(filepath: Any, content: memoryview) -> bool:
+    """Is ``content`` what the file holds? Yes where it is gone: then there is nothing to keep."""
+    try:
+        with open(filepath, "rb") as file:
+            return file.read() == content
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 def decode_image(content: bytes) -> Any:

@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ from simpletuner_gh200.config.blocks import CacheSettings, InMemorySettings
 from simpletuner_gh200.config.datasets import Dataset
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, GH200Error
+from simpletuner_gh200.memory.pace import Effort, Pace
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.store.arrival import Arrivals
 from simpletuner_gh200.seams.features.store.backend import backend_class
 from simpletuner_gh200.seams.features.store.shard import dealt_stems, gather_stems, node_count, stem
+from simpletuner_gh200.store.coming import ComingDataset, is_caption
+from simpletuner_gh200.store.discovery import Listing, part_of
 from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.scrub import Scrub
 from simpletuner_gh200.store.shared_memory import StagedMemory, nothing_staged, receive_memory, share_memory
-from simpletuner_gh200.store.staging import request_for, stage
+from simpletuner_gh200.store.staging import look_over, request_for, stage
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -49,12 +54,22 @@ class _Entry:
         )
 
 
+@dataclass(frozen=True)
+class _InBackground:
+    """How a dataset is staged while training runs."""
+
+    listing: Listing | None
+    pace: Pace
+    effort: Effort
+
+
 class StoreFeature(Feature):
     name = "store"
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
-        self._staged: dict[str, StagedDataset] = {}
+        self._staged: dict[str, StagedDataset | ComingDataset] = {}
+        self._arrivals: Arrivals | None = None
         self._reports: dict[str, StagingReport] = {}
         self._scrubs: list[Scrub] = []
         self._group: NodeGroup | None = None
@@ -74,6 +89,10 @@ class StoreFeature(Feature):
         self._entries, self._reports, self._final = {}, {}, {}
         self._group = NodeGroup.from_environment("store")
         self._group.join()
+        # Of its own: what comes in the background must not meet what is shared meanwhile.
+        arrivals = NodeGroup.from_environment("arrivals")
+        arrivals.join()
+        self._arrivals = Arrivals(arrivals, self._watch_over)
 
     def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [self._rewritten(entry) for entry in entries]
@@ -100,6 +119,15 @@ class StoreFeature(Feature):
                 f'"per_node": "shard" cannot work with this SimpleTuner: {DEALING}: {seam.status}',
                 remedy='set "per_node" to "all"',
             )
+
+    def data_ready(self, trainer: Any) -> None:
+        if self._arrivals is not None:
+            self._arrivals.begin()
+
+    def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        if self._arrivals is not None:
+            self._arrivals.end_if_failed(int(trainer.state.get("global_step", 0)))
+        return batch
 
     def samples_dealt(self, metadata: Any) -> None:
         """The first deal of a dataset decides what its shard is; what later deals add is read from disk."""
@@ -131,6 +159,9 @@ class StoreFeature(Feature):
     def _let_go(self) -> None:
         """The memory goes back when the last view of it does."""
         self._to_be_dealt.clear()
+        if self._arrivals is not None:
+            self._arrivals.close()
+            self._arrivals = None
         for scrub in self._scrubs:
             scrub.stop()
         self._scrubs.clear()
@@ -162,13 +193,41 @@ class StoreFeature(Feature):
             )
         return wins
 
-    def _whole(self, name: str, entry: _Entry) -> StagedDataset:
+    def _whole(self, name: str, entry: _Entry) -> StagedDataset | ComingDataset:
         """All of an entry's folder; held once where several entries, of different resolutions say, share it."""
         for other in self._staged:
             if self._entries[other].holds_the_same(entry):
                 logger.info("gh200: dataset %s reads the folder of dataset %s: held once", name, other)
                 return self._staged[other]
-        return self._obtain(name, entry, None)
+        if entry.settings.wait or entry.is_cache:
+            return self._obtain(name, entry, None)
+        return self._captions_first(name, entry)
+
+    def _captions_first(self, name: str, entry: _Entry) -> ComingDataset:
+        """What SimpleTuner reads before training starts is staged now, the rest while it trains."""
+        assert self._group is not None
+        assert self._arrivals is not None
+        group, arrivals, shared = self._group, self._arrivals.group, f"captions of {name}"
+        listing = None
+        if group.is_leader:
+            with self._failing(group, shared, name):
+                listing = look_over(request_for(entry.folder, entry.settings))
+                # Nothing to check or to compress, and the rest of the folder is read again anyway.
+                asked = request_for(entry.folder, entry.settings)
+                request = replace(asked, compression=None, verify="none", give_back_page_cache=False)
+                captions = part_of(listing, is_caption)
+                memory, _report = stage(request, tick=group.beat, label=f"staging captions of {name}", listing=captions)
+            share_memory(group, shared, memory)
+        else:
+            memory = receive_memory(group, shared)
+        coming = ComingDataset(StagedDataset(memory), self._arrivals.begin)
+        memory.close()
+
+        def obtain(pace: Pace, effort: Effort) -> StagedDataset:
+            return self._receive_or_stage(arrivals, name, entry, None, _InBackground(listing, pace, effort))
+
+        self._arrivals.expect(name, coming, obtain)
+        return coming
 
     def _stage_shard(self, name: str, entry: _Entry, backend: Any, metadata: Any) -> None:
         """Every rank of the node has its share now: stage the union, and serve it from here on."""
@@ -178,19 +237,41 @@ class StoreFeature(Feature):
 
     def _obtain(self, name: str, entry: _Entry, only: Callable[[bytes], bool] | None) -> StagedDataset:
         assert self._group is not None
-        if self._group.is_leader:
-            memory = self._stage(name, entry, self._group, only)
+        dataset = self._receive_or_stage(self._group, name, entry, only)
+        self._watch_over(dataset)
+        return dataset
+
+    def _receive_or_stage(
+        self,
+        group: NodeGroup,
+        name: str,
+        entry: _Entry,
+        only: Callable[[bytes], bool] | None,
+        background: _InBackground | None = None,
+    ) -> StagedDataset:
+        if group.is_leader:
+            memory = self._stage(name, entry, group, only, background)
         else:
-            memory = receive_memory(self._group, f"dataset {name}")
+            memory = receive_memory(group, f"dataset {name}")
         dataset = StagedDataset(memory)
         memory.close()
-        if self._group.is_leader and dataset.count:
+        return dataset
+
+    def _watch_over(self, dataset: StagedDataset) -> None:
+        """A scrub, in one rank of the node."""
+        if self._group is not None and self._group.is_leader and dataset.count:
             scrub = Scrub(dataset)
             scrub.start()
             self._scrubs.append(scrub)
-        return dataset
 
-    def _stage(self, name: str, entry: _Entry, group: NodeGroup, only: Callable[[bytes], bool] | None) -> StagedMemory:
+    def _stage(
+        self,
+        name: str,
+        entry: _Entry,
+        group: NodeGroup,
+        only: Callable[[bytes], bool] | None,
+        background: _InBackground | None,
+    ) -> StagedMemory:
         if entry.is_cache and not entry.folder.is_dir():
             # For all ranks: one that looked later might find the folder made.
             logger.info("gh200: dataset %s: %s is still to be made: nothing to hold in memory", name, entry.folder)
@@ -198,19 +279,29 @@ class StoreFeature(Feature):
             share_memory(group, f"dataset {name}", nothing)
             return nothing
         request = request_for(entry.folder, entry.settings)
-        try:
-            memory, report = stage(request, tick=group.beat, label=f"staging {name}", only=only)
-        except GH200Error as failure:
-            group.fail(f"dataset {name}", failure.message)
-            if isinstance(failure, DatasetCorrupt):
-                write_problems(failure.report, name, self._output_folder())
-            raise
+        options: dict[str, Any] = {}
+        if background is not None:
+            options = {"listing": background.listing, "pace": background.pace}
+            request = replace(request, workers=min(request.workers, background.effort.threads))
+        with self._failing(group, f"dataset {name}", name):
+            memory, report = stage(request, tick=group.beat, label=f"staging {name}", only=only, **options)
         self._reports[name] = report
         logger.info("gh200: dataset %s in memory: %s", name, report.line())
         if len(report.problems):
             write_problems(report.as_json(), name, self._output_folder())
         share_memory(group, f"dataset {name}", memory)
         return memory
+
+    @contextmanager
+    def _failing(self, group: NodeGroup, shared: str, name: str) -> Iterator[None]:
+        """Where staging fails, the others are told; what is broken is listed."""
+        try:
+            yield
+        except GH200Error as failure:
+            group.fail(shared, failure.message)
+            if isinstance(failure, DatasetCorrupt):
+                write_problems(failure.report, name, self._output_folder())
+            raise
 
     def _output_folder(self) -> Path:
         return Path(getattr(getattr(self.runtime.trainer, "config", None), "output_dir", None) or os.getcwd())

@@ -1,0 +1,197 @@
+"""Real runs of SimpleTuner, stock and ours, timed from outside: when each of its log lines came.
+
+SimpleTuner is imported once, in a server process; every run is a fork of it, so that a short run is not mostly imports.
+Nothing of ours is active in the server: a stock run is stock, but for the stand-in that a machine without CUDA needs.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.errors import RunFailed
+
+DATA_BEGINS, DATA_ENDS = "Loading data backend config", "Loading diffusion model"
+CAPTIONS_BEGIN, CAPTIONS_END = "Collecting captions", "Completed processing"
+FIRST_STEP = "gh200-bench: first optimizer step"
+MARKS = (DATA_BEGINS, CAPTIONS_BEGIN, CAPTIONS_END, DATA_ENDS, FIRST_STEP)
+LONGEST_RUN = 3600.0
+
+
+@dataclass(frozen=True)
+class StartTimes:
+    """Seconds of one run."""
+
+    data: float
+    captions: float
+    first_step: float
+    data_cpu: float
+    """CPU seconds of the whole process in the data phase: what is left to compare on a busy machine."""
+
+
+class RunServer:
+    """Starts runs; ``with`` ends it."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {"ACCELERATE_USE_CPU": "true", "SIMPLETUNER_LOG_LEVEL": "INFO"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode the import takes a minute more
+        code = "from simpletuner_gh200.bench.start_runs import serve; serve()"
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+        )
+        self._answer()
+
+    def run(self, config: Path, log: Path, *, stock: bool) -> StartTimes:
+        """Train what ``config`` says; its output goes to ``log``."""
+        assert self._server.stdin is not None
+        job = {"config": str(config), "log": str(log), "stock": stock}
+        self._server.stdin.write(json.dumps(job) + "\n")
+        self._server.stdin.flush()
+        answer = self._answer()
+        times = answer["times"]
+        if answer["code"] or not set(MARKS) <= times.keys():
+            end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+            raise RunFailed(f"a run of the benchmark failed (exit code {answer['code']}): {end}")
+        return StartTimes(
+            data=times[DATA_ENDS] - times[DATA_BEGINS],
+            captions=times[CAPTIONS_END] - times[CAPTIONS_BEGIN],
+            first_step=times[FIRST_STEP],
+            data_cpu=answer["cpu"][DATA_ENDS] - answer["cpu"][DATA_BEGINS],
+        )
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        if not line:
+            raise RunFailed("SimpleTuner could not be imported for the benchmark", remedy="gh200 doctor")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> RunServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+
+
+def serve() -> None:
+    """In the server: one JSON job per line of standard input, one JSON answer each."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what SimpleTuner prints while it is imported must not mix with the answers
+    for name in ("torch._inductor.cudagraph_trees", "torchsde", "datasets"):  # asked for later, but then always
+        with suppress(ImportError):
+            importlib.import_module(name)
+    for name in ("simpletuner.helpers.training.trainer", "simpletuner.helpers.data_backend.factory"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    answers.write("{}\n")
+    answers.flush()
+    for line in sys.stdin:
+        answers.write(json.dumps(_timed(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _timed(job: Mapping[str, Any]) -> dict[str, Any]:
+    reading, writing = os.pipe()
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _become(job, writing)
+    os.close(writing)
+    times: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    with os.fdopen(reading, "rb") as lines, open(job["log"], "wb") as log:
+        for line in lines:
+            now = time.monotonic() - started
+            log.write(b"%9.3f %s" % (now, line))
+            for mark in MARKS:
+                if mark.encode() in line and mark not in times:
+                    times[mark], cpu[mark] = now, _cpu_seconds(child)
+            if now > LONGEST_RUN:
+                os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return {"code": os.waitstatus_to_exitcode(status), "times": times, "cpu": cpu}
+
+
+def _cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _become(job: Mapping[str, Any], output: int) -> None:
+    """In the child: train, and never return into the server."""
+    code = 1
+    try:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        os.chdir(Path(job["config"]).parent)
+        _mark_first_step()
+        code = _train(job)
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+    except BaseException:  # noqa: BLE001 - said in full in the log; the exit code tells the rest
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _mark_first_step() -> None:
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    original = AcceleratedOptimizer.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        AcceleratedOptimizer.step = original
+        os.write(2, f"{FIRST_STEP}\n".encode())
+        return result
+
+    AcceleratedOptimizer.step = step
+
+
+def _say(words: str) -> None:
+    os.write(2, f"{words}\n".encode())
+
+
+def _train(job: Mapping[str, Any]) -> int:
+    if not job["stock"]:
+        from simpletuner_gh200.seams.rank import run_rank
+
+        return run_rank(["--config", job["config"]], _say)
+    import torch
+
+    if not torch.cuda.is_available():
+        torch.Tensor.pin_memory = lambda self, device=None: self
+    os.environ["CONFIG_BACKEND"], os.environ["CONFIG_PATH"] = "json", job["config"]
+    import simpletuner
+
+    script = str(Path(next(iter(simpletuner.__path__)), "train.py"))
+    sys.argv = [script]
+    runpy.run_path(script, run_name="__main__")
+    return 0

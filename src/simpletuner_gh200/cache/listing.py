@@ -1,0 +1,118 @@
+"""Which cache files there are, and how large they are: one pass over each folder, natively where that is possible."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simpletuner_gh200.cache.tensor_files import usable
+
+logger = logging.getLogger("simpletuner_gh200")
+
+SUFFIX = ".pt"
+ENTRIES_BYTES = 64 << 10
+_SHORTEST_ENTRY = 24
+"""Of a directory, in bytes: bounds how many fit."""
+
+
+@dataclass
+class CacheListing:
+    """The files of one cache. Paths are put together only when they are asked for: a start needs counts and sizes."""
+
+    folders: list[tuple[str, list[bytes], np.ndarray]] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+
+    def add(self, folder: str, names: list[bytes], sizes: np.ndarray) -> None:
+        self.folders.append((folder, names, sizes))
+        self.count += len(names)
+        self.size += int(sizes.sum())
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """(absolute path, size)"""
+        for folder, names, sizes in self.folders:
+            prefix = folder.rstrip("/") + "/"
+            for name, size in zip(names, sizes.tolist(), strict=True):
+                yield prefix + os.fsdecode(name), size
+
+
+def cache_files(folder: str, tick: Callable[[], None] = lambda: None) -> CacheListing:
+    """Every cache file under ``folder``, links to folders followed once; ``tick`` is called again and again."""
+    listing = CacheListing()
+    library = usable()
+    seen: set[tuple[int, int]] = set()
+    waiting = [os.path.abspath(folder)]
+    while waiting:
+        current = waiting.pop()
+        tick()
+        try:
+            fd = os.open(current, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as unreadable:
+            _say(current, unreadable)
+            continue
+        try:
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino) in seen:
+                continue
+            seen.add((found.st_dev, found.st_ino))
+            others = _list_natively(library, fd, current, listing, tick) if library is not None else os.listdir(fd)
+            waiting += _look_at(fd, current, others, listing)
+        except OSError as unreadable:
+            _say(current, unreadable)
+        finally:
+            os.close(fd)
+    return listing
+
+
+def _say(folder: str, unreadable: OSError) -> None:
+    if not isinstance(unreadable, FileNotFoundError):
+        logger.warning("gh200: what is in %s is not held in memory: %s", folder, unreadable)
+
+
+def _list_natively(
+    library: ctypes.CDLL, fd: int, folder: str, listing: CacheListing, tick: Callable[[], None]
+) -> list[str]:
+    """Put plain cache files on the list; the names of whatever else is there."""
+    scratch, names, others = (ctypes.create_string_buffer(ENTRIES_BYTES) for _ in range(3))
+    sizes = np.zeros(ENTRIES_BYTES // _SHORTEST_ENTRY, np.uint64)
+    counts = (ctypes.c_uint64 * 4)()
+    left: list[str] = []
+    while True:
+        more = library.gh200_list_tensors(
+            *(fd, SUFFIX.encode(), scratch, ENTRIES_BYTES),
+            *(names, sizes.ctypes.data, others, counts),
+        )
+        if more < 0:
+            raise OSError(-more, os.strerror(-more))
+        if more == 0:
+            return left
+        tick()
+        plain, odd, plain_bytes, odd_bytes = counts
+        if plain:
+            listing.add(folder, ctypes.string_at(names, plain_bytes - 1).split(b"\0"), sizes[:plain].copy())
+        if odd:
+            left += map(os.fsdecode, ctypes.string_at(others, odd_bytes - 1).split(b"\0"))
+
+
+def _look_at(fd: int, folder: str, names: list[str], listing: CacheListing) -> list[str]:
+    """Folders and links, one by one: cache files go on the list, folders come back."""
+    folders: list[str] = []
+    files: list[tuple[bytes, int]] = []
+    for name in names:
+        try:
+            found = os.stat(name, dir_fd=fd)
+        except OSError:  # it went since it was listed, or is a link that leads nowhere: the others are still there
+            continue
+        if stat.S_ISDIR(found.st_mode):
+            folders.append(os.path.join(folder, name))
+        elif stat.S_ISREG(found.st_mode) and name.endswith(SUFFIX):
+            files.append((os.fsencode(name), found.st_size))
+    if files:
+        listing.add(folder, [name for name, _ in files], np.array([size for _, size in files], np.uint64))
+    return folders

@@ -1,0 +1,332 @@
+"""``tensor_files.c`` as Python calls it: batches of ``.pt`` files taken apart without the interpreter lock.
+
+In a cache thousands of files carry the same pickle. It is understood once, by torch's own safe loader: the file is
+loaded from a mapping, so that where each tensor's bytes lie tells which part of which storage they are. Every other
+file with that very pickle is then taken apart by those places. Where the library can't be built, ``cache.fill`` reads
+each file by itself; see ``usable``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simpletuner_gh200.cache.layout import parse
+from simpletuner_gh200.cache.record import EXPONENTS, Record, Unrepresentable, encode
+from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.compiled import CSource
+from simpletuner_gh200.memory.mapping import create_memfd
+
+logger = logging.getLogger("simpletuner_gh200")
+
+SOURCE = CSource(Path(__file__).with_name("tensor_files.c"), "fast filling of caches", "go without: it takes longer")
+
+TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED = range(8)
+MOST_STORAGES = 64
+MOST_SHAPES = 256
+"""Pickles that are remembered. A cache whose every file has its own goes the old way."""
+
+BUFFER_BYTES = 768 << 10
+"""Of inflated files at a time: they stay in the processor's cache until they are written out."""
+SCRATCH_BYTES = 1 << 20
+LARGEST_BYTES = 64 << 20
+"""Larger files are read one by one: what a batch saves is nothing beside them."""
+
+_LEAF = np.dtype([(name, np.uint64) for name in ("storage", "start", "size", "at", "word", "exponent")])
+_FILE = np.dtype(
+    [
+        *((name, np.uint64) for name in ("status", "shape", "size", "mtime_ns", "ctime_ns", "inode", "ordinary")),
+        *((name, np.uint64) for name in ("content", "content_size", "pickle", "pickle_size")),
+        ("storages", np.uint64, MOST_STORAGES),
+        ("finite", np.uint64),
+    ]
+)
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *(("pickle", ctypes.c_void_p), ("pickle_size", ctypes.c_uint64)),
+        *(("leaves", ctypes.c_void_p), ("leaf_count", ctypes.c_uint64)),
+        *(("storage_sizes", ctypes.c_void_p), ("storage_count", ctypes.c_uint64)),
+        *(("payload_size", ctypes.c_uint64), ("refused", ctypes.c_uint64)),
+    )
+
+
+@lru_cache(maxsize=1)
+def usable() -> ctypes.CDLL | None:
+    """The library, or None, once said why, where this machine can't build or load it."""
+    try:
+        return _with_types(ctypes.CDLL(str(SOURCE.library())))
+    except (FeatureUnavailable, OSError, AttributeError) as reason:
+        logger.info("gh200: caches are filled with Python's own file calls, more slowly: %s", reason)
+        return None
+
+
+def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
+    size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+    library.gh200_take_files.argtypes = (
+        *(ctypes.c_char_p, number, pointer, size, pointer, size),
+        *(pointer, ctypes.c_uint64, number, pointer),
+    )
+    library.gh200_put_payloads.argtypes = (
+        *(pointer, pointer, pointer, pointer, pointer, number),
+        *(number, pointer),
+    )
+    library.gh200_list_tensors.argtypes = (
+        *(number, ctypes.c_char_p, pointer, size),
+        *(pointer, pointer, pointer, pointer),
+    )
+    library.gh200_enter_slots.argtypes = (pointer, ctypes.c_uint64, pointer, number, ctypes.c_uint64, pointer)
+    library.gh200_crc32.argtypes, library.gh200_crc32.restype = (ctypes.c_char_p, size), ctypes.c_uint32
+    library.gh200_inflate.argtypes = (ctypes.c_char_p, size, pointer, size)
+    library.gh200_inflate.restype = ctypes.c_int64
+    return library
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every file with one pickle has in common."""
+
+    pickle: bytes
+    layout: bytes
+    payload_size: int
+    refusal: str | None = None
+    """Why a value like this can't be held. The empty text: it can't be read here, and goes the old way."""
+
+
+class Shapes:
+    """The pickles that were understood so far. Safe in threads: what is there never moves or changes."""
+
+    def __init__(self) -> None:
+        self.known: list[Shape] = []
+        self.table = (_Shape * MOST_SHAPES)()
+        self._kept: list[Any] = []
+        self._lock = threading.Lock()
+
+    def learn(self, content: bytes, pickle: bytes) -> bool:
+        """Understand the pickle of a file that was found whole; False where no more are remembered."""
+        with self._lock:
+            if any(shape.pickle == pickle for shape in self.known):
+                return True
+            storages = _storages(content)
+            if len(self.known) >= MOST_SHAPES or storages is None:
+                return False
+            refusal, record, places = _understand(content, storages)
+            self._add(pickle, refusal, record, places, storages)
+            return True
+
+    def _add(self, pickle: bytes, refusal: str | None, record: Record | None, places: Any, storages: Any) -> None:
+        sizes = np.array([size for _, size in storages], np.uint64)
+        text = np.frombuffer(pickle, np.uint8)
+        self._kept += [places, sizes, text]
+        row = self.table[len(self.known)]
+        row.pickle, row.pickle_size = text.ctypes.data, len(pickle)
+        row.leaves, row.leaf_count = places.ctypes.data, len(places)
+        row.storage_sizes, row.storage_count = sizes.ctypes.data, len(sizes)
+        row.payload_size, row.refused = (record.size if record is not None else 0), int(refusal is not None)
+        layout = record.layout if record is not None else b""
+        self.known.append(Shape(pickle, layout, record.size if record is not None else 0, refusal))
+
+
+def _understand(content: bytes, storages: Sequence[tuple[int, int]]) -> tuple[str | None, Record | None, np.ndarray]:
+    """(why not, the value taken apart, where its tensors lie) of a file's content."""
+    import torch
+
+    nowhere = np.zeros(0, _LEAF)
+    fd = create_memfd("pickle")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        inode = os.fstat(fd).st_ino
+        value = torch.load(f"/proc/self/fd/{fd}", map_location="cpu", weights_only=True, mmap=True)
+        record = encode(value)
+        places = _places(record, storages, inode)
+    except Unrepresentable as odd:
+        return odd.reason, None, nowhere
+    except Exception as failed:  # noqa: BLE001 - torch says in many ways that it doesn't take a file; the old way tells
+        logger.debug("gh200: a pickle is not understood: %s", failed)
+        return "", None, nowhere
+    finally:
+        os.close(fd)
+    return ("", None, nowhere) if places is None else (None, record, places)
+
+
+def _places(record: Record, storages: Sequence[tuple[int, int]], inode: int) -> np.ndarray | None:
+    """Of each tensor: which storage, from where in it; None where one does not lie in the mapped file."""
+    leaves = parse(record.layout).leaves
+    rows = []
+    for leaf, (at, piece) in zip(leaves, record.pieces, strict=True):
+        word, exponent = _finite_by(leaf.dtype)
+        if not piece.nbytes:
+            rows.append((0, 0, 0, at, word, exponent))
+            continue
+        place = _place_in_file(piece.__array_interface__["data"][0], inode)
+        inside = [
+            (number, place - start)
+            for number, (start, size) in enumerate(storages)
+            if place is not None and start <= place and place + piece.nbytes <= start + size
+        ]
+        if len(inside) != 1:
+            return None
+        rows.append((*inside[0], piece.nbytes, at, word, exponent))
+    return np.array(rows, _LEAF)
+
+
+def _finite_by(dtype: str) -> tuple[int, int]:
+    import torch
+
+    known = EXPONENTS.get(dtype)
+    if known is not None:
+        return np.dtype(known[0]).itemsize, known[1]
+    return (0, 0) if getattr(torch, dtype).is_floating_point else (1, 0)
+
+
+def _place_in_file(address: int, inode: int) -> int | None:
+    """Which byte of the mapped file with that inode is at ``address``."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            where, _mode, offset, _device, found, *_ = line.split(maxsplit=5)
+            first, _, last = where.partition("-")
+            if int(first, 16) <= address < int(last, 16):
+                return address - int(first, 16) + int(offset, 16) if int(found) == inode else None
+    return None
+
+
+class TakenFile(NamedTuple):
+    """What became of one file of a batch."""
+
+    status: int
+    shape: Shape | None
+    size: int
+    mtime_ns: int
+    inode: int
+    ordinary: bool
+    finite: bool
+
+
+class FileTaker:
+    """Takes batches of files apart. For one thread: it owns its buffers."""
+
+    def __init__(self, library: ctypes.CDLL, shapes: Shapes, *, look_for_nan: bool) -> None:
+        self._take, self._put = library.gh200_take_files, library.gh200_put_payloads
+        self._shapes = shapes
+        self._look_for_nan = look_for_nan
+        self._buffer = np.empty(BUFFER_BYTES, np.uint8)
+        self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        self._files = np.zeros(0, _FILE)
+
+    def take(self, paths: Sequence[str]) -> list[TakenFile]:
+        """The first of ``paths``, as many as there is room for and at least one; their bytes stay until the next call.
+
+        Files whose pickle was new are looked at again once it is understood.
+        """
+        if not paths:
+            return []
+        encoded = b"\0".join(os.fsencode(path) for path in paths)
+        if len(self._files) < len(paths):
+            self._files = np.zeros(len(paths), _FILE)
+        while True:
+            count = self._take_once(encoded, len(paths))
+            if int(self._files["status"][0]) == NO_ROOM and count == 1 and self._make_room(paths[0]):
+                continue
+            if not self._learn(count):
+                return self._described(count)
+
+    def _take_once(self, encoded: bytes, count: int) -> int:
+        done: int = self._take(
+            *(encoded, count, self._buffer.ctypes.data, self._buffer.nbytes),
+            *(self._scratch.ctypes.data, self._scratch.nbytes, self._shapes.table, len(self._shapes.known)),
+            *(self._look_for_nan, self._files.ctypes.data),
+        )
+        return done if int(self._files["status"][0]) != NO_ROOM else 1
+
+    def _make_room(self, path: str) -> bool:
+        """For a file that is larger than all of the buffer; False where it is too large for a batch altogether."""
+        needed = int(self._files["content_size"][0]) or self._inflated_size(path)
+        if not self._buffer.nbytes < needed <= LARGEST_BYTES:
+            return False
+        self._buffer = np.empty(needed, np.uint8)
+        return True
+
+    @staticmethod
+    def _inflated_size(path: str) -> int:
+        try:
+            with open(path, "rb") as file:
+                file.seek(-4, os.SEEK_END)
+                return int.from_bytes(file.read(4), "little")
+        except OSError:
+            return 0
+
+    def _learn(self, count: int) -> bool:
+        """Understand the pickles that weren't; True if there were some, so that it pays to look again."""
+        files, learned = self._files[:count], False
+        for file in files[files["status"] == UNKNOWN]:
+            start, size = int(file["content"]), int(file["content_size"])
+            content = self._buffer[start : start + size].tobytes()
+            pickle = content[int(file["pickle"]) : int(file["pickle"]) + int(file["pickle_size"])]
+            learned |= self._shapes.learn(content, pickle)
+        return learned
+
+    def _described(self, count: int) -> list[TakenFile]:
+        files = self._files[:count]
+        known = self._shapes.known
+        columns = (files[name].tolist() for name in _DESCRIBED)
+        return [
+            TakenFile(
+                status, known[shape] if status in (TAKEN, REFUSED) else None, size, mtime, inode, bool(own), bool(ok)
+            )
+            for status, shape, size, mtime, inode, own, ok in zip(*columns, strict=True)
+        ]
+
+    def put(self, which: Sequence[int], offsets: Sequence[int], *, fd: int | None, address: int) -> None:
+        """Write the payloads of taken files, by their number in the batch, to ``offsets`` of a segment."""
+        numbers, places = np.array(which, np.uint32), np.array(offsets, np.uint64)
+        refused = self._put(
+            *(self._buffer.ctypes.data, self._shapes.table, self._files.ctypes.data),
+            *(numbers.ctypes.data, places.ctypes.data, len(numbers)),
+            *(-1 if fd is None else fd, address),
+        )
+        if refused:
+            raise OSError(refused, os.strerror(refused))
+
+
+def enter_slots(
+    library: ctypes.CDLL, words: memoryview, rows: Sequence[Sequence[int]], fresh: int
+) -> tuple[int, bytes]:
+    """Publish entries in an index: how many keys were new to it, and of each entry whether it is published."""
+    table = np.array(rows, np.uint64)
+    done = np.zeros(len(table), np.uint8)
+    index = np.frombuffer(words, np.uint64)
+    slots = len(index) // 8
+    added: int = library.gh200_enter_slots(
+        index.ctypes.data, slots, table.ctypes.data, len(table), max(fresh, 0), done.ctypes.data
+    )
+    return added, done.tobytes()
+
+
+_DESCRIBED = ("status", "shape", "size", "mtime_ns", "inode", "ordinary", "finite")
+
+
+def _storages(content: bytes) -> list[tuple[int, int]] | None:
+    """(where its bytes begin, how many) of each storage of a zip file, by its number; None where one is missing."""
+    import io
+    import zipfile
+
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        found = {}
+        for member in archive.infolist():
+            _, slash, number = member.filename.partition("/data/")
+            if slash and number.isdigit():
+                local = content[member.header_offset : member.header_offset + 30]
+                names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+                found[int(number)] = (member.header_offset + 30 + names, member.file_size)
+    return [found[at] for at in range(len(found))] if sorted(found) == list(range(len(found))) else None

@@ -1,0 +1,58 @@
+"""Filling while training runs: one quiet job per process, which never ends a run and stops within a file's time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.pace import BackgroundPace, Effort, background_effort
+
+logger = logging.getLogger("simpletuner_gh200")
+
+State = Literal["running", "done", "stopped", "failed"]
+
+
+class BackgroundJob:
+    """``work`` is handed the pace it has to keep; what it raises is said, and costs only what it had left to do."""
+
+    def __init__(self, work: Callable[[BackgroundPace, Effort], None], *, name: str) -> None:
+        self.effort = background_effort(len(os.sched_getaffinity(0)))
+        self.state: State = "running"
+        self.seconds = 0.0
+        self._pace = BackgroundPace(self.effort.share)
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        started = time.monotonic()
+        try:
+            self._pace.begin()
+            self._work(self._pace, self.effort)
+            self.state = "stopped" if self._pace.ended else "done"
+        except (GH200Error, OSError) as failed:
+            self.state = "failed"
+            logger.warning("gh200: what is not in memory yet is read from disk: %s", failed)
+        finally:
+            self.seconds = time.monotonic() - started
+
+    def end(self) -> None:
+        """Tell it to stop at its next file."""
+        self._pace.end()
+
+    def stop(self) -> None:
+        """End it, and wait until it has."""
+        self.end()
+        self.wait()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it has ended by itself; False where it had not by then."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()

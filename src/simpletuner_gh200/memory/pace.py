@@ -1,0 +1,75 @@
+"""How hard background work may go: few threads, at low priority, resting so that training has the machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+NICE = 15
+"""Of a thread in the background: it runs where nobody else wants to."""
+
+CORES_PER_THREAD = 8
+MOST_THREADS = 8
+FEW_CORES = 4
+SHARE_ON_FEW_CORES = 0.5
+"""Of its time that a background thread works, where training needs every core: the lock and the caches of the processor
+are shared even with a thread that only runs in gaps."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What background work may take of a machine."""
+
+    threads: int
+    share: float
+    """Of its time that each thread works; it rests in between."""
+
+
+def background_effort(cores: int) -> Effort:
+    threads = max(1, min(cores // CORES_PER_THREAD, MOST_THREADS))
+    return Effort(threads, SHARE_ON_FEW_CORES if cores <= FEW_CORES else 1.0)
+
+
+class Pace:
+    """At full speed, and to the end."""
+
+    ended = False
+
+    def begin(self) -> None:
+        """A thread starts to work, or goes on after it waited for work."""
+
+    def rest(self, size: int) -> None:
+        """A thread has done so many bytes."""
+
+
+class BackgroundPace(Pace):
+    """For all threads of one background job; ``end`` makes them stop at their next file."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self._share = share
+        self._stop = threading.Event()
+        self._local = threading.local()
+
+    @property
+    def ended(self) -> bool:  # type: ignore[override]
+        return self._stop.is_set()
+
+    def end(self) -> None:
+        self._stop.set()
+
+    def begin(self) -> None:
+        if not hasattr(self._local, "since"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux: of this thread alone
+        self._local.since = time.monotonic()
+
+    def rest(self, size: int) -> None:
+        """As long as the share asks for after the time that was worked."""
+        worked = time.monotonic() - self._local.since
+        if self._share < 1.0:
+            self._stop.wait(min(worked * (1 / self._share - 1), 1.0))
+        self._local.since = time.monotonic()
+
+
+AT_ONCE = Pace()

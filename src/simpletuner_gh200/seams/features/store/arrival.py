@@ -1,0 +1,134 @@
+"""Datasets that come into memory while training runs, and how all ranks end together where one can't."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from simpletuner_gh200.errors import GH200Error, StoreError
+from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.mapping import SIZE_SEALS, create_memfd, map_shared
+from simpletuner_gh200.memory.pace import Effort, Pace
+from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.store.coming import ComingDataset
+from simpletuner_gh200.store.reader import StagedDataset
+from simpletuner_gh200.store.staging import StagingStopped
+
+logger = logging.getLogger("simpletuner_gh200")
+
+Obtain = Callable[[Pace, Effort], StagedDataset]
+"""Stages a dataset, or receives it from the rank that does."""
+
+
+class StopAt:
+    """The optimizer step at which all ranks of a node end, in memory that they share; 0 while nobody wants to."""
+
+    def __init__(self, group: NodeGroup) -> None:
+        self._leads = group.is_leader
+        if group.is_leader:
+            fd = create_memfd("stop", 8, SIZE_SEALS)
+            group.share("stop", fd)
+        else:
+            _, (fd,) = group.receive("stop")
+        mapped = map_shared(fd)
+        assert mapped is not None
+        self._word = memoryview(mapped).cast("Q")
+        os.close(fd)
+
+    def reached(self, step: int, wanted: bool) -> bool:
+        """Is ``step`` where this rank has to end? Asked before each batch; ``wanted`` counts in the leader only.
+
+        The leader names the step after its own. No rank gets past a step that the leader has not finished, since
+        gradients are shared there: so whoever comes to the named one knows of it.
+        """
+        if wanted and self._leads and not self._word[0]:
+            self._word[0] = step + 1
+        return bool(self._word[0]) and step >= self._word[0]
+
+
+@dataclass
+class _Coming:
+    name: str
+    dataset: ComingDataset
+    obtain: Obtain
+
+
+class Arrivals:
+    """All datasets of a run that are on their way. Collective: every rank of a node has the same, in the same order."""
+
+    def __init__(self, group: NodeGroup, arrived: Callable[[StagedDataset], None]) -> None:
+        self.group = group
+        self._arrived = arrived
+        self._coming: list[_Coming] = []
+        self._job: BackgroundJob | None = None
+        self._failure: GH200Error | None = None
+        self._stop_at = StopAt(group)
+        self._beginning = threading.Lock()
+
+    def expect(self, name: str, dataset: ComingDataset, obtain: Obtain) -> None:
+        self._coming.append(_Coming(name, dataset, obtain))
+
+    def begin(self) -> None:
+        """Bring them, in the background: SimpleTuner reads images, or is done with preparing the data.
+
+        Not before: where its caches are filled it reads captions only, and what it does then takes long enough.
+        """
+        with self._beginning:
+            if self._coming and self._job is None:
+                self._job = BackgroundJob(self._bring_all, name="gh200-arrivals")
+                self._job.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """For tests: until all are there, or one failed."""
+        return self._job is None or self._job.wait(timeout)
+
+    def end_if_failed(self, step: int) -> None:
+        """Raises, in every rank at the same step, what ended the staging."""
+        if not self._stop_at.reached(step, self._failure is not None):
+            return
+        self.wait(5)
+        raise self._failure or StoreError("a dataset could not be held in memory; local rank 0 says why")
+
+    def close(self) -> None:
+        """Whatever is still coming does not come any more."""
+        if self._job is not None:
+            self._job.end()
+        self.group.hang_up()
+        if self._job is not None and not self._job.wait(10):
+            logger.warning("gh200: staging does not end; its thread is left behind")
+
+    def _bring_all(self, pace: Pace, effort: Effort) -> None:
+        for one in self._as_they_come():
+            try:
+                self._bring(one, pace, effort)
+            except StagingStopped:
+                return
+            except GH200Error as failure:
+                if pace.ended:  # the others have hung up, as we have
+                    return
+                self._failure = failure
+                logger.error("gh200: dataset %s: %s; the run ends with the next step", one.name, failure.message)
+                return
+
+    def _as_they_come(self) -> Iterator[_Coming]:
+        """Datasets may still be added while the first ones are on their way."""
+        done = 0
+        while done < len(self._coming):
+            yield self._coming[done]
+            done += 1
+
+    def _bring(self, one: _Coming, pace: Pace, effort: Effort) -> None:
+        whole = one.obtain(pace, effort)
+        one.dataset.prepare(whole)
+        point = f"{one.name} is there"
+        if self.group.is_leader:
+            self.group.hear(point)
+            self.group.share(point)
+        else:
+            self.group.tell(point)
+            self.group.receive(point)
+        one.dataset.arrive()
+        self._arrived(whole)

@@ -1,0 +1,183 @@
+"""Filling that goes on while training runs: nothing waits for it, and nothing is lost when it ends early."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache.service import Caches, Wanted
+from simpletuner_gh200.cache.table import MISSING
+from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory import background, pace
+from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.pace import BackgroundPace, background_effort
+from simpletuner_gh200.memory.sharing import NodeGroup
+
+
+def alone() -> NodeGroup:
+    return NodeGroup.from_environment("test", {})
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "vae"
+    folder.mkdir()
+    paths = [str(folder / f"{number}.pt") for number in range(30)]
+    for number, path in enumerate(paths):
+        torch.save(torch.full((100,), float(number)), path)
+    return paths
+
+
+def opened(tmp_path, **options) -> Caches:
+    return Caches([Wanted("vae-x", "vae", str(tmp_path / "vae"))], allowed=None, group=alone(), **options)
+
+
+@pytest.fixture
+def held_up(monkeypatch):
+    """The background rests after its first batch until it is told to go on."""
+    go_on = threading.Event()
+    rest = BackgroundPace.rest
+
+    def waiting(self, size):
+        while not self.ended and not go_on.wait(0.01):
+            continue
+        rest(self, size)
+
+    monkeypatch.setattr(BackgroundPace, "rest", waiting)
+    monkeypatch.setattr("simpletuner_gh200.cache.batch_fill.MOST_FILES", 4)
+    monkeypatch.setattr("simpletuner_gh200.cache.pack_reading.MOST_ENTRIES", 4)
+    monkeypatch.setattr(background, "background_effort", lambda cores: pace.Effort(1, 1.0))
+    yield go_on
+    go_on.set()
+
+
+def test_fill_returns_before_anything_is_in_and_entries_come_by_themselves(tmp_path, files, held_up):
+    caches = opened(tmp_path)
+    caches.fill("background")
+    table = caches.tables["vae-x"]
+    assert not caches.wait_until_filled(0.05)
+    assert any(table.find(path) is None for path in files)
+    assert caches.report()["vae-x"]["filling"] == "running"
+    held_up.set()
+    assert caches.wait_until_filled(20)
+    assert all(float(table.get(path)[0]) == number for number, path in enumerate(files))
+    assert caches.report()["vae-x"]["filling"] == "done"
+    caches.close()
+
+
+def test_what_is_asked_for_first_comes_from_the_pack_at_once(tmp_path, files, held_up):
+    held_up.set()
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill("background")
+    assert first.wait_until_filled(20), "and its packs are written"
+    first.close()
+    held_up.clear()
+    second = opened(tmp_path, packs=tmp_path / "packs")
+    second.fill("background")
+    table = second.tables["vae-x"]
+    assert [float(table.get(path)[0]) for path in reversed(files)] == [float(n) for n in reversed(range(30))]
+    assert table.statistics.misses.value == 0
+    assert second.report()["vae-x"]["filling"] == "running"
+    second.close()
+    assert second.report()["vae-x"]["filling"] == "stopped"
+
+
+def test_lazy_takes_only_what_is_asked_for(tmp_path, files):
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill("lazy")
+    table = caches.tables["vae-x"]
+    assert table.control.held == 0
+    assert float(table.get(files[7])[0]) == 7.0
+    assert caches.report()["vae-x"]["entries"] == 1
+    caches.close()
+
+
+def test_a_pack_whose_file_changed_is_not_believed_at_first_use(tmp_path, files):
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    torch.save(torch.full((100,), 99.0), files[3])
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill("lazy")
+    assert caches.tables["vae-x"].get(files[3]) is MISSING
+    assert float(caches.tables["vae-x"].get(files[4])[0]) == 4.0
+    caches.close()
+
+
+def test_a_damaged_payload_is_found_at_first_use_and_by_the_background(tmp_path, files):
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    [pack] = (tmp_path / "packs").rglob("*.pack")
+    pack.chmod(0o600)
+    content = bytearray(pack.read_bytes())
+    at = content.index(torch.full((100,), 5.0).numpy().tobytes())
+    content[at] ^= 1
+    pack.write_bytes(content)
+    pack.chmod(0o400)
+    lazy = opened(tmp_path, packs=tmp_path / "packs")
+    lazy.fill("lazy")
+    assert lazy.tables["vae-x"].get(files[5]) is MISSING
+    lazy.close()
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill("background")
+    assert caches.wait_until_filled(20)
+    assert caches.loaded["vae-x"].damaged == 1
+    assert all(float(caches.tables["vae-x"].get(path)[0]) == number for number, path in enumerate(files))
+    caches.close()
+
+
+def test_closing_stops_it_and_what_came_so_far_goes_into_packs(tmp_path, files, held_up):
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill("background")
+    table = caches.tables["vae-x"]
+    deadline = time.monotonic() + 20
+    while table.control.held == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    caches.save()
+    taken = caches.report()["vae-x"]["entries"]
+    caches.close()
+    assert 0 < taken < 30
+    again = opened(tmp_path, packs=tmp_path / "packs")
+    again.fill()
+    assert again.loaded["vae-x"].entries == taken
+    again.close()
+
+
+def test_what_goes_wrong_in_the_background_is_said_and_ends_nothing(caplog):
+    def work(_pace, _effort):
+        raise CacheError("no more segments")
+
+    job = BackgroundJob(work, name="test")
+    with caplog.at_level(logging.WARNING):
+        job.start()
+        assert job.wait(20)
+    assert job.state == "failed"
+    assert "no more segments" in caplog.text
+
+
+def test_background_threads_are_few_and_low():
+    assert [background_effort(cores).threads for cores in (1, 2, 8, 16, 72, 288)] == [1, 1, 1, 2, 8, 8]
+    assert background_effort(2).share < 1 == background_effort(72).share
+    priorities = []
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def work(_pace, _effort):
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    job = BackgroundJob(work, name="test")
+    job.start()
+    job.wait(20)
+    assert priorities == [max(before, pace.NICE)] or priorities == [pace.NICE]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before, "the others stay as they were"

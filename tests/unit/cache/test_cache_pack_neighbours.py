@@ -1,0 +1,196 @@
+"""Others on the same machine: their packs and links are not ours, and the disk is not ours alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from simpletuner_gh200.cache import disk_room, pack_place
+from simpletuner_gh200.cache import pack as pack_module
+from simpletuner_gh200.cache.control import Control
+from simpletuner_gh200.cache.disk_room import DiskFull, DiskRoom, must_stay_free
+from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.pack_folder import PackFolder
+from simpletuner_gh200.cache.pack_place import LOCK, MARKER, NotOurs, folder_for
+from simpletuner_gh200.cache.service import Caches, Wanted
+from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.units import GIB, parse_bytes
+from tests.unit.nobody import NOBODY, as_nobody
+
+
+def fresh_table():
+    return Table("t", Control.create(64, label="t", shared=False))
+
+
+@pytest.fixture
+def packed(tmp_path, saved):
+    """(folder of packs, paths), readable by everybody."""
+    paths = [saved(torch.full((500,), float(number)), f"src/{number}.pt") for number in range(3)]
+    table, packs = fresh_table(), PackFolder(tmp_path / "cache_dir" / "packs")
+    assert all(take_in(table, path) for path in paths)
+    packs.make(str(tmp_path / "src"))
+    assert packs.save(table, paths) > 0
+    packs.folder.chmod(0o755)
+    for pack in packs.folder.glob("*.pack"):
+        pack.chmod(0o444)
+    return packs.folder, paths
+
+
+def loaded_by_nobody(folder):
+    def work():
+        loaded = PackFolder(folder).load(fresh_table(), workers=1)
+        raise SystemExit(10 + loaded.entries)
+
+    return as_nobody(work, folder) - 10
+
+
+@pytest.fixture
+def give_away(monkeypatch):
+    """Make another user the owner; where this one has no right to, the two places that ask believe so."""
+    if os.getuid() == 0:
+        return lambda path: os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    given: set[int] = set()
+    for module in (pack_module, pack_place):
+        monkeypatch.setattr(module, "is_ours", lambda found: found.st_ino not in given)
+    return lambda path: given.add(os.lstat(path).st_ino)
+
+
+def test_packs_of_another_user_are_not_served_and_those_of_root_are(packed, give_away, caplog):
+    folder, paths = packed
+    assert loaded_by_nobody(folder) == len(paths), "root could do anything anyway"
+    (pack,) = folder.glob("*.pack")
+    give_away(pack)
+    assert PackFolder(folder).load(fresh_table(), workers=1).entries == 0
+    assert "not to us" in caplog.text
+    assert pack.exists(), "nor is it ours to remove"
+
+
+def test_a_pack_that_others_may_write_to_is_not_served(packed, caplog):
+    folder, _paths = packed
+    (pack,) = folder.glob("*.pack")
+    pack.chmod(0o666)
+    assert PackFolder(folder).load(fresh_table(), workers=1).entries == 0
+    assert "can be written by others (mode 666)" in caplog.text
+    assert pack.exists()
+
+
+def test_a_folder_of_another_user_is_not_used(packed, tmp_path, give_away, caplog):
+    folder, _paths = packed
+    give_away(folder)
+    with pytest.raises(NotOurs, match=r"belongs to user \d+, not to us"):
+        PackFolder(folder).load(fresh_table(), workers=1)
+    wanted = Wanted("packs", "vae", str(tmp_path / "src"))
+    root = tmp_path / "cache_dir"
+    folder.rename(folder_for(root, wanted.name, wanted.folder))
+    caches = Caches([wanted], allowed=None, group=NodeGroup.from_environment("test", {}), packs=root)
+    caches.fill()
+    assert "cache packs goes without packs" in caplog.text
+    assert caches.report()["packs"]["entries"] == 3
+    caches.save()
+    caches.close()
+
+
+def test_links_that_somebody_planted_are_not_followed_for_writing(packed, tmp_path, saved):
+    """For the folder, the lock, the marker and what is written beside a pack."""
+    folder, paths = packed
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (folder / MARKER).unlink()
+    (folder / MARKER).symlink_to(victim)
+    PackFolder(folder).make(str(tmp_path / "src"))
+    assert not (folder / MARKER).is_symlink()
+    assert victim.read_text() == "precious"
+    (folder / LOCK).unlink()
+    (folder / LOCK).symlink_to(tmp_path / "made-by-us")
+    table = fresh_table()
+    assert all(take_in(table, path) for path in [*paths, saved(torch.ones(3), "src/new.pt")])
+    with pytest.raises(OSError, match="symbolic link"):
+        PackFolder(folder).save(table, [*paths, str(tmp_path / "src" / "new.pt")])
+    assert not (tmp_path / "made-by-us").exists()
+
+
+def test_a_link_in_place_of_the_folder_is_refused(packed, tmp_path):
+    folder, _paths = packed
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(folder, elsewhere)
+    before = sorted(os.listdir(elsewhere))
+    folder.symlink_to(elsewhere)
+    for use in (lambda: PackFolder(folder).make("x"), lambda: PackFolder(folder).load(fresh_table(), workers=1)):
+        with pytest.raises(NotOurs, match="is a link"):
+            use()
+    assert sorted(os.listdir(elsewhere)) == before
+
+
+def test_a_cache_dir_that_is_somebody_elses_link_is_refused_and_our_own_is_not(tmp_path, give_away):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    PackFolder(tmp_path / "link" / "packs").make("x")
+    assert (tmp_path / "real" / "packs" / MARKER).exists()
+    give_away(tmp_path / "link")
+    with pytest.raises(NotOurs, match=r"is a link of user \d+"):
+        PackFolder(tmp_path / "link" / "packs").make("x")
+
+
+# -- the disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "threshold", "expected"),
+    [(1000 * GIB, 0, 100 * GIB), (1000 * GIB, 50 * GIB, 100 * GIB), (1000 * GIB, 200 * GIB, 200 * GIB), (0, 0, 0)],
+)
+def test_a_tenth_of_the_disk_or_the_threshold_stays_free(total, threshold, expected):
+    assert must_stay_free(total, threshold) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("100G", 100 * GIB), ("1.5 tb", 1536 * GIB), ("4096", 4096), ("10 MB", 10 << 20), ("None", None), ("lots", None)],
+)
+def test_sizes_as_simpletuner_writes_them(text, expected):
+    assert parse_bytes(text) == expected
+
+
+def free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def test_packs_leave_the_room_that_checkpoints_need_and_say_so_once(packed, tmp_path, saved, caplog):
+    folder, paths = packed
+    new = saved(torch.ones(300_000), "src/new.pt")
+    table = fresh_table()
+    assert take_in(table, new)
+    before = sorted(os.listdir(folder))
+    packs = PackFolder(folder, keep_free=free_bytes(tmp_path) + GIB)
+    assert packs.save(table, [*paths, new]) == 0
+    assert packs.save(table, [*paths, new]) == 0
+    assert sorted(os.listdir(folder)) == before
+    said = [record.message for record in caplog.records if "no pack written" in record.message]
+    assert len(said) == 1
+    assert "stay free for checkpoints" in said[0]
+    assert PackFolder(folder).save(table, [*paths, new]) > 0
+
+
+def test_a_disk_that_fills_up_while_a_pack_is_written_stops_it(packed, monkeypatch, saved):
+    folder, paths = packed
+    new = [saved(torch.ones(5_000) * number, f"src/new{number}.pt") for number in range(8)]
+    table = fresh_table()
+    assert all(take_in(table, path) for path in new)
+    monkeypatch.setattr(disk_room, "LOOK_EVERY", 40_000)
+    before, asked = sorted(os.listdir(folder)), []
+
+    def filling_up(self, needed):
+        asked.append(needed)
+        if len(asked) == 3:
+            raise DiskFull(needed, 0, GIB)
+
+    monkeypatch.setattr(DiskRoom, "check", filling_up)
+    assert PackFolder(folder).save(table, [*paths, *new]) == 0
+    assert len(asked) == 3
+    assert asked == sorted(asked, reverse=True)
+    assert sorted(os.listdir(folder)) == before, "the half that was written is gone"

@@ -1,0 +1,166 @@
+"""Datasets that come into memory while training runs: read from disk until then, and no rank trains on alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge
+from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
+from simpletuner_gh200.seams.features.store.arrival import Arrivals, StopAt
+from simpletuner_gh200.store.coming import ComingDataset, is_caption
+from simpletuner_gh200.store.discovery import part_of, walk
+from simpletuner_gh200.store.reader import StagedDataset
+from simpletuner_gh200.store.shared_memory import nothing_staged
+from simpletuner_gh200.store.staging import StagingRequest, stage
+from tests.unit.seams.test_seams_store import arrive, create, feature
+from tests.unit.store.store_samples import fill, image
+
+__all__ = ["feature"]
+
+
+def staged(folder: Path, **options: Any) -> StagedDataset:
+    memory, _report = stage(StagingRequest(folder, **options))
+    dataset = StagedDataset(memory)
+    memory.close()
+    return dataset
+
+
+def entry(folder: Path, **block: Any) -> dict[str, Any]:
+    return {"id": "a", "type": "in_memory", "instance_data_dir": str(folder), "in_memory": block}
+
+
+def test_captions_are_there_at_once_and_images_when_they_have_arrived(feature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image(), "a.txt": b"a caption"})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    served = create(feature, "a").staged
+    assert served.view(tmp_path / "data/a.txt") == b"a caption"
+    assert served.view(tmp_path / "data/a.png") is None
+    arrive(feature)
+    assert served.view(tmp_path / "data/a.png") == image()
+    assert served.view(tmp_path / "data/a.txt") == b"a caption"
+    assert served.summary()["arrived"]
+    feature.close()
+
+
+def test_wait_stages_everything_first(feature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    feature.dataset_entries([entry(tmp_path / "data", wait=True)])
+    assert create(feature, "a").staged.view(tmp_path / "data/a.png") == image()
+    feature.close()
+
+
+def test_what_is_written_before_it_arrives_is_never_served_from_memory(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.txt": b"old a", "b.txt": b"old b", "c.txt": b"old c"})
+    nothing = nothing_staged()
+    coming = ComingDataset(StagedDataset(nothing))
+    nothing.close()
+    coming.forget(tmp_path / "a.txt")
+    whole = staged(tmp_path)
+    coming.prepare(whole)
+    coming.forget(tmp_path / "b.txt")
+    coming.arrive()
+    assert coming.view(tmp_path / "a.txt") is None
+    assert coming.view(tmp_path / "b.txt") is None
+    assert coming.view(tmp_path / "c.txt") == b"old c"
+    coming.forget(tmp_path / "c.txt")
+    assert coming.view(tmp_path / "c.txt") is None
+
+
+def test_the_ceiling_is_checked_before_training(feature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.bin": bytes(100_000)})
+    feature.dataset_entries([entry(tmp_path / "data", memory_limit_gb=1e-6)])
+    with pytest.raises(DatasetTooLarge):
+        create(feature, "a")
+    feature.close()
+
+
+def test_too_many_broken_files_end_the_run_at_the_next_step_with_the_same_error(feature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    create(feature, "a")
+    arrive(feature)
+    trainer = SimpleNamespace(state={"global_step": 3})
+    assert feature.batch_prepared(trainer, {"x": 1}) == {"x": 1}, "this step is finished"
+    trainer.state["global_step"] = 4
+    with pytest.raises(DatasetCorrupt, match="1 of 2 files are broken"):
+        feature.batch_prepared(trainer, {})
+    assert "bad.png" in (tmp_path / "out/gh200/staging-a.json").read_text()
+    feature.close()
+
+
+def test_closing_before_it_has_arrived_ends_it(feature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "data", {f"{number}.png": image() for number in range(4)})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    create(feature, "a")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(self, batch):
+        begun.set()
+        go_on.wait(20)
+
+    monkeypatch.setattr("simpletuner_gh200.store.staging.BatchStager.stage", slow)
+    feature.data_ready(None)
+    assert begun.wait(20)
+    closing = threading.Thread(target=feature.close)
+    closing.start()
+    go_on.set()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert feature.summary()["a"]["arrived"] is False
+
+
+def test_part_of_a_listing(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.png": b"12345", "a.txt": b"1", "sub/b.txt": b"22", "sub/b.png": b"1"})
+    part = part_of(walk(tmp_path), is_caption)
+    assert (part.files, part.size) == (2, 3)
+    assert sorted(path for batch in part.batches for path in batch.paths()) == [
+        str(tmp_path / name).encode() for name in ("a.txt", "sub/b.txt")
+    ]
+    assert [batch.first for batch in part.batches] == [0, 1]
+
+
+def two_ranks(tmp_path: Path) -> list[NodeGroup]:
+    groups = [NodeGroup(NodePosition(rank, 2, "arrival-test"), folder=tmp_path) for rank in range(2)]
+    threads = [threading.Thread(target=group.join, args=(20,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return groups
+
+
+def test_all_ranks_end_at_the_same_step(tmp_path: Path) -> None:
+    leader, other = (StopAt(group) for group in two_ranks(tmp_path))
+    assert not other.reached(6, wanted=True), "only the leader decides"
+    assert not leader.reached(7, wanted=True)
+    assert not other.reached(7, wanted=False), "a rank that is behind finishes the step too"
+    assert leader.reached(8, wanted=True)
+    assert other.reached(8, wanted=False)
+
+
+def test_a_rank_serves_from_memory_only_when_all_have_forgotten_what_they_wrote(tmp_path: Path) -> None:
+    """Both ranks attach the same memory; what one of them wrote, the other must not read from it."""
+    fill(tmp_path / "data", {"a.txt": b"old"})
+    memory, _report = stage(StagingRequest(tmp_path / "data"))
+    held = [StagedDataset(memory), StagedDataset(memory)]
+    memory.close()
+    nothing = nothing_staged()
+    coming = [ComingDataset(StagedDataset(nothing)) for _ in range(2)]
+    nothing.close()
+    coming[1].forget(tmp_path / "data/a.txt")
+    arrivals = [Arrivals(group, lambda _dataset: None) for group in two_ranks(tmp_path)]
+    for one, dataset, whole in zip(arrivals, coming, held, strict=True):
+        one.expect("a", dataset, lambda _pace, _effort, whole=whole: whole)
+    arrivals[0].begin()
+    assert not arrivals[0].wait(0.2)
+    assert not coming[0].arrived, "the other rank has not said what it wrote"
+    arrivals[1].begin()
+    assert all(one.wait(20) for one in arrivals)
+    assert [dataset.view(tmp_path / "data/a.txt") for dataset in coming] == [None, None]
+    for one in arrivals:
+        one.close()
