@@ -137,7 +137,13 @@ def compare(name, kind, precision):
         ]
         patches.remove()
         (shape,) = engine.shapes.values()
-        found[way] = {"same": all(steps), "moved": engine.moved, "late": engine.late, "surprises": engine.surprises}
+        found[way] = {
+            "same": all(steps),
+            "moved": engine.moved,
+            "late": engine.late,
+            "fetched": engine.fetched,
+            "surprises": engine.surprises,
+        }
         found[way]["blocks"] = {choice: shape.block_choices.count(choice) for choice in ("offload", "recompute")}
         whole = shape.mix.offloaded
     return found

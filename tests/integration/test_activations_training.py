@@ -49,8 +49,11 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     assert found["saved"] >= found["moved"]
     assert found["shared"] > 0, "storages that are saved twice are moved once"
     assert found["slabs"] == 1, "nothing was allocated after the first step"
-    assert found["fetched_late"] < found["tensors"] / steps + 2 * steps, "ahead of use from the second step on"
-    assert (found["failed"], found["surprises"], found["stayed_for_want_of_room"]) == (0, 0, 0)
+    # 3.1 saves more in some steps than in others of the same shape; each kind is learned when it first comes.
+    learned = 1 + found["surprises"]
+    assert found["surprises"] <= 2
+    assert found["fetched_late"] < learned * found["tensors"] / steps + 2 * steps, "else ahead of use"
+    assert (found["failed"], found["stayed_for_want_of_room"]) == (0, 0)
 
 
 def test_everything_else_on_as_well(workbench) -> None:
@@ -95,8 +98,7 @@ def test_what_it_was_not_tested_with_is_refused(workbench) -> None:
 def families(workbench, *names: str) -> dict[str, Any]:
     run = workbench.execute(f"import runpy; runpy.run_path({str(FAMILIES)!r}, {{'FAMILIES': {names!r}}})")
     assert run.ok, run.explain()
-    (line,) = (line for line in run.log().splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT "))
+    return json.JSONDecoder().raw_decode(run.log().partition("RESULT ")[2])[0]
 
 
 @pytest.mark.parametrize(
@@ -114,3 +116,4 @@ def test_every_family_and_precision(workbench, family: str) -> None:
         assert result["moved"]["blocks"]["recompute"] == 0, case
         assert result["mixed"]["blocks"]["recompute"] > 0, case
         assert result["moved"]["surprises"] == result["mixed"]["surprises"] == 0, case
+        assert result["moved"]["late"] < 2 * result["moved"]["fetched"] / 3, case

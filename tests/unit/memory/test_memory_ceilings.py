@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simpletuner_gh200.memory.ceilings import (
+    activations_allowance,
+    activations_reserve,
+    activations_room,
     caches_allowance,
     dataset_allowance,
     divide,
@@ -96,3 +99,20 @@ def test_the_mark_fits_small_containers_and_large_machines() -> None:
     assert low_mark(4 * GIB) == 256 * MIB
     assert low_mark(100 * GIB) == 3 * GIB
     assert low_mark(480 * GIB) == 8 * GIB
+
+
+def test_activations_get_their_limit_or_their_ranks_part_of_half() -> None:
+    assert activations_allowance(10, host(50 * GIB), 4).size == 10 * GIB
+    assert activations_allowance(None, host(50 * GIB), 1).size == 24 * GIB
+    assert activations_allowance(None, host(50 * GIB), 4).size == 6 * GIB
+    too_much = activations_allowance(90, host(50 * GIB), 1)
+    assert too_much.size == 48 * GIB
+    assert "activation_limit_gb 90" in too_much.why
+
+
+def test_activations_leave_a_reserve_of_hbm() -> None:
+    assert activations_reserve(None, 96 * GIB) == int(0.05 * 96 * GIB)
+    assert activations_reserve(None, 8 * GIB) == 2 * GIB
+    assert activations_reserve(0, 96 * GIB) == 0
+    assert activations_room(50 * GIB, 96 * GIB, 30 * GIB, 5 * GIB) == 15 * GIB
+    assert activations_room(10 * GIB, 96 * GIB, 30 * GIB, 5 * GIB) == 0

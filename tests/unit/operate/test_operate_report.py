@@ -97,6 +97,15 @@ def test_model_state_and_its_reserve_are_in_the_report(tmp_path: Path) -> None:
         assert words in text
 
 
+def test_what_was_chosen_for_activations_and_what_it_gained(tmp_path: Path) -> None:
+    told = {"chosen": "are moved to Grace: a step takes 21.0% less time", "moved_bytes": 3 * GIB}
+    steps = [{"kind": "step", "step": 1, "step_seconds": 1.0, "features": {"activations": told}}]
+    shown = page(Recorded(tmp_path, {}, {}, steps, 0), title="Run")
+    assert "are moved to Grace: a step takes 21.0% less time (3 GiB moved)" in shown
+    for other in ("broken", {"activations": 3}, {"activations": {"chosen": 4}}):
+        assert "Grace" not in page(Recorded(tmp_path, {}, {}, [{**steps[0], "features": other}], 0), title="Run")
+
+
 def test_nothing_on_the_page_runs_or_is_fetched(tmp_path: Path) -> None:
     found = Tags(build(record_run(tmp_path, name=HOSTILE)))
     assert not {"script", "img", "iframe", "link", "object", "embed", "form", "a"} & set(found.tags)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from simpletuner_gh200.errors import MemoryRoomError
-from simpletuner_gh200.model.activations.arena import Arena, Place
+from simpletuner_gh200.model.activations.arena import Arena
 from simpletuner_gh200.model.activations.link import Layout, Link
 from simpletuner_gh200.model.activations.policy import Rates
 from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, identities
@@ -60,6 +60,7 @@ class Offloader:
         """``chosen`` hears of each mix."""
         self._link = link
         self._arena = arena
+        self.give_back = arena.give
         self._minimum = max(minimum, 1)
         self._room = room
         self._rates = rates
@@ -287,8 +288,7 @@ class Offloader:
                 buffer = saved.buffer = self._link.fetch(saved.place[1], saved.size, saved.layout)
                 self.brought += saved.size
         if saved.arrival is not None:
-            ticket, saved.arrival = saved.arrival, None
-            self._link.wait(ticket, buffer)
+            self.await_arrival(saved)
         return buffer
 
     def _bring(self, saved: Saved) -> torch.Tensor | None:
@@ -304,11 +304,11 @@ class Offloader:
 
     # -- the end of a saved tensor, and of all -------------------------------------------------------------
 
-    def forget(self, saved: Saved, place: Place) -> None:
-        """Nobody will ask for it again. What still arrives for it must have arrived before its place is used anew."""
-        if saved.arrival is not None:
-            self._link.wait(saved.arrival, saved.buffer)
-        self._arena.give(place)
+    def await_arrival(self, saved: Saved) -> None:
+        """The current stream's next work comes after what was fetched for it."""
+        ticket, saved.arrival = saved.arrival, None
+        if ticket is not None:
+            self._link.wait(ticket, saved.buffer)
 
     def close(self) -> None:
         self.finish()

@@ -15,6 +15,7 @@ from simpletuner_gh200.model.activations.policy import Block, Choice, Mix, Rates
 
 ROOM_CHANGED = 0.1
 """Share of the room by which it must differ before a mix is chosen anew."""
+MOST_ORDERS = 8
 ANOTHER_BLOCK = 1.5
 """A block is started plainly while Grace has so many times the room that the largest one before it took."""
 
@@ -36,22 +37,30 @@ class Shape:
     """In the order of the forward pass."""
     mix: Mix | None = None
     room: int = 0
-    order: LearnedOrder | None = None
+    orders: list[LearnedOrder] = field(default_factory=list)
+    """The latest first. Steps of one shape can differ in what they save: each kind has its own."""
+    unsure: bool = False
+    """The last step was a surprise."""
     block_choices: tuple[Choice, ...] = ()
     other_choices: tuple[Choice, ...] = ()
     steps: int = 0
 
     @property
     def known(self) -> bool:
-        return self.mix is not None and self.order is not None
+        return self.mix is not None and bool(self.orders) and not self.unsure
 
     def recomputes(self) -> frozenset[int]:
         return frozenset(at for at, choice in enumerate(self.block_choices) if choice == "recompute")
 
-    def learn(self, measured: Sequence[Measured], order: LearnedOrder) -> None:
-        """A step that was measured is over; its order holds for mixes that recompute the same blocks."""
-        self.measured = list(measured)
-        self.order = order
+    def learn_order(self, order: LearnedOrder) -> None:
+        """It holds for mixes that recompute the same blocks."""
+        self.orders.insert(0, order)
+        del self.orders[MOST_ORDERS:]
+
+    def order_like(self, sizes: Sequence[int], *, complete: bool) -> LearnedOrder | None:
+        """A known order of steps that saved these ``sizes``; of ones that began so, while it is not ``complete``."""
+        wanted = tuple(sizes)
+        return next((known for known in self.orders if _fits(known.sizes, wanted, complete)), None)
 
     def choose(self, *, room: int, grace_limit: int, rates: Rates | None) -> None:
         """Choose the mix; the order stays while the same blocks are recomputed, and is learned again where not."""
@@ -63,7 +72,7 @@ class Shape:
         self.block_choices = tuple(choice for part, choice in chosen if part.inside)
         self.other_choices = tuple(choice for part, choice in chosen if not part.inside)
         if self.recomputes() != before:
-            self.order = None
+            self.orders.clear()
 
     def room_differs(self, room: int) -> bool:
         return abs(room - self.room) > ROOM_CHANGED * max(self.room, room)
@@ -83,6 +92,10 @@ class Shape:
             seconds = like.seconds if part.recomputed else part.seconds
             found.append(Block(saved, seconds, min(part.inputs, saved), recomputable=part.inside))
         return found
+
+
+def _fits(known: tuple[int, ...], wanted: tuple[int, ...], complete: bool) -> bool:
+    return known == wanted if complete else known[: len(wanted)] == wanted
 
 
 def summary_of(shapes: Mapping[object, Shape]) -> list[dict[str, object]]:

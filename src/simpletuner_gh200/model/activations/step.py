@@ -46,8 +46,11 @@ class Saved:
         self.index = step.add(self, size)
 
     def __del__(self) -> None:
+        """Nobody will ask for it again; what still arrives for it must be there before its place is used anew."""
         if self.place is not None:
-            self.owner.forget(self, self.place)
+            if self.arrival is not None:
+                self.owner.await_arrival(self)
+            self.owner.give_back(self.place)
 
 
 class Step:
@@ -63,8 +66,8 @@ class Step:
         self.held: list[int] = []
         """Weak references to the storages in ``by_storage``: while they are held, no other gets their identity."""
         self.asked: list[int] = []
-        self._expected = shape.order.sizes if shape.order is not None else None
-        self._ahead = LookAhead(shape.order) if shape.order is not None else None
+        self._expected = shape.orders[0].sizes if shape.orders else None
+        self._ahead: LookAhead | None = None
         self.surprised = self.complete = False
         self.measuring = shape.mix is None
         self.measured: list[Measured] = []
@@ -84,8 +87,8 @@ class Step:
         self._refs.append(weakref.ref(saved))
         expected = self._expected
         if expected is not None and (index >= len(expected) or expected[index] != size):
-            self._expected = self._ahead = None
-            self.surprised = True
+            other = self.shape.order_like(self.sizes, complete=False)
+            self._expected = other.sizes if other is not None else None
         if self.measuring:
             if self.block is None:
                 self.measured.append(Measured(saved=size, inside=False))
@@ -132,6 +135,9 @@ class Step:
         self.inputs = {}
         let_go(self.held)
         self.held.clear()
+        order = self.shape.order_like(self.sizes, complete=True)
+        self._ahead = LookAhead(order) if order is not None else None
+        self.surprised = order is None and bool(self.shape.orders)
         if self.measuring:
             self._ended = self._link.mark()
 
@@ -139,11 +145,10 @@ class Step:
 
     def ask(self, saved: Saved) -> Sequence[Saved]:
         """It is needed now; what is to be fetched ahead."""
-        index = saved.index
-        self.asked.append(index)
-        if self._ahead is None:
+        if self._ahead is None:  # this step teaches the order
+            self.asked.append(saved.index)
             return ()
-        later = self._ahead.asked(index, self._absent)
+        later = self._ahead.asked(saved.index, self._absent)
         return [found for at in later if (found := self._refs[at]())] if later else ()
 
     def _absent(self, index: int) -> bool:
@@ -154,16 +159,15 @@ class Step:
 
     def learn(self) -> None:
         """What the step has taught about its shape, once it is over; without a backward pass, nothing."""
+        shape = self.shape
+        shape.unsure = self.surprised
         if not self.complete or not self.asked:
             return
-        shape, order = self.shape, LearnedOrder(self.sizes, self.asked)
         if self.measuring and shape.mix is None:
             self._read_times()
-            shape.learn(self.measured, order)
-        elif self.surprised:
-            shape.order = None
-        elif shape.order is None:
-            shape.order = order
+            shape.measured = self.measured
+        if self._ahead is None:
+            shape.learn_order(LearnedOrder(self.sizes, self.asked))
 
     def _read_times(self) -> None:
         for part, began, ended in self._marks:

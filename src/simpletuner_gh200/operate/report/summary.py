@@ -61,7 +61,8 @@ _EXTREMES = (
 
 def _activations(run: Recorded) -> str | None:
     """What was chosen for saved activations, and what it gained or lost, as the last step tells it."""
-    told = (run.steps[-1].get("features") or {}).get("activations") if run.steps else None
+    features = run.steps[-1].get("features") if run.steps else None
+    told = features.get("activations") if isinstance(features, dict) else None
     if not isinstance(told, dict) or not isinstance(told.get("chosen"), str):
         return None
     moved = told.get("moved_bytes")
