@@ -1,1 +1,1 @@
-"""Unified memory on stock PyTorch: drivers, slabs, placement, ceilings, copies to the device, the pool of Grace memory."""
+"""Memory on stock PyTorch: drivers, slabs, placement, ceilings, copies to the device, a pool of Grace memory."""
