@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch._dynamo
 from simpletuner.helpers.training.optimizer_param import optimizer_choices
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,7 +28,7 @@ from simpletuner_gh200.model.streaming import HostLane, StreamedOptimizer
 from simpletuner_gh200.model.tensors import plain_tensors, shares_storage, size_of, tensors_in
 
 # Compiled kernels have other passes, and take minutes; the states they keep are the same.
-torch._dynamo.config.disable = True
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 STEPS = 12
 LATE = 4

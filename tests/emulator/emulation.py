@@ -23,8 +23,6 @@ RUNTIME_SOURCE = HERE / "cudart" / "cudart.c"
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 
 PERSONALITIES = ("gh200", "cdmm", "gb10", "pcie", "hmm", "legacy")
-TROUBLED = ("node-refused", "slow-vmm", "fast-vmm", "crashing-vmm")
-"""Machines that differ in what the driver's virtual memory calls do."""
 
 
 def build() -> Path:

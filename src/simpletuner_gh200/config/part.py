@@ -1,6 +1,6 @@
 """A part: the keys of one configuration block that belong to one feature.
 
-``gh200_optimizations`` has a part for the hints, one for the ramp, one for oversubscription and so on. The parts
+``gh200_optimizations`` has a part for the hints, one for the ramp, one for model state and so on. The parts
 themselves are in ``config/blocks.py``.
 """
 

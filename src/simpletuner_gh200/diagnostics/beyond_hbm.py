@@ -1,4 +1,4 @@
-"""An allocation larger than HBM, written in full and read back: does oversubscription hold what it promises?"""
+"""An allocation larger than HBM, written in full and read back: does managed memory hold what it promises?"""
 
 from __future__ import annotations
 

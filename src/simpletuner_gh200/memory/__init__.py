@@ -1,1 +1,1 @@
-"""Unified memory on stock PyTorch: drivers, slabs, placement, ceilings, copies to the device, the managed pool."""
+"""Memory on stock PyTorch: drivers, slabs, placement, ceilings, copies to the device, a pool of Grace memory."""

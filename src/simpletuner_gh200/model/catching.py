@@ -68,10 +68,8 @@ class Keeper:
         self.placement = placement
         self._kept: dict[str, dict[int, int]] = defaultdict(dict)
         """Of state that stays on the device within the budget, by owner: address -> bytes."""
-
-    @property
-    def in_hbm(self) -> int:
-        return sum(sum(kept.values()) for kept in self._kept.values())
+        self.in_hbm = 0
+        """All of that together."""
 
     def keep(self, owner: str, tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> None:
         """Give a tensor, or the tensors inside it, their home, unless they have it."""
@@ -95,7 +93,8 @@ class Keeper:
                     found.hbm_tensors, found.hbm_bytes = found.hbm_tensors + 1, found.hbm_bytes + size
                 else:
                     found.small_tensors, found.small_bytes = found.small_tensors + 1, found.small_bytes + size
-        self._kept[owner] = kept  # what is gone no longer counts
+        self.in_hbm -= sum(before.values()) - sum(kept.values())  # what is gone no longer counts
+        self._kept[owner] = kept
         return found
 
     def promote(self, owner: str, tensors: Iterable[torch.Tensor]) -> int:
@@ -106,7 +105,7 @@ class Keeper:
                 size = size_of(part)
                 if self.pool.holds(part) and self.placement.home(size, self.in_hbm) == "hbm":
                     move_to(part, like(part))
-                    self._kept[owner][part.data_ptr()] = size
+                    self._settle(part, self._kept[owner])
                     moved += size
         return moved
 
@@ -123,6 +122,7 @@ class Keeper:
 
     def _settle(self, part: torch.Tensor, kept: dict[int, int]) -> None:
         if self.placement.home(size_of(part), self.in_hbm) == "hbm":
+            self.in_hbm += size_of(part) - kept.get(part.data_ptr(), 0)
             kept[part.data_ptr()] = size_of(part)
         else:
             move_to(part, self.pool.take(part))

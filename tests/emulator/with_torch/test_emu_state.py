@@ -14,6 +14,8 @@ import torch
 
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism
 from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
@@ -213,14 +215,14 @@ def test_a_run_from_probe_to_summary(roomy: Emulator, monkeypatch: pytest.Monkey
     wish = {"use_uvm": True, "oom_reserve_gb": 0.0625}
     feature.runtime.settings = resolve({"gh200_optimizations": wish}, {})
     feature.runtime.trainer = run
-    feature.start(run)
-    feature.hooks_ready(run)
-    feature.before_train(run)
-    headroom = 2 << 30
-    needed = headroom + torch.cuda.max_memory_allocated() + (600 << 20)
-    roomy.set_hbm(needed)
-    run.accelerator.backward(None)
-    run.optimizer.step()
+    with detect.using(CudaDriver()):  # one that has not asked how much HBM there is
+        feature.start(run)
+        feature.hooks_ready(run)
+        feature.before_train(run)
+        headroom = 2 << 30
+        roomy.set_hbm(headroom + torch.cuda.max_memory_allocated() + (600 << 20))
+        run.accelerator.backward(None)
+        run.optimizer.step()
     found = feature.summary()
     assert found["mechanism"] == "host"
     assert found["gb_per_s"] == {"read": pytest.approx(340, rel=0.01), "write": pytest.approx(306, rel=0.01)}

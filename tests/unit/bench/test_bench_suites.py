@@ -13,14 +13,14 @@ from simpletuner_gh200.errors import UsageError
 
 def test_every_suite_says_what_it_measures() -> None:
     suites = all_suites()
-    assert set(suites) == {"activations", "cache", "hooks", "store"}
+    assert set(suites) == {"activations", "cache", "hooks", "start", "store"}
     assert all(suite.help.endswith(".") for suite in suites.values())
 
 
 def test_an_unknown_suite_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UsageError, match="'nope'") as refused:
         find_suite("nope")
-    assert "activations, cache, hooks, store" in str(refused.value)
+    assert "activations, cache, hooks, start, store" in str(refused.value)
 
 
 def test_candidates_take_turns_and_the_median_counts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import logging
+from pathlib import Path
 
 import torch
 
@@ -34,6 +35,19 @@ def test_everything_on_disk_is_filled_and_reported(saved, tmp_path):
     assert report["fill_seconds"] > 0
     caches.close()
     assert statistics() == {}
+
+
+def test_what_is_still_to_come_is_told_to_others(saved, tmp_path):
+    """Model state leaves it alone: what the caches will hold, or may, less what they hold."""
+    paths = make(saved, "vae", 10)
+    on_disk = sum(Path(path).stat().st_size for path in paths)
+    wanted = [Wanted("vae-x", "vae", str(tmp_path / "vae"))]
+    for allowed, promised in ((None, on_disk), (20_000, 20_000)):
+        caches = Caches(wanted, allowed=allowed, group=alone())
+        assert caches.memory_to_come == promised
+        caches.fill()
+        assert caches.memory_to_come == max(promised - caches.tables["vae-x"].control.held, 0) < promised
+        caches.close()
 
 
 def test_progress_in_logs_counts_bytes_that_were_taken_in(saved, tmp_path, caplog, monkeypatch):

@@ -134,6 +134,28 @@ def test_a_gradient_that_was_assigned_during_the_step_is_not_taken_for_state() -
     assert keeper.tally.tensors == 0
 
 
+def test_the_budget_is_shared_counted_once_and_given_back() -> None:
+    weights = [torch.nn.Parameter(torch.ones(10)) for _ in range(4)]
+    keeper = Keeper(HostPool(1 << 20), Placement("gpu_first", 0, budget=200))
+    first, second = (
+        CaughtOptimizer(Momentum(pair, lr=0.1), keeper, name) for name, pair in (("a", weights[:2]), ("b", weights[2:]))
+    )
+    for weight in weights:
+        weight.grad = torch.ones(10)
+    for _ in range(3):
+        for one in (first, second):
+            one.step(one.optimizer.step)
+    assert (first.tally.hbm_tensors, first.tally.tensors) == (4, 0)
+    assert (second.tally.hbm_tensors, second.tally.tensors) == (1, 3)
+    assert keeper.in_hbm == 200
+    first.optimizer.state.clear()
+    first.sweep()
+    assert keeper.in_hbm == 40
+    assert second.promote() == 120
+    second.sweep()
+    assert (second.tally.hbm_tensors, second.tally.tensors, keeper.in_hbm) == (4, 0, 160)
+
+
 def test_a_failing_step_leaves_plain_dicts_and_what_was_stored() -> None:
     def fails(state: dict[Any, Any], weight: torch.nn.Parameter) -> None:
         state[weight]["a"] = torch.zeros(8)

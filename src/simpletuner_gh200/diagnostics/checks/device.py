@@ -95,7 +95,7 @@ CHECKS = (
     _capability(
         code="GH211",
         what="capability: managed memory",
-        why="Oversubscription of HBM allocates managed memory.",
+        why="Managed slabs, and uvm_access_pattern balanced, allocate managed memory.",
         has=lambda device: device.managed,
         lacking="fail",
         means="leave use_uvm and slab: managed out of the configuration",
