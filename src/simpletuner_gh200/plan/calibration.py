@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Constants
-from simpletuner_gh200.upstream.verdict_cache import cache_root
+from simpletuner_gh200.upstream.verdict_cache import cache_root, keep_json
 
 
 def _file() -> Path:
@@ -43,8 +43,4 @@ def learned_context(planned_torch: int, device_peak: int) -> int | None:
 
 
 def remember(context: int, run: str) -> None:
-    """A cache that can't be written only leaves the assumption in place."""
-    try:
-        _file().write_text(json.dumps({"context": context, "run": run}), encoding="utf-8")
-    except OSError:
-        return
+    keep_json(_file, {"context": context, "run": run})

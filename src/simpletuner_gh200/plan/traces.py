@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +22,7 @@ from typing import Any
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.seams import trace as tracing
 from simpletuner_gh200.telemetry.redact import names_secret
-from simpletuner_gh200.upstream.verdict_cache import cache_root
+from simpletuner_gh200.upstream.verdict_cache import cache_root, keep_json
 
 _PACKAGES = ("simpletuner", "torch", "diffusers", "transformers", "peft", "accelerate")
 
@@ -207,13 +206,4 @@ def _version(package: str) -> str:
 
 
 def _store(request: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Written whole or not at all; a cache that can't be written only costs time."""
-    try:
-        target = _path(request)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(found, file)
-        os.replace(name, target)
-    except OSError:
-        return
+    keep_json(lambda: _path(request), found)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -48,13 +48,17 @@ def load(entry: str) -> Verdict | None:
 
 
 def store(entry: str, verdict: Verdict) -> None:
+    keep_json(lambda: _path(entry), verdict.to_json())
+
+
+def keep_json(where: Callable[[], Path], content: object) -> None:
     """Written whole or not at all; a cache that can't be written (a read-only home, say) only costs time."""
     try:
-        target = _path(entry)
+        target = where()
         target.parent.mkdir(mode=0o700, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(verdict.to_json(), file)
+            json.dump(content, file)
         os.replace(name, target)
     except OSError:
         return
