@@ -21,6 +21,7 @@ from typing import Any
 
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.seams import trace as tracing
+from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.telemetry.redact import names_secret
 from simpletuner_gh200.upstream.verdict_cache import cache_root, keep_json
 
@@ -43,22 +44,6 @@ max_grad_norm
 """
 _WITHOUT_INFLUENCE = frozenset(_NO_INFLUENCE.split())
 """Options that change no size of a step; without them the same model is traced once for many runs."""
-
-
-@dataclass(frozen=True)
-class Counted:
-    """As ``seams/trace/step.py`` counts: see there."""
-
-    parameters: int = 0
-    trained: int = 0
-    weights: int = 0
-    trained_bytes: int = 0
-    gradients: int = 0
-    saved: int = 0
-    saved_tensors: int = 0
-    forward: int = 0
-    peak: int = 0
-    flops: int = 0
 
 
 @dataclass(frozen=True)
