@@ -143,12 +143,14 @@ def options(family: str, *, full: bool, checkpointing: bool, precision: str = "n
 def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
     """Bytes of weights, gradients, optimizer state, saved tensors, and the most that was alive beyond the weights."""
     import torch
+    from accelerate.state import AcceleratorState
     from simpletuner.helpers.training.trainer import Trainer
 
     from simpletuner_gh200.seams.trace import batches, build
     from simpletuner_gh200.seams.trace.meter import LiveBytes, SavedBytes, storages
 
-    with tempfile.TemporaryDirectory() as folder, build._schedulers_by_default():
+    AcceleratorState._reset_state(True)
+    with tempfile.TemporaryDirectory() as folder, build.schedulers_by_default():
         datasets = Path(folder, "datasets.json")
         datasets.write_text("[]")
         mine = {**given, "output_dir": folder, "data_backend_config": str(datasets)}
@@ -165,6 +167,8 @@ def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
         trainer.config.total_steps_remaining_at_start = trainer.config.max_train_steps
         trainer.init_optimizer()
         model = foundation.get_trained_component(unwrap_model=False)
+        if trainer.lycoris_wrapped_network is not None:
+            model.add_module("lycoris_wrapped_network", trainer.lycoris_wrapped_network)
         model, optimizer = trainer.accelerator.prepare(model, trainer.optimizer)
         foundation.set_prepared_model(model)
         trainer.init_post_load_freeze()

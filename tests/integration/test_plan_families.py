@@ -16,6 +16,7 @@ import pytest
 
 from simpletuner_gh200.model.optimizer_table import optimizers
 from simpletuner_gh200.plan import traces
+from simpletuner_gh200.seams.trace.counted import Counted
 from tests.integration import plan_families
 from tests.integration.workbench import clean_environment
 
@@ -39,7 +40,7 @@ def name_here(family: str) -> str:
     return "pixart_sigma" if family == "pixart" and version("simpletuner").startswith("3.") else family
 
 
-def predicted(cases: list[tuple[str, dict[str, Any]]]) -> list[traces.Counted]:
+def predicted(cases: list[tuple[str, dict[str, Any]]]) -> list[Counted]:
     questions = [
         traces.step_request(
             options,

@@ -6,27 +6,24 @@ explain is the context, and what the process held beyond its data is the process
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Constants
-from simpletuner_gh200.upstream.user_cache import cache_root
+from simpletuner_gh200.upstream import user_cache
 
-
-def _file() -> Path:
-    return cache_root() / "plan-constants.json"
+_KIND, _ENTRY = "plan", "constants"
+"""In the user's cache."""
 
 
 def constants_for(machine: Machine) -> Constants:
     """Measured ones for this machine; what is assumed for any other."""
     if machine.name != "this":
         return Constants()
+    known = user_cache.load(_KIND, _ENTRY)
     try:
-        known = json.loads(_file().read_text(encoding="utf-8"))
         context = int(known["context"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return Constants()
     return replace(
         Constants(),
@@ -43,8 +40,4 @@ def learned_context(planned_torch: int, device_peak: int) -> int | None:
 
 
 def remember(context: int, run: str) -> None:
-    """A cache that can't be written only leaves the assumption in place."""
-    try:
-        _file().write_text(json.dumps({"context": context, "run": run}), encoding="utf-8")
-    except OSError:
-        return
+    user_cache.store(_KIND, _ENTRY, {"context": context, "run": run})

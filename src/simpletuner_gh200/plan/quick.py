@@ -20,6 +20,9 @@ from simpletuner_gh200.plan.planning import Plan, make_plan, refusal
 PATIENCE = 0.3
 """Seconds for looking at files; what is not seen by then is not counted, which only lowers the bound."""
 
+MARGIN = 0.85
+"""Of HBM, for settings that are chosen before anything of the run was traced."""
+
 FILE = Path("gh200") / "plan.json"
 """Below a run's output folder: what was planned, for the report to compare."""
 
@@ -71,7 +74,7 @@ def advised(values: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     """``values`` with the settings that make them fit on a machine, or faster; as they are where nothing is known."""
     training = _in_thought(values)
     try:
-        plan = quick_plan(training, machine)
+        plan = quick_plan(training, replace(machine, hbm=int(MARGIN * machine.hbm)))
     except GH200Error:
         return dict(values)
     change = fastest(plan.changes) if plan.fits else cheapest(plan.changes)

@@ -11,7 +11,8 @@ from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.model_files import Component
 from simpletuner_gh200.plan.rows import Source
 from simpletuner_gh200.plan.shapes import Data
-from simpletuner_gh200.plan.traces import Counted, Trace
+from simpletuner_gh200.plan.traces import Trace
+from simpletuner_gh200.seams.trace.counted import Counted
 
 UNKNOWN_OPTIMIZER = 8.0
 """Bytes per trained parameter that are assumed of an optimizer nobody measured."""

@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,8 +21,12 @@ from typing import Any
 
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.seams import trace as tracing
+from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.telemetry.redact import names_secret
-from simpletuner_gh200.upstream.user_cache import cache_root
+from simpletuner_gh200.upstream import user_cache
+
+_KIND = "traces"
+"""In the user's cache."""
 
 _PACKAGES = ("simpletuner", "torch", "diffusers", "transformers", "peft", "accelerate")
 
@@ -44,22 +47,6 @@ max_grad_norm
 """
 _WITHOUT_INFLUENCE = frozenset(_NO_INFLUENCE.split())
 """Options that change no size of a step; without them the same model is traced once for many runs."""
-
-
-@dataclass(frozen=True)
-class Counted:
-    """As ``seams/trace/step.py`` counts: see there."""
-
-    parameters: int = 0
-    trained: int = 0
-    weights: int = 0
-    trained_bytes: int = 0
-    gradients: int = 0
-    saved: int = 0
-    saved_tensors: int = 0
-    forward: int = 0
-    peak: int = 0
-    flops: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,10 +123,7 @@ def count_request(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def remembered(request: Mapping[str, Any]) -> dict[str, Any] | None:
     """The answer, if this was asked before."""
-    try:
-        found = json.loads(_path(request).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    found = user_cache.load(_KIND, _entry(request))
     return found if isinstance(found, dict) else None
 
 
@@ -183,10 +167,10 @@ def _run_child(requests: Sequence[Mapping[str, Any]], timeout: float) -> list[di
     return [json.loads(line) for line in lines]
 
 
-def _path(request: Mapping[str, Any]) -> Path:
+def _entry(request: Mapping[str, Any]) -> str:
     digest = hashlib.blake2b(_context().encode(), digest_size=20)
     digest.update(json.dumps(request, sort_keys=True, default=str).encode())
-    return cache_root() / "traces" / f"{digest.hexdigest()}.json"
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -207,13 +191,4 @@ def _version(package: str) -> str:
 
 
 def _store(request: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Written whole or not at all; a cache that can't be written only costs time."""
-    try:
-        target = _path(request)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(found, file)
-        os.replace(name, target)
-    except OSError:
-        return
+    user_cache.store(_KIND, _entry(request), found)

@@ -9,7 +9,8 @@ from simpletuner_gh200.plan.model_files import Component
 from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.shapes import Data, Shape
 from simpletuner_gh200.plan.sizes import Sizes
-from simpletuner_gh200.plan.traces import Counted, Stack, Trace
+from simpletuner_gh200.plan.traces import Stack, Trace
+from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.units import GIB
 
 BILLION = 10**9

@@ -156,6 +156,7 @@ def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(confi
         "over only by what is assumed"
     )
     nothing = replace(MACHINES["gh200-96"], has_device=False)
+    (host / "proc" / "meminfo").write_text("MemTotal: 8000000 kB\nMemFree: 8000000 kB\nMemAvailable: 8000000 kB\n")
     assert quick.check_fit(training, driver=SimulatedDriver(nothing), root=host) is not None
 
 

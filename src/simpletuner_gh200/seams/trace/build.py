@@ -30,13 +30,15 @@ _NEUTRAL = {
 @contextlib.contextmanager
 def trainer_for(options: Mapping[str, Any]) -> Iterator[Any]:
     """A trainer of these options that has loaded nothing; what it writes goes to a folder of its own."""
+    from accelerate.state import AcceleratorState
     from simpletuner.helpers.training.trainer import Trainer
 
+    AcceleratorState._reset_state(True)  # the question before this one may have asked for another precision
     with tempfile.TemporaryDirectory(prefix="gh200-trace-") as folder:
         datasets = Path(folder, "datasets.json")
         datasets.write_text("[]", encoding="utf-8")
         mine = {**options, **_NEUTRAL, "output_dir": folder, "data_backend_config": str(datasets)}
-        with _schedulers_by_default():
+        with schedulers_by_default():
             trainer = Trainer(
                 config={f"--{key}": value for key, value in mine.items() if value is not None}, exit_on_error=True
             )
@@ -44,7 +46,7 @@ def trainer_for(options: Mapping[str, Any]) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _schedulers_by_default() -> Iterator[None]:
+def schedulers_by_default() -> Iterator[None]:
     """A noise schedule whose file is not here has its class's defaults: its numbers change no size."""
     from diffusers import SchedulerMixin
 

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import gc
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,31 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from simpletuner_gh200.seams.trace import batches, build
+from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.seams.trace.guise import AllTrueMasks, LikeHopper
 from simpletuner_gh200.seams.trace.meter import LiveBytes, Operations, SavedBytes, storages
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Bytes, parameters and floating point operations of one step; additive in the number of alike blocks."""
-
-    parameters: int
-    trained: int
-    weights: int
-    """Bytes of all parameters and buffers."""
-    trained_bytes: int
-    gradients: int
-    saved: int
-    """What autograd keeps between forward and backward, each storage once."""
-    saved_tensors: int
-    forward: int
-    """The most that was alive beyond the weights during the forward pass."""
-    peak: int
-    """The most that was alive beyond the weights during the step, gradients included."""
-    flops: int
-
-    def minus(self, other: Counted) -> Counted:
-        return Counted(**{key: value - getattr(other, key) for key, value in asdict(self).items()})
 
 
 def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> Counted:
