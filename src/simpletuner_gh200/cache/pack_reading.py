@@ -62,6 +62,19 @@ class Span:
         found = self._bytes[start : start + entry.length]
         return found if xxhash.xxh3_64_intdigest(found) == entry.checksum else None
 
+    def between(self, start: int, end: int) -> Bytes | None:
+        """That part of the pack, if it was read at once."""
+        return None if self._bytes is None else self._bytes[start - self._start : end - self._start]
+
+
+def _runs(starts: Sequence[int], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Entries that lie in the segment as they do in the pack, as (first, last): they are written at once."""
+    first = 0
+    for at in range(1, len(starts) + 1):
+        if at == len(starts) or starts[at] - starts[at - 1] != offsets[at] - offsets[at - 1]:
+            yield first, at - 1
+            first = at
+
 
 def _read_into(fd: int, buffer: Bytes, offset: int) -> bool:
     got = 0
@@ -81,6 +94,7 @@ def take_many(pack: Pack, entries: Sequence[PackEntry], sources: Sequence[Source
     span = Span(pack, entries)
     ready: list[Ready] = []
     payloads: list[Bytes] = []
+    starts: list[int] = []
     states: list[bool | None] = []
     for entry, source in zip(entries, sources, strict=True):
         payload, layout = span.payload(entry), pack.layout(entry)
@@ -90,11 +104,17 @@ def take_many(pack: Pack, entries: Sequence[PackEntry], sources: Sequence[Source
         flags = (entry.flags & FINITE) | ordinary(entry.path)
         ready.append(Ready(entry.key, layout, entry.length, flags, source))
         payloads.append(payload)
+        starts.append(entry.offset)
         states.append(True)
 
     def put(writer: Writer, which: list[int], offsets: list[int]) -> None:
-        for number, offset in zip(which, offsets, strict=True):
-            writer.fill(offset, [(0, payloads[number])])
+        for first, last in _runs([starts[number] for number in which], offsets):
+            whole = span.between(starts[which[first]], starts[which[last]] + payloads[which[last]].nbytes)
+            if whole is not None:
+                writer.fill(offsets[first], [(0, whole)])
+                continue
+            for at in range(first, last + 1):
+                writer.fill(offsets[at], [(0, payloads[which[at]])])
 
     if not ready or table.publish_many(ready, put) == len(ready):
         return states

@@ -75,9 +75,13 @@ class Writer:
         """Where to write: through the descriptor if there is one."""
         self.used = 0
 
+    @property
+    def end(self) -> int:
+        """Where entries end at the latest; twice aligned: a layout may go in front of the payload."""
+        return self.size - 2 * PAGE
+
     def room_for(self, size: int) -> bool:
-        # Twice aligned: a layout may go in front of the payload.
-        return place(self.used, size) + size + 2 * PAGE <= self.size
+        return place(self.used, size) + size <= self.end
 
     def reserve(self, size: int) -> int:
         """Set room for an entry aside; returns where it starts. Callers hold the table's lock."""

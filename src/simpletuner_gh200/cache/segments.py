@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from simpletuner_gh200.cache import layout as layouts
 from simpletuner_gh200.cache.control import Control, SegmentRow
 from simpletuner_gh200.cache.layout import Layout
 from simpletuner_gh200.cache.record import aligned
-from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer
+from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer, place
 from simpletuner_gh200.cache.slots import Range, Slot
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.mapping import PAGE
@@ -132,32 +132,24 @@ class Segments:
         self._control.hold(writer.used - before, number)
         return Place(writer, layout, payload)
 
-    def reserve_many(self, wanted: Sequence[tuple[bytes, int]], allowed: int | None) -> Iterator[Place | None]:
+    def reserve_many(self, wanted: Sequence[tuple[bytes, int]], allowed: int | None) -> list[Place | None]:
         """The same for many, of which most find their layout stored and their room in one segment."""
-        at = 0
-        while at < len(wanted):
-            if self._writer is None or wanted[at][0] not in self._stored:
-                yield self.reserve(*wanted[at], allowed)
-                at += 1
-                continue
-            number, writer = self._writer
-            left = None if allowed is None else allowed - self._control.held
-            before = writer.used
-            first = at
-            for text, size in wanted[at:]:
-                layout = self._stored.get(text)
-                if (
-                    layout is None
-                    or not writer.room_for(size)
-                    or (left is not None and writer.used + size - before > left)
-                ):
-                    break
-                yield Place(writer, layout, Range(number, writer.reserve(size)))
-                at += 1
-            self._control.hold(writer.used - before, number)
-            if at == first:
-                yield self.reserve(*wanted[at], allowed)
-                at += 1
+        places: list[Place | None] = []
+        while len(places) < len(wanted):
+            if self._writer is not None:
+                number, writer = self._writer
+                left = writer.size if allowed is None else allowed - self._control.held
+                before, end = writer.used, min(writer.end, writer.used + left)
+                for text, size in wanted[len(places) :]:
+                    layout, start = self._stored.get(text), place(writer.used, size)
+                    if layout is None or start + size > end:
+                        break
+                    writer.used = start + size
+                    places.append(Place(writer, layout, Range(number, start)))
+                self._control.hold(writer.used - before, number)
+            if len(places) < len(wanted):
+                places.append(self.reserve(*wanted[len(places)], allowed))
+        return places
 
     def add(self, segment: Segment) -> int:
         """List a segment, so that this and other ranks find its bytes."""

@@ -203,9 +203,16 @@ static int open_zip(const unsigned char *data, size_t size, struct file *file, u
 
 #define LOOKED_AT_ONCE 4096
 
+/* Made for several processors, of which the loader chooses, where it can. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define MANY_AT_ONCE __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
+#else
+#define MANY_AT_ONCE
+#endif
+
 /* Adding one to exponent bits that are all set carries into the sign bit, which they never reach otherwise. Done on
  * eight bytes at a time, whatever the size of a number: nothing carries from one into the next. */
-__attribute__((optimize("O3"))) static uint64_t carries(const unsigned char *data, size_t words, uint64_t mask, uint64_t one) {
+MANY_AT_ONCE static uint64_t carries(const unsigned char *data, size_t words, uint64_t mask, uint64_t one) {
     uint64_t found = 0, word;
     for (size_t at = 0; at < words; at++) {
         memcpy(&word, data + 8 * at, 8);
