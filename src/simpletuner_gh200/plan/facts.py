@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from simpletuner_gh200.config.blocks import ActivationSettings, CacheSettings, RampSettings, StateSettings
@@ -54,7 +54,6 @@ class RunFacts:
     validates: bool = False
     vae_batch: int = 1
     checkpoints: int = 1
-    saves_state: bool = True
 
     @property
     def bytes_per_weight(self) -> int:
@@ -67,10 +66,6 @@ class RunFacts:
             return None
         found = next((size for name, size in _QUANTISED.items() if name in self.base_precision), None)
         return found * SCALES if found is not None else None
-
-    def with_options(self, **changed: Any) -> RunFacts:
-        """With other options of SimpleTuner's, and what follows from them."""
-        return replace(self, options={**self.options, **changed})
 
 
 def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
