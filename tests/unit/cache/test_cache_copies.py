@@ -89,7 +89,7 @@ RANK = """
         memory_nodes=lambda: [Node(index, True, 1 << 40) for index in set(nodes)],
     )
     caches.fill()
-    caches._wait_for_all("filled")
+    caches.group.meet("filled")
     table = caches.tables["latents"]
     for line in sys.stdin:
         action, path = json.loads(line)

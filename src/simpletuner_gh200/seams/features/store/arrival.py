@@ -123,12 +123,6 @@ class Arrivals:
     def _bring(self, one: _Coming, pace: Pace, effort: Effort) -> None:
         whole = one.obtain(pace, effort)
         one.dataset.prepare(whole)
-        point = f"{one.name} is there"
-        if self.group.is_leader:
-            self.group.hear(point)
-            self.group.share(point)
-        else:
-            self.group.tell(point)
-            self.group.receive(point)
+        self.group.meet(f"{one.name} is there")
         one.dataset.arrive()
         self._arrived(whole)
