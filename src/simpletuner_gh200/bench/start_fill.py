@@ -25,7 +25,7 @@ from simpletuner_gh200.memory.pace import Effort, Pace
 KINDS = {"gzip_20KB": (10 * 1024, True), "zip_128KB": (64 * 1024, False), "zip_512KB": (256 * 1024, False)}
 """Of bfloat16 tensors: numbers in each, and whether the file is gzipped."""
 COUNTS = {"gzip_20KB": 1500, "zip_128KB": 600, "zip_512KB": 200}
-STEPS = 12
+STEPS = 20
 
 
 def measure_fill(folder: Path, kind: str, count: int, repeats: int) -> dict[str, Any]:
@@ -94,15 +94,15 @@ def measure_packs(folder: Path, count: int, repeats: int) -> dict[str, Any]:
     return {"us_per_entry": seconds["load"] / count * 1e6, "open_us_per_entry": seconds["open"] / count * 1e6}
 
 
-def measure_step_slowdown(folder: Path, count: int, repeats: int) -> float:
+def measure_step_slowdown(folder: Path, count: int, repeats: int, steps: int = STEPS) -> float:
     """How much longer a step of the demo's UNet on the CPU takes while a cache is filled in the background."""
     step = _training_step()
     paths = make_cache_files(folder, KINDS["gzip_20KB"][0], count, gzipped=True)
     alone, besides = [], []
-    for _ in range(max(repeats, 3)):
-        alone.append(_seconds(step))
+    for _ in range(repeats):
+        alone.append(_seconds(step, steps))
         with _filling(paths):
-            besides.append(_seconds(step))
+            besides.append(_seconds(step, steps))
     return statistics.median(besides) / statistics.median(alone) - 1
 
 
@@ -174,8 +174,8 @@ def _training_step() -> Callable[[], None]:
     from simpletuner_gh200.demo.tiny_model import tiny_unet
 
     unet = tiny_unet()
-    latents, text = torch.randn(8, 4, 32, 32), torch.randn(8, 77, 64)
-    added = {"text_embeds": torch.randn(8, 32), "time_ids": torch.randn(8, 6)}
+    latents, text = torch.randn(2, 4, 16, 16), torch.randn(2, 77, 64)
+    added = {"text_embeds": torch.randn(2, 32), "time_ids": torch.randn(2, 6)}
 
     def step() -> None:
         unet(latents, 500, text, added_cond_kwargs=added).sample.square().mean().backward()
@@ -184,9 +184,9 @@ def _training_step() -> Callable[[], None]:
     return step
 
 
-def _seconds(step: Callable[[], None]) -> float:
+def _seconds(step: Callable[[], None], steps: int) -> float:
     taken = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         began = time.perf_counter()
         step()
         taken.append(time.perf_counter() - began)

@@ -15,6 +15,7 @@ from typing import Any
 from simpletuner_gh200.bench.start_fill import (
     COUNTS,
     KINDS,
+    STEPS,
     measure_fill,
     measure_packs,
     measure_scaling,
@@ -50,10 +51,14 @@ def measure_samples(quick: bool, samples: int) -> dict[str, Any]:
         result: dict[str, Any] = {
             "fill": {**fills, "scaling": measure_scaling(folder / "scaling", 8 if quick else 1500, repeats)},
             "packs": measure_packs(folder / "packs", 16 if quick else 4000, repeats),
-            "step_slowdown": measure_step_slowdown(folder / "steps", 8 if quick else 1000, repeats),
+            "step_slowdown": _slowdown(folder / "steps", quick, repeats),
         }
         result |= _starts(folder / "project", samples, repeats)
     return result
+
+
+def _slowdown(folder: Path, quick: bool, repeats: int) -> float:
+    return measure_step_slowdown(folder, 64 if quick else 1000, repeats, 2 if quick else STEPS)
 
 
 def _starts(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
