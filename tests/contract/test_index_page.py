@@ -25,7 +25,7 @@ def metadata(tmp_path: Path, repository: str) -> Message:
     tree.mkdir()
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    shutil.copytree(ROOT / "scripts" / "build", tree / "scripts" / "build")
+    shutil.copytree(ROOT / "scripts" / "packaging", tree / "scripts" / "packaging")
     package = tree / "src" / "simpletuner_gh200"
     package.mkdir(parents=True)
     shutil.copy(ROOT / "src" / "simpletuner_gh200" / "__init__.py", package)
