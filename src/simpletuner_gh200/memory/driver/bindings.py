@@ -7,6 +7,7 @@ name. Batched prefetch exists from 13 on. Every status is checked here and nowhe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
@@ -33,6 +34,10 @@ REMEDIES = {
     801: "this device or driver doesn't support it: see gh200 doctor",
     803: "the driver and the CUDA libraries don't fit together: update the driver",
 }
+
+
+UNNAMED_ATTRIBUTES = {"HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 141}
+"""Known to drivers before NVIDIA's bindings had a name for them: those of CUDA 12.8 have none."""
 
 
 class Bindings:
@@ -130,6 +135,8 @@ class Bindings:
     def device_attribute(self, name: str, ordinal: int) -> int | None:
         """None where these bindings or this driver don't know the attribute."""
         wanted = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if wanted is None and name in UNNAMED_ATTRIBUTES:
+            wanted = SimpleNamespace(value=UNNAMED_ATTRIBUTES[name])  # all that the bindings look at
         if wanted is None:
             return None
         code, value = self.ask("cuDeviceGetAttribute", wanted, ordinal)
