@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.older_names import SUBMODULES
 from simpletuner_gh200.operate.rebase.components import (
     HOME,
     PACKAGE,
@@ -48,20 +49,11 @@ def __getattr__(name: str) -> Any:
     return resolve_name(name, __name__)
 '''
 
-UVM = '''"""The placement hints under the name earlier guides use."""
-
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    from simpletuner_gh200.api import resolve_name
-
-    return resolve_name(name, __name__)
-'''
 SHIMS = {
     f"{HOME}/__init__.py": ENTRY,
-    f"{HOME}/uvm.py": UVM,
-    f"{HOME}/in_memory_backend.py": UVM.replace("The placement hints", "The in-memory backend"),
+    **{
+        f"{HOME}/{name}.py": (package_folder() / "older_names" / f"{name}.py").read_text("utf-8") for name in SUBMODULES
+    },
     f"{VENDOR}/__init__.py": "",
 }
 
