@@ -155,6 +155,9 @@ STATE_VARIABLES = {
 }
 
 
+ACTIVATIONS_VARIABLE = "GH200_ACTIVATIONS"
+
+
 class PrefetchSettings(PartModel):
     """How batches of unified caches reach the device, and how many SimpleTuner prepares ahead."""
 
@@ -263,7 +266,12 @@ PARTS = (
         from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
         check=_check_state,
     ),
-    Part("gh200_optimizations", "activations", ActivationSettings),
+    Part(
+        "gh200_optimizations",
+        "activations",
+        ActivationSettings,
+        environment={"activations": ACTIVATIONS_VARIABLE},
+    ),
     Part("gh200_optimizations", "prefetch", PrefetchSettings, check=_check_prefetch),
     Part("gh200_optimizations", "ramp", RampSettings, check=_check_ramp),
     Part(DATASET_BLOCK, "store", InMemorySettings),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from simpletuner_gh200.config.blocks import CacheSettings, HintSettings
+from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, StateSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.hints import optimize_batch_for_gh200, set_uvm_hint_override
@@ -58,7 +58,7 @@ class HintsFeature(Feature):
         return batch
 
     def _look_at(self, batch: dict[str, Any]) -> None:
-        report = optimize_batch_for_gh200(batch)
+        report = optimize_batch_for_gh200(batch, self.settings.part(StateSettings).uvm_access_pattern)
         self.looked_at += 1
         self.helped += report.helped
         self.not_helped += report.not_helped
