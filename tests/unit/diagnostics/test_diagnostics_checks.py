@@ -203,7 +203,7 @@ def cache_without_room(machine: Machine) -> None:
     sparse(machine, 8 << 40)
 
 
-def ramp(initial: int, target: int) -> Callable[[Machine], None]:
+def ramp(initial: int, target: int, *, max_train_steps: int = 100) -> Callable[[Machine], None]:
     def configure(machine: Machine) -> None:
         block = {
             "enable_batch_size_rampup": True,
@@ -211,7 +211,8 @@ def ramp(initial: int, target: int) -> Callable[[Machine], None]:
             "target_effective_batch_size": target,
             "batch_rampup_steps": 40,
         }
-        machine.configure(gh200_optimizations=block, train_batch_size=4, num_processes=2)
+        sizes = {"train_batch_size": 4, "num_processes": 2, "max_train_steps": max_train_steps}
+        machine.configure(gh200_optimizations=block, **sizes)
 
     return configure
 
@@ -282,9 +283,10 @@ CASES = [
     ("GH404", over_memory, "fail", "500 GiB of files, 400 GiB"),
     ("GH405", cache_on_a_file, "fail", "/proc/version"),
     ("GH405", cache_without_room, "warn", "8 TiB"),
-    ("GH406", ramp(12, 32), "fail", "no multiple"),
+    ("GH406", ramp(12, 32), "warn", "no multiple"),
+    ("GH406", ramp(8, 32, max_train_steps=0), "fail", "max_train_steps: not set"),
     ("GH406", ramp(4, 32), "warn", "accumulation is 1"),
-    ("GH406", ramp(32, 8), "warn", "below the initial"),
+    ("GH406", ramp(32, 8), "warn", "shrinks"),
 ]
 
 
