@@ -60,7 +60,6 @@ def plain_launch(argv: Sequence[str]) -> Launch:
     if config is None:
         return Launch()
     point_at(config)
-    logger.warning("gh200: --config %s is trained; SimpleTuner alone would have taken no notice of it", config)
     return Launch(config_path=config, flags=tuple(flags))
 
 

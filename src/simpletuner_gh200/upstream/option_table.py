@@ -15,10 +15,24 @@ from typing import Any, Literal
 
 from simpletuner_gh200.config.files import flag_words
 from simpletuner_gh200.errors import Problem
-from simpletuner_gh200.upstream.options import REMOVED
 
 Kind = Literal["text", "int", "float", "switch", "any"]
 """What a value has to be; ``any``: SimpleTuner has a function of its own that decides."""
+
+REMOVED = {
+    "allow_tf32": "TF32 is on by itself; disable_tf32 turns it off",
+    "crop": "it belongs into the dataset's entry",
+    "enable_xformers_memory_efficient_attention": "attention_mechanism chooses now",
+    **dict.fromkeys(
+        (
+            *("enable_group_offload", "group_offload_blocks_per_group", "group_offload_text_encoder"),
+            *("group_offload_to_disk_path", "group_offload_type", "group_offload_use_stream", "group_offload_vae"),
+            *("validation_torch_compile", "validation_torch_compile_mode"),
+        ),
+        "until 4.x",
+    ),
+}
+"""Options that a release had and a later one has no longer, and what became of them; for a better message only."""
 
 _NEAR = 0.7
 _VARIABLE_NEAR = 0.85
@@ -58,6 +72,10 @@ class OptionTable:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variable of a ``config.env`` -> the option it sets, in one case with the value: ``option=value``."""
     switch_words: frozenset[str] = frozenset({"true", "false"})
+
+    def known(self, besides: Iterable[str] = ()) -> frozenset[str]:
+        """Every key that it takes in one way or another."""
+        return frozenset({*self.options, *self.older_flags, *self.other_keys, *besides})
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 
 from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
+from simpletuner_gh200.upstream.option_reading import Reading
 from tests.unit.diagnostics.machine import Machine
 from tests.unit.nobody import as_nobody
 
@@ -163,11 +165,7 @@ def not_json(machine: Machine) -> None:
 
 
 def removed_option(machine: Machine) -> None:
-    machine.configure(enable_group_offload=True)
-    folder = machine.site / "simpletuner" / "helpers" / "configuration"
-    folder.mkdir(parents=True)
-    (machine.site / "simpletuner" / "__init__.py").write_text("")
-    (folder / "options.py").write_text('KNOWN = ["--data_backend_config", "--output_dir"]\n')
+    machine.configure(allow_tf32=True, enable_xformers_memory_efficient_attention=True)
 
 
 def missing_folder(machine: Machine) -> None:
@@ -276,7 +274,8 @@ CASES = [
     ("GH311", older_cpu_quota, "warn", "8 cores"),
     ("GH401", misspelt_key, "fail", "enable_uvm_hints"),
     ("GH401", not_json, "fail", "not JSON"),
-    ("GH402", removed_option, "warn", "enable_group_offload"),
+    ("GH402", removed_option, "fail", "allow_tf32"),
+    ("GH402", removed_option, "fail", "attention_mechanism chooses now"),
     ("GH403", missing_folder, "fail", "/nowhere/at/all"),
     ("GH403", empty_folder, "fail", "no files in it"),
     ("GH404", over_ceiling, "fail", "memory_limit_gb of 0.5"),
@@ -369,3 +368,27 @@ def test_rounding_that_is_set_is_fine(machine: Machine) -> None:
     machine.environment["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_max_round_threshold_mb:64"
     (check,) = [check for check in all_checks() if check.code == "GH108"]
     assert examine(machine.context(), [check]).rows[0][1].status == "pass"
+
+
+def test_the_report_says_what_was_examined_as_fields(machine: Machine) -> None:
+    machine.put("proc/sys/kernel/hostname", "node-7\n")
+    machine.put("proc/sys/kernel/osrelease", "6.8.0-1013-nvidia-64k\n")
+    machine.simpletuner("4.10.1")
+    found = examine(machine.context(), []).to_json()["machine"]
+    assert datetime.fromisoformat(found["date"]).tzinfo is not None
+    assert (found["host"], found["architecture"], found["kernel"]) == ("node-7", "aarch64", "6.8.0-1013-nvidia-64k")
+    assert found["driver"], "the kernel's driver is told without CUDA, too"
+    (gpu,) = found["gpus"]
+    assert set(gpu) == {"name", "memory_bytes", "pci_address", "pci_device"}, "no serial number, no UUID"
+    assert gpu["pci_address"]
+    assert found["memory"]["total_bytes"] > found["memory"]["available_bytes"] > 0
+    assert found["versions"]["simpletuner"] == "4.10.1"
+    assert found["versions"]["diffusers"] is None
+
+
+def test_options_that_can_not_be_read_are_no_accusation(machine: Machine) -> None:
+    machine.configure(allow_tf32=True)
+    (check,) = [check for check in all_checks() if check.code == "GH402"]
+    context = machine.context(read_options=lambda: Reading(None, ("SimpleTuner is not installed here",)))
+    finding = examine(context, [check]).rows[0][1]
+    assert (finding.status, finding.found) == ("skip", "SimpleTuner is not installed here")

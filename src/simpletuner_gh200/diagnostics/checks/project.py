@@ -17,9 +17,9 @@ from simpletuner_gh200.plan.planning import refusal
 from simpletuner_gh200.plan.quick import quick_plan
 from simpletuner_gh200.ramp.setup import outlook_of
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
-from simpletuner_gh200.upstream.options import REMOVED, option_names
+from simpletuner_gh200.upstream.option_table import Checker
 
-_OURS = {*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"}
+_OURS = frozenset({*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"})
 
 
 def configuration(context: Context) -> Finding:
@@ -34,20 +34,20 @@ def configuration(context: Context) -> Finding:
 
 
 def removed_options(context: Context) -> Finding:
+    """By the parser of the installed release itself, as the start of a run judges them."""
     if context.training is None:
         return skipped("no configuration was given")
-    package = context.package("simpletuner")
-    if package is None:
-        return skipped("SimpleTuner is not installed here")
-    known = option_names(package)
-    gone = [key for key in context.training.values if key not in known and key not in _OURS]
+    table = context.options.table
+    if table is None:
+        return skipped("; ".join(context.options.notes))
+    gone = {key: value for key, value in context.training.values.items() if key not in table.known(_OURS)}
     if not gone:
-        return passed("this SimpleTuner knows every option in it")
-    shown = ", ".join(f"{key} ({REMOVED[key]})" if key in REMOVED else key for key in sorted(gone))
-    return warned(
-        f"not known to this SimpleTuner: {shown}",
-        "remove them from the configuration: an unknown option is dropped in silence, or stops SimpleTuner's parser",
-    )
+        return passed(f"SimpleTuner {table.version} knows every option in it")
+    stopping, ignored = Checker(table, _OURS).keys(gone)
+    remedy = "leave them out of the configuration, or write what they are called now"
+    if stopping:
+        return failed("; ".join([*map(str, stopping), *ignored]), remedy)
+    return warned("; ".join(ignored), remedy)
 
 
 def datasets_exist(context: Context) -> Finding:
