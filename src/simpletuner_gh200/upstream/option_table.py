@@ -58,6 +58,23 @@ class Option:
     """May stand without a value."""
 
 
+Media = Literal["image", "video", "audio"]
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """What SimpleTuner says of one of its model families."""
+
+    flavours: Mapping[str, str]
+    """Flavour -> weights on the hub."""
+    default: str | None = None
+    """The flavour it takes where none is named."""
+    pipelines: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    """Classes that are not to be split, as its model tells."""
+    media: Media = "image"
+
+
 @dataclass(frozen=True)
 class OptionTable:
     """Every option of one installed SimpleTuner."""
@@ -72,6 +89,7 @@ class OptionTable:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variable of a ``config.env`` -> the option it sets, in one case with the value: ``option=value``."""
     switch_words: frozenset[str] = frozenset({"true", "false"})
+    families: Mapping[str, ModelFamily] = field(default_factory=dict)
 
     def known(self, besides: Iterable[str] = ()) -> frozenset[str]:
         """Every key that it takes in one way or another."""
@@ -85,6 +103,7 @@ class OptionTable:
             "other_keys": sorted(self.other_keys),
             "variables": dict(self.variables),
             "switch_words": sorted(self.switch_words),
+            "families": {name: asdict(family) for name, family in self.families.items()},
         }
 
     @classmethod
@@ -94,7 +113,11 @@ class OptionTable:
             for spelling, fields in data["options"].items()
         }
         older, other, words = (frozenset(data[name]) for name in ("older_flags", "other_keys", "switch_words"))
-        return cls(data["version"], options, older, other, data["variables"], words)
+        families = {
+            name: ModelFamily(**{**fields, **{key: tuple(fields[key]) for key in ("pipelines", "blocks")}})
+            for name, fields in data["families"].items()
+        }
+        return cls(data["version"], options, older, other, data["variables"], words, families)
 
 
 @dataclass(frozen=True)
