@@ -9,6 +9,7 @@ from pathlib import Path
 
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.older_names import SUBMODULES
+from simpletuner_gh200.operate.rebase import operators
 from simpletuner_gh200.operate.rebase.components import (
     HOME,
     PACKAGE,
@@ -119,12 +120,19 @@ def manifest(root: Path, onto: str) -> str:
     lines.append(
         f"| hook | end of `{HOOKED}` | 1 | {count} | low: registers import hooks, `SIMPLETUNER_GH200=0` disables |"
     )
+    copied = [path for path, content in operators.contents().items() if _is(root / path, content)]
+    place = f"`scripts`, `config`, `{operators.PAGES}`, `gh200` and the programs of the guides"
+    lines.append(f"| operator files | {place} | {len(copied)} | {_lines(root, copied)} | none: new files |")
     return "\n".join([*lines, "", f"Install what it needs: `pip install -r {HOME}/requirements.txt`.", ""])
 
 
 def _requirements() -> list[str]:
     declared = importlib.metadata.requires("simpletuner-gh200") or []
     return [requirement for requirement in declared if "extra ==" not in requirement]
+
+
+def _is(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
 
 
 def _lines(root: Path, paths: list[str]) -> int:
