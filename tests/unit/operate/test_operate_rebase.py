@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -108,7 +109,7 @@ def test_an_operator_finds_what_the_guides_name(finished: Finished) -> None:
     assert wanted <= tracked
     assert os.access(finished.root / "gh200", os.X_OK)
     checklist = (finished.root / artifacts.CHECKLIST).read_text()
-    assert "| [ ] | feature matrices | skipped |" in checklist
+    assert "| [ ] | feature matrix tests | skipped |" in checklist
     assert "gh200 baseline compare baseline after" in checklist
 
 
@@ -140,13 +141,14 @@ def test_a_file_that_lies_there_is_kept(repository: Path) -> None:
 
 def test_the_matrices_are_run_on_the_tree_and_recorded(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(repository)
-    said = """echo '{"rows": [{"test": "U1", "scenario": "s", "outcome": "failed", "detail": "why"}], "passed": 2}'; exit 1"""
+    row = {"test": "U1", "scenario": "s", "outcome": "failed", "detail": "why"}
+    said = f"echo '{json.dumps({'rows': [row], 'passed': 2})}'; exit 1"
     for suite in ("gh200", "combined"):
         (repository / f"scripts/test_{suite}_features.sh").write_text("""echo '{"rows": [], "passed": 3}'""")
     (repository / "scripts/test_upstream_features.sh").write_text(said)
     found = workflow.run_tests(repository, runs=True)
     assert [trial.outcome for trial in found] == ["failed", "passed", "passed"]
-    record = workflow.status(repository).step("feature matrices")
+    record = workflow.status(repository).step("feature matrix tests")
     assert record.status == "failed"
     assert "2 passed, 1 failed, 0 skipped; U1 s: why" in record.result
 

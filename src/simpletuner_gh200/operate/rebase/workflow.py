@@ -66,7 +66,7 @@ def status(folder: Path) -> Journal:
 
 
 def run_tests(folder: Path, *, runs: bool = False) -> list[trials.Trial]:
-    """The integration tests again, or the real ``runs``, on the tree as it is now; recorded if the rebase got so far."""
+    """The integration tests again, or real ``runs``, on the tree as it is now; recorded if the rebase got so far."""
     repository = Repository(folder)
     journal = require_journal(repository)
     found = trials.matrices(repository.root) if runs else trials.integration(repository.root)
