@@ -88,8 +88,10 @@ class CombinedScenarios:
     def _audio_emulated(self) -> str:
         if shutil.which("gcc") is None or importlib.util.find_spec("cuda") is None:
             raise Skip("the emulated driver needs gcc and NVIDIA's cuda-bindings")
-        from tests.emulator.emulation import environment
-
+        try:
+            from tests.emulator.emulation import environment
+        except ModuleNotFoundError:
+            raise Skip("the emulated driver is part of a checkout, and these scripts came without one") from None
         found = self._audio_path(environment(personality="gh200"))
         assert found["helped"] == 3, f"{found['helped']} of 3 placed: {found['reasons']}"
         return "3 audio tensors placed on the emulated driver; no real device was involved"
