@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-matrix check lint unit selftest check-aarch64 docs wheel sweep clean
+.PHONY: help demo test test-matrix check lint unit selftest check-aarch64 docs wheel wheels sweep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,9 @@ docs: ## regenerate the generated pages
 
 wheel: ## build the wheel into dist/
 	@$(PYTHON) scripts/dev/environments.py wheel
+
+wheels: ## wheels with the C code built, x86-64 and aarch64, into dist/; the latter tried under qemu
+	@$(PYTHON) scripts/dev/wheels.py
 
 sweep: ## renew docs/support.md from every SimpleTuner release on the package index
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null

@@ -4,6 +4,8 @@
 # ONTO (default <remote>/main) and REMOTE (default upstream if there is such a remote, else origin) say onto what.
 set -euo pipefail
 usage() { sed -n '2,4s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+# In a tree with the package in it the command lies beside this script.
+command -v gh200 >/dev/null || PATH=$PATH:$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repo=${REPO:-.}
 skip=()
 action=start

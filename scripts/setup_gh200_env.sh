@@ -20,6 +20,8 @@ _gh200_sourced() {
 _gh200_exports() {
     if command -v gh200 >/dev/null 2>&1; then
         gh200 env --shell sh
+    elif [ -x ./gh200 ]; then # a SimpleTuner tree with the package in it
+        ./gh200 env --shell sh
     else
         "${PYTHON:-python3}" -m simpletuner_gh200.cli.main env --shell sh
     fi

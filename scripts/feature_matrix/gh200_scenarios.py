@@ -16,9 +16,10 @@ from simpletuner_gh200.operate.launching import accelerator_present
 
 SCRIPT = "scripts/test_gh200_features.sh"
 DIAGNOSTIC = Path(__file__).parents[2] / "gh200_diagnostic.py"
+VALIDATION = Path(__file__).parents[2] / "validate_uvm.py"
 STEPS = 24
 NOTES = (
-    "the guides' validate_uvm.py is part of the diagnostic: placement and oversubscription are checks of gh200 doctor",
+    "the guides' validate_uvm.py is `gh200 selftest`; placement and oversubscription are checks of gh200 doctor, too",
 )
 
 
@@ -32,6 +33,7 @@ class GH200Scenarios:
         if "diagnostic" in wanted:
             yield attempt("G1", "diagnostic", f"{SCRIPT} --diagnostic", self._diagnostic)
             yield attempt("G2", "UVM on the device", f"{SCRIPT} --diagnostic", self._device)
+            yield attempt("G9", "self-test of the memory room", "./validate_uvm.py", self._selftest)
         if "features" in wanted:
             yield attempt("G3", "contract with SimpleTuner", "gh200 upstream check", self._contract)
             yield attempt("G4", "seams in a run", "gh200 demo", self._seams)
@@ -58,6 +60,17 @@ class GH200Scenarios:
         if not accelerator_present():
             raise Skip("no GPU: placement, bandwidth and oversubscription are measured on a device or not at all")
         return self._diagnostic()
+
+    def _selftest(self) -> str:
+        """Capabilities, advice, slabs, copies and failures, on the device itself."""
+        if not accelerator_present():
+            raise Skip("no GPU: on emulated machines a checkout runs it with `make selftest`")
+        report = self._bench.folder / "gh200_selftest_report.json"
+        done = _command([str(VALIDATION), "--json", "--output", str(report)], self._bench.folder)
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+        failed = [f"{check['name']}: {check['found']}" for check in found["checks"] if check["status"] == "fail"]
+        assert done.returncode == 0 and not failed, "; ".join(failed) or done.stderr.strip()[-300:]
+        return f"{sum(check['status'] == 'pass' for check in found['checks'])} checks pass"
 
     def _checks(self, status: str) -> list[dict[str, Any]]:
         return [check for check in self._report["checks"] if check["status"] == status]

@@ -14,7 +14,7 @@ from scripts.feature_matrix.runs import Bench
 GROUPS = {
     "upstream": ("attention", "manual-validation", "audio"),
     "gh200": ("diagnostic", "features"),
-    "combined": ("backend", "manual-validation", "audio"),
+    "combined": ("backend", "manual-validation", "audio", "video"),
 }
 
 
@@ -30,6 +30,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.add_argument("--backend", metavar="NAME", help="attention backend, such as flash_attn_3")
         parser.add_argument("--manual", "--manual-validation", dest="manual_validation", action="store_true")
         parser.add_argument("--audio", action="store_true")
+        parser.add_argument("--video", action="store_true")
     else:
         for group in GROUPS.get(suite, ()):
             if group != "features":

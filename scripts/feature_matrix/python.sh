@@ -9,4 +9,5 @@ else
   PYTHON=python3
 fi
 # The matrix is a package of the checkout, wherever it is started from.
-export PYTHONPATH="$here/..${PYTHONPATH:+:$PYTHONPATH}"
+vendored=$here/../simpletuner/gh200/vendor
+export PYTHONPATH="$here/..$([[ -d $vendored ]] && echo ":$vendored")${PYTHONPATH:+:$PYTHONPATH}"

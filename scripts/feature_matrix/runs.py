@@ -69,8 +69,11 @@ class Bench:
 
     def ours(self, name: str, *, steps: int, config: dict[str, Any], dataset: dict[str, Any], ask_at: int = -1) -> Run:
         """``gh200 train`` with the extension's blocks in the configuration."""
-        project = self._project(steps, config, dataset)
-        command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(project.config)]
+        return self.train(name, self._project(steps, config, dataset).config, ask_at)
+
+    def train(self, name: str, config: Path, ask_at: int = -1) -> Run:
+        """``gh200 train`` with a configuration that is there."""
+        command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config)]
         with tempfile.TemporaryDirectory() as left:
             run = self._run(name, command, {KEEP_SUMMARY: left}, ask_at)
             for path in sorted(Path(left).glob("rank-*.json"))[:1]:

@@ -12,8 +12,15 @@ def on_interpreter_start() -> None:
     import wrapt
 
     def activate_before_first_use(_module: object) -> None:
+        import logging
+
+        from simpletuner_gh200.errors import GH200Error
         from simpletuner_gh200.seams.bootstrap import activate
 
-        activate()
+        try:
+            activate()
+        except GH200Error as refused:
+            logging.getLogger("simpletuner_gh200").error("gh200: %s", refused)
+            raise SystemExit(refused.exit_code) from None
 
     wrapt.register_post_import_hook(activate_before_first_use, "simpletuner")

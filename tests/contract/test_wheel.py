@@ -97,6 +97,20 @@ def test_the_start_up_hook_is_the_line_the_benchmark_measures(wheel):
         assert archive.read("simpletuner_gh200.pth").decode() == PTH_LINE
 
 
+def test_it_carries_the_files_of_the_guides(outside, tmp_path):
+    assert run(outside, "gh200", "examples", "there", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "there" / "scripts" / "feature_matrix" / "main.py").is_file()
+    assert (tmp_path / "there" / "accelerate_config_gh200.yaml").is_file()
+    sourced = subprocess.run(
+        ["bash", "-c", "source there/scripts/setup_gh200_env.sh && echo $SIMPLETUNER_GH200"],
+        cwd=tmp_path,
+        env={"PATH": f"{outside / 'bin'}:/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert sourced.stdout.strip() == "1", sourced.stderr
+
+
 def test_uninstalling_leaves_nothing_behind(wheel, tmp_path):
     folder = tmp_path / "env"
     uv("venv", "--quiet", "--python", sys.executable, str(folder))

@@ -8,6 +8,7 @@ import sys
 
 CODE = """
 import sys
+before = sys.modules.get("simpletuner.gh200")
 from simpletuner_gh200.seams.bootstrap import activate, deactivate
 activate()
 import simpletuner
@@ -21,7 +22,8 @@ assert not hasattr(simpletuner.gh200.uvm, "GH200GradientRamp")
 assert sorted(simpletuner.gh200.__all__) == sorted(simpletuner_gh200.api.PUBLIC_NAMES)
 deactivate()
 assert not hasattr(simpletuner, "gh200")
-assert not any(name.startswith("simpletuner.gh200") for name in sys.modules)
+assert sys.modules.get("simpletuner.gh200") is before
+assert not any(name.startswith("simpletuner.gh200.") for name in sys.modules)
 """
 
 

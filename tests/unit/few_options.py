@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from simpletuner_gh200.upstream.option_table import Option, OptionTable
+from simpletuner_gh200.upstream.option_table import ModelFamily, Option, OptionTable
 
 _TEXTS = (
     "accelerate_config accelerate_extra_args aws_secret_access_key data_backend_config hub_token output_dir "
@@ -42,6 +42,11 @@ TABLE = OptionTable(
     other_keys=frozenset({"repeats"}),
     variables={"LEARNING_RATE": "learning_rate", "MODEL_TYPE": "model_type", "MAX_NUM_STEPS": "max_train_steps"},
     switch_words=frozenset({"true", "false", "1", "0"}),
+    families={
+        "flux": ModelFamily({"dev": "maker/dev", "kontext": "maker/kontext"}, "dev", ("FluxPipeline",), ("FluxBlock",)),
+        "pixart": ModelFamily({"a": "x/a", "b": "x/b"}, "b", ("PixArtPipeline",), ("PixBlock", "PatchEmbed")),
+        "wan": ModelFamily({"t2v": "wan/t2v"}, "t2v", ("WanPipeline",), ("WanBlock",), "video"),
+    },
 )
 
 

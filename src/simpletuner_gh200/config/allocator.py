@@ -21,6 +21,13 @@ VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 OUR_KEYS = STATE_VARIABLES
 """Keys of the earlier guides, which only privately patched torch knows, and the variables that carry their meaning."""
 
+INSTEAD = (
+    "the patched build of the earlier guides gave all of torch's memory out of managed memory, whose pages the driver "
+    "moved; here optimizer state and EMA live in Grace (use_uvm), and saved activations where that is faster "
+    "(activations: auto)"
+)
+"""What became of ``use_uvm:True``."""
+
 PINNED_KEY = "pinned_max_round_threshold_mb"
 PINNED_ADVICE = f"{PINNED_KEY}:16"
 """Pinned tensors above it are not rounded up to a power of two. Smaller than a layer, larger than most batches."""

@@ -157,6 +157,9 @@ STATE_VARIABLES = {
 }
 
 
+ACTIVATIONS_VARIABLE = "GH200_ACTIVATIONS"
+
+
 class PrefetchSettings(PartModel):
     """How batches of unified caches reach the device, and how many SimpleTuner prepares ahead."""
 
@@ -194,7 +197,9 @@ class RampSettings(PartModel):
         "gradient_accumulation_steps.",
     )
     batch_rampup_steps: int | None = Field(
-        default=None, ge=1, description="Length of the ramp in micro-batches per rank."
+        default=None,
+        ge=1,
+        description="Length of the ramp in micro-batches per rank; unset: a tenth of the run's at the target.",
     )
     ramp_curve: Literal["quadratic", "linear", "stepwise"] = Field(
         default="quadratic", description="Shape of the ramp."
@@ -211,9 +216,8 @@ def _check_ramp(model: RampSettings) -> list[tuple[str, str]]:
     if not model.enable_batch_size_rampup:
         return []
     problems = []
-    for key in ("initial_effective_batch_size", "batch_rampup_steps"):
-        if getattr(model, key) is None:
-            problems.append((key, "needed when enable_batch_size_rampup is true, and not set"))
+    if model.initial_effective_batch_size is None:
+        problems.append(("initial_effective_batch_size", "needed when enable_batch_size_rampup is true, and not set"))
     if model.ramp_curve == "stepwise" and model.ramp_increment is None:
         problems.append(("ramp_increment", "needed when ramp_curve is 'stepwise', and not set"))
     return problems
@@ -268,7 +272,12 @@ PARTS = (
         from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
         check=_check_state,
     ),
-    Part("gh200_optimizations", "activations", ActivationSettings),
+    Part(
+        "gh200_optimizations",
+        "activations",
+        ActivationSettings,
+        environment={"activations": ACTIVATIONS_VARIABLE},
+    ),
     Part("gh200_optimizations", "prefetch", PrefetchSettings, check=_check_prefetch),
     Part("gh200_optimizations", "ramp", RampSettings, check=_check_ramp),
     Part(DATASET_BLOCK, "store", InMemorySettings),

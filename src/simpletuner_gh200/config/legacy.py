@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simpletuner_gh200.config.blocks import RampSettings
+from simpletuner_gh200.config.blocks import InMemorySettings, RampSettings
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import Problem
 
@@ -19,6 +19,7 @@ _RAMP_KEYS = tuple(RampSettings.model_fields)
 OLDER_KEYS = ("data_backend", "use_gh200_trainer", *_RAMP_KEYS)
 """Top-level keys of a training configuration that we take although they are not blocks of ours."""
 
+_CHUNK_SIZE = "in_memory_chunk_size"
 _OLDER_IN_MEMORY = {"in_memory_limit_gb": "memory_limit_gb", "in_memory_compression_lib": "compression"}
 
 
@@ -68,6 +69,21 @@ def _ramp_at_top_level(plain: Mapping[str, Any], modern: Modern) -> None:
     modern.notes.append(f"{names} at top level: read as gh200_optimizations.*")
 
 
+def _older_in_memory(where: str, settings: Mapping[str, Any], modern: Modern) -> dict[str, Any]:
+    """The keys of an ``in_memory`` block; what is none of them is a problem, named where it stands."""
+    block: dict[str, Any] = {}
+    for key, setting in settings.items():
+        name = _OLDER_IN_MEMORY.get(str(key), str(key))
+        if key == _CHUNK_SIZE:
+            modern.notes.append(f"{where}.{key} has no effect: files are staged in one pass")
+        elif name in InMemorySettings.model_fields:
+            block[name] = setting
+        else:
+            accepted = ", ".join((*InMemorySettings.model_fields, *_OLDER_IN_MEMORY, _CHUNK_SIZE))
+            modern.problems.append(Problem(f"{where}.{key} = {setting!r}", "unknown key", f"accepted: {accepted}"))
+    return block
+
+
 def _data_backend(value: Any, modern: Modern) -> None:
     if value is None:
         return
@@ -75,15 +91,14 @@ def _data_backend(value: Any, modern: Modern) -> None:
         remedy = 'the one accepted form is {"type": "in_memory", "config": {...}}'
         modern.problems.append(Problem("data_backend", f"{value!r} is not understood", remedy))
         return
-    block: dict[str, Any] = {}
     settings: Any = value.get("config") or {}
     if not isinstance(settings, Mapping):
         modern.problems.append(Problem("data_backend.config", f"{settings!r} is not a block"))
         return
-    for key, setting in settings.items():
-        if key == "in_memory_chunk_size":
-            modern.notes.append("data_backend.config.in_memory_chunk_size has no effect: files are staged in one pass")
-            continue
-        block[_OLDER_IN_MEMORY.get(str(key), str(key))] = setting
-    modern.in_memory_for_all = block
+    beside = {key: setting for key, setting in value.items() if key not in {"type", "config"}}
+    # What stands beside the type, without a block around it, is as plainly meant.
+    modern.in_memory_for_all = {
+        **_older_in_memory("data_backend", beside, modern),
+        **_older_in_memory("data_backend.config", settings, modern),
+    }
     modern.notes.append('data_backend of type "in_memory": read as "type": "in_memory" on every image dataset')

@@ -19,7 +19,7 @@ from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
 from simpletuner_gh200.config.files import Located, as_mapping, read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import Modern, modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.config.settings import Settings, resolve
+from simpletuner_gh200.config.settings import Settings, resolve, without_effect
 from simpletuner_gh200.errors import ConfigError, GH200Error, Problem
 
 
@@ -116,6 +116,7 @@ def _completed(training: Training, dataset_list: object, environment: Mapping[st
             notes=tuple(modern.notes),
             in_memory_datasets=tuple(dataset.id for dataset in enabled if dataset.in_memory),
         )
+        settings = replace(settings, notes=(*settings.notes, *without_effect(settings)))
     except ConfigError as bad:
         block_problems += bad.problems
     return replace(

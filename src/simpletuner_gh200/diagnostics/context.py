@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
+from simpletuner_gh200.upstream.option_reading import Reading, installed_options
 
 _AT_PAGESZ = 6
 _NVIDIA_VENDOR = "0x10de"
@@ -36,6 +37,8 @@ class Context:
     allocate: bool = True
     """May checks allocate device memory and move bytes? ``--skip-allocation`` says no."""
     oversubscription_scale: float = 1.5
+    read_options: Callable[[], Reading] = installed_options
+    """How the options of the installed SimpleTuner are read; it takes long the first time."""
 
     @cached_property
     def torch(self) -> TorchBuild | None:
@@ -61,6 +64,10 @@ class Context:
     def training(self) -> Training | None:
         """The given configuration, as far as it can be read; None where none was given."""
         return read_training(Located.at(self.config), self.environment) if self.config is not None else None
+
+    @cached_property
+    def options(self) -> Reading:
+        return self.read_options()
 
     def package(self, name: str) -> Path | None:
         """Where a package is, without importing it."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from simpletuner_gh200.diagnostics.check import Check, Finding, FindingStatus, all_checks, warned
 from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.diagnostics.machine import describe
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.redact import redact_text
@@ -24,6 +25,8 @@ class Examination:
     """The findings of one examination, in the order of their codes."""
 
     rows: tuple[tuple[Check, Finding], ...]
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """What was examined, see ``diagnostics/machine.py``."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -35,7 +38,7 @@ class Examination:
         return self.counts["fail"] == 0
 
     def to_json(self) -> dict[str, Any]:
-        """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary."""
+        """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary, machine."""
         checks = [
             {
                 "code": check.code,
@@ -48,7 +51,7 @@ class Examination:
             }
             for check, finding in self.rows
         ]
-        return {"checks": checks, "summary": {**self.counts, "ok": self.ok}}
+        return {"machine": dict(self.machine), "checks": checks, "summary": {**self.counts, "ok": self.ok}}
 
 
 def examine(
@@ -60,7 +63,7 @@ def examine(
         if before is not None:
             before(check)
         rows.append((check, _redacted(_run(check, context))))
-    return Examination(tuple(rows))
+    return Examination(tuple(rows), describe(context))
 
 
 def write_report(examination: Examination, path: Path) -> None:

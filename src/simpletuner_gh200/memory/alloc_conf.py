@@ -11,8 +11,16 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, TorchBuild, find_torch, join_options, split_options
-from simpletuner_gh200.config.blocks import StateSettings
+from simpletuner_gh200.config.allocator import (
+    INSTEAD,
+    OUR_KEYS,
+    VARIABLES,
+    TorchBuild,
+    find_torch,
+    join_options,
+    split_options,
+)
+from simpletuner_gh200.config.blocks import ACTIVATIONS_VARIABLE, StateSettings
 from simpletuner_gh200.config.part import flag_from_text
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -81,6 +89,8 @@ def activate(environment: MutableMapping[str, str]) -> None:
             del environment[name]
         for key, value in found.settings.items():
             environment.setdefault(OUR_KEYS[key], str(value))
+        if found.settings.get("use_uvm"):
+            environment.setdefault(ACTIVATIONS_VARIABLE, "auto")
         logger.warning("gh200: %s", notice(name, found))
 
 
@@ -95,6 +105,8 @@ def notice(variable: str, found: Translation) -> str:
     text = f"{variable}: stock PyTorch doesn't know these keys and would crash on them"
     if moved:
         text += f"; taken over as gh200_optimizations: {moved}"
+    if found.settings.get("use_uvm"):
+        text += f"; {INSTEAD}"
     if found.problems:
         text += f"; dropped: {', '.join(found.problems)}"
     return text

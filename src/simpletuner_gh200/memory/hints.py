@@ -5,7 +5,8 @@
 (False, "it is ordinary device memory of PyTorch's caching allocator: ...")
 
 Of a prepared batch, latents and audio are read once per step: Grace. Text, pooled and mask embeds are read by every
-block: HBM. What the step computes itself (noise, noisy latents, timesteps) is nobody's to place.
+block: HBM. The access pattern ``cpu_first`` leaves those in Grace as well, ``balanced`` prefers no side. What the step
+computes itself (noise, noisy latents, timesteps) is nobody's to place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.config.blocks import HINTS_VARIABLE, hints_switch_in
+from simpletuner_gh200.config.blocks import HINTS_VARIABLE, STATE_VARIABLES, hints_switch_in
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.advice import Advised, Side
@@ -276,22 +277,28 @@ def _children(value: Any) -> Iterator[tuple[str | None, Any]]:
         yield from ((spec.name, getattr(value, spec.name, None)) for spec in dataclasses.fields(value))
 
 
-def optimize_batch_for_gh200(batch: Any) -> BatchReport:
-    """Give each tensor of ``batch`` its placement hint. The batch is never changed; the report says what came of it."""
+def optimize_batch_for_gh200(batch: Any, access_pattern: str | None = None) -> BatchReport:
+    """Give each tensor of ``batch`` its placement hint. The batch is never changed; the report says what came of it.
+
+    ``access_pattern``: ``gpu_first``, ``balanced`` or ``cpu_first``; None: what GH200_UVM_ACCESS_PATTERN says.
+    """
     report = BatchReport()
     if not gh200_uvm_enabled():
         return report
+    pattern = access_pattern or os.environ.get(STATE_VARIABLES["uvm_access_pattern"]) or "gpu_first"
     for side, tensor in tensors_in(batch):
         if side is None:
             report.untouched += 1
         else:
-            report.add(_place(tensor, side))
+            report.add(_place(tensor, side, pattern))
     return report
 
 
-def _place(tensor: Any, side: Side) -> HintResult:
-    if side == "cpu":
+def _place(tensor: Any, side: Side, pattern: str) -> HintResult:
+    if side == "cpu" or pattern == "cpu_first":
         return prefer_cpu_residency(tensor)
+    if pattern == "balanced":
+        return prefetch_to_device(tensor)  # there ahead of use, free to move afterwards
     # The preference of system memory can't be read back; where it went with the prefetch can.
     prefer_gpu_residency(tensor)
     return prefetch_to_device(tensor)

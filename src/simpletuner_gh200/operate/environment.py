@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simpletuner_gh200.config.allocator import (
+    INSTEAD,
     OUR_KEYS,
     PINNED_ADVICE,
     PINNED_KEY,
@@ -18,9 +19,11 @@ from simpletuner_gh200.config.allocator import (
     join_options,
     split_options,
 )
+from simpletuner_gh200.config.blocks import ACTIVATIONS_VARIABLE, STATE_VARIABLES
 from simpletuner_gh200.config.settings import default_of, read_variables
 from simpletuner_gh200.errors import UsageError
 
+OPT_IN = "SIMPLETUNER_GH200"
 HINTS = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 RATIO = "GH200_UVM_OVERSUBSCRIPTION_RATIO"
 PATTERN = "GH200_UVM_ACCESS_PATTERN"
@@ -42,6 +45,8 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     allocator = {name: split_options(environment[name]) for name in VARIABLES if environment.get(name)}
     chosen = _chosen(environment, allocator.values())
     exports = Exports({HINTS: "1", **chosen, "ACCELERATE_MIXED_PRECISION": "bf16"})
+    _opt_in(environment, exports)
+    _oversubscription(environment, chosen, exports)
     for name, options in allocator.items():
         _keep_accepted(name, options, torch, exports)
     if torch is not None and torch.cuda and torch.knows(PINNED_KEY):
@@ -49,6 +54,25 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     if torch is not None and torch.cuda and torch.knows("use_uvm"):
         _tell_patched_torch(allocator.get(VARIABLES[0], []), exports)
     return exports
+
+
+def _opt_in(environment: Mapping[str, str], exports: Exports) -> None:
+    """Whoever prepares a shell for a GH200 wants the extension in what he starts there, plain launches included."""
+    if environment.get(OPT_IN) == "0":
+        exports.notes.append(f"{OPT_IN}=0 is set: the extension stays off; unset it to train with it")
+    else:
+        exports.values[OPT_IN] = "1"
+
+
+def _oversubscription(environment: Mapping[str, str], chosen: Mapping[str, str], exports: Exports) -> None:
+    use = STATE_VARIABLES["use_uvm"]
+    if chosen.get(use) == "1":
+        exports.values.setdefault(ACTIVATIONS_VARIABLE, environment.get(ACTIVATIONS_VARIABLE) or "auto")
+        exports.notes.append(INSTEAD)
+    elif not environment.get(use):
+        exports.notes.append(
+            f"nothing is kept beyond HBM yet: {RATIO} takes effect with {use}=1, or use_uvm in the configuration"
+        )
 
 
 def _chosen(environment: Mapping[str, str], allocator: Iterable[Options]) -> dict[str, str]:

@@ -1,12 +1,18 @@
-"""The model families that ``gh200 init`` knows how to start with, as data."""
+"""The models that ``gh200 init`` can start with: those of the installed SimpleTuner, and what we know better of some.
+
+Families, their weights and flavours come from the release itself (``upstream/option_reading.py``); ours are those whose
+FSDP blocks were tried. A family that needs more than a folder of pictures is sent to SimpleTuner's own examples.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream.option_table import ModelFamily
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,11 @@ FAMILIES = {
         Family("qwen_image", "Qwen/Qwen-Image", "QwenImagePipeline", ("QwenImageTransformerBlock",)),
     )
 }
+"""With what we know better of them; the others are as the installed release tells."""
+
+_EDITS = ("edit", "kontext")
+_SMALL = {"sd1x": 512, "deepfloyd": 64}
+"""Families that were made for fewer pixels than 1024."""
 
 
 @dataclass(frozen=True)
@@ -48,32 +59,69 @@ class Model:
     family: Family
     weights: str
     local: bool = False
+    flavour: str | None = None
+    """SimpleTuner's name for these weights, where it has one and needs it."""
 
 
-def choose_model(text: str) -> Model:
-    """``flux``, ``sdxl=some/repository`` or a folder with a diffusers pipeline."""
-    name, _, weights = text.partition("=")
-    if name in FAMILIES:
-        return Model(
-            FAMILIES[name], weights or FAMILIES[name].weights, local=Path(weights).is_dir() if weights else False
-        )
+def choose_model(text: str, installed: Mapping[str, ModelFamily] | None = None) -> Model:
+    """``flux``, ``flux:schnell``, ``sdxl=some/repository`` or a folder with a diffusers pipeline."""
+    installed = installed or {}
     folder = Path(text)
     if (folder / "model_index.json").is_file():
-        return Model(_family_of(folder), str(folder.absolute()), local=True)
-    accepted = ", ".join(FAMILIES)
-    raise UsageError(
-        f"--model {text!r}: neither a family nor a folder with a model_index.json",
-        remedy=f"families: {accepted}; FAMILY=REPOSITORY names other weights; any other family: edit config.json",
-    )
+        return Model(_family_of(folder, installed), str(folder.absolute()), local=True)
+    name, _, weights = text.partition("=")
+    name, _, flavour = name.partition(":")
+    if name not in FAMILIES and name not in installed:
+        raise UsageError(
+            f"--model {text!r}: neither a family nor a folder with a model_index.json",
+            remedy=f"families: {_names(installed)}; FAMILY:FLAVOUR and FAMILY=REPOSITORY name other weights",
+        )
+    told = installed.get(name, ModelFamily({}))
+    _refuse_what_needs_more(name, flavour, told)
+    if flavour and flavour not in told.flavours:
+        raise UsageError(f"--model {text!r}: no such flavour", remedy=f"flavours: {', '.join(told.flavours)}")
+    family = _family(name, told)
+    if weights:
+        return Model(family, weights, local=Path(weights).is_dir())
+    if flavour:
+        return Model(family, told.flavours[flavour], flavour=flavour)
+    return Model(family, family.weights, flavour=None if name in FAMILIES else told.default)
 
 
-def _family_of(folder: Path) -> Family:
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    pipeline = index.get("_class_name")
-    for family in FAMILIES.values():
+def _family(name: str, told: ModelFamily) -> Family:
+    """What we know of it, else what the release says."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    weights = told.flavours.get(told.default or "") or next(iter(told.flavours.values()), "")
+    # What embeds and patches is not to be split either, but small: FSDP wraps the repeated blocks.
+    blocks = tuple(block for block in told.blocks if block.endswith(("Block", "Layer")) and "." not in block)
+    return Family(name, weights, next(iter(told.pipelines), ""), blocks or told.blocks, _SMALL.get(name, 1024))
+
+
+def _refuse_what_needs_more(name: str, flavour: str, told: ModelFamily) -> None:
+    example = "start from SimpleTuner's own example (simpletuner examples list) and add our blocks: docs/families.md"
+    if told.media != "image":
+        raise UsageError(
+            f"--model {name}: trains on {told.media}, and `gh200 init` starts with pictures", remedy=example
+        )
+    if any(word in flavour for word in _EDITS):
+        raise UsageError(f"--model {name}:{flavour}: an edit model needs pairs of pictures", remedy=example)
+
+
+def _family_of(folder: Path, installed: Mapping[str, ModelFamily]) -> Family:
+    pipeline = json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
+    for name, family in FAMILIES.items():
         if family.pipeline == pipeline:
-            return family
+            return FAMILIES[name]
+    for name, told in installed.items():
+        if pipeline in told.pipelines:
+            _refuse_what_needs_more(name, "", told)
+            return _family(name, told)
     raise UsageError(
-        f"{folder}: a {pipeline}, which `gh200 init` has no starting point for",
-        remedy=f"families: {', '.join(FAMILIES)}; write config.json by hand for others: `gh200 train` takes any",
+        f"{folder}: a {pipeline}, which no family here is made of",
+        remedy=f"families: {_names(installed)}; FAMILY=FOLDER says which it is",
     )
+
+
+def _names(installed: Mapping[str, ModelFamily]) -> str:
+    return ", ".join(sorted({*FAMILIES, *(name for name, told in installed.items() if told.media == "image")}))

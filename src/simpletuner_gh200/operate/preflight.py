@@ -31,6 +31,7 @@ from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.operate import checkpoints
 from simpletuner_gh200.operate.launching import LaunchCommand, launch_command, sourced
+from simpletuner_gh200.ramp.setup import outlook_of
 from simpletuner_gh200.seams.decide import all_features, decide, losses
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.check import check_installed
@@ -143,6 +144,10 @@ def check_configuration(
         problems += [*written.problems, *(written.missing if starting else ())]
         notes += [*written.notes, *(() if starting else map(str, written.missing))]
     problems += [*training.problems, *training.missing(), *_oversized(training, notes)]
+    ramp = outlook_of(training)
+    if ramp is not None:
+        problems += ramp.problems
+        notes += [f"ramp: {notice}" for notice in ramp.notices]
     if problems:
         raise ConfigError(problems, source=training.source)
     return Checked(located, training.values, training.raise_if_bad(), tuple(notes))

@@ -271,6 +271,8 @@ def training_config(wish: Wish) -> dict[str, Any]:
     }
     if wish.model.local and wish.model.family.name == "sdxl":
         config["pretrained_vae_model_name_or_path"] = wish.model.weights
+    if wish.model.flavour:
+        config["model_flavour"] = wish.model.flavour
     return {**config, **(_ON_A_CPU if wish.cpu else {})}
 
 

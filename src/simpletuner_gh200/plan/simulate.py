@@ -30,7 +30,7 @@ from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Placed, place
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
-from simpletuner_gh200.ramp.setup import ramp_from_settings
+from simpletuner_gh200.ramp.setup import Sizes, ramp_from_settings
 from simpletuner_gh200.units import format_bytes
 
 OUT_OF_MEMORY = 2
@@ -245,7 +245,5 @@ def simulate(training: Training, facts: RunFacts, situation: Situation, steps: i
     ramp = settings.part(RampSettings)
     schedule = None
     if ramp.enable_batch_size_rampup:
-        schedule = ramp_from_settings(
-            ramp, train_batch_size=facts.batch, world_size=facts.ranks, gradient_accumulation_steps=facts.accumulation
-        )
+        schedule = ramp_from_settings(ramp, Sizes(facts.batch, facts.ranks, facts.accumulation, steps))
     return list(Simulation(facts, situation, schedule).run(steps))

@@ -13,23 +13,81 @@ from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
 
+TENTH = 10
+"""One tenth of a run is its ramp where nobody says otherwise."""
 
-def ramp_from_settings(
-    settings: RampSettings, *, train_batch_size: int, world_size: int, gradient_accumulation_steps: int
-) -> GH200GradientRamp:
-    """The schedule that the settings, already checked, ask for on so many ranks."""
+UPSTREAM_BATCH = 4
+"""SimpleTuner's train_batch_size where nobody sets it."""
+
+NO_STEPS = Problem(
+    "max_train_steps",
+    "not set, and the batch ramp needs it: SimpleTuner would derive it from the epochs by one fixed accumulation, "
+    "before the learning rate's schedule is made, and with windows of changing size both would be wrong",
+    "set it; `gh200 ramp CONFIG` shows how many samples, and so how many epochs, it takes",
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a ramp is measured by, besides its own settings."""
+
+    train_batch_size: int
+    world_size: int = 1
+    gradient_accumulation_steps: int = 1
+    max_train_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What becomes of a ramp: said in the same words before a run, by the doctor, and by the ranks."""
+
+    ramp: GH200GradientRamp
+    problems: tuple[Problem, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def outlook(settings: RampSettings, sizes: Sizes) -> Outlook:
+    """The schedule that the settings, already checked, ask for; what stops it, and what a person should know."""
+    ramp = ramp_from_settings(settings, sizes)
+    flat = len(ramp.changes) == 1
+    problems = () if flat or (sizes.max_train_steps or 0) > 0 else (NO_STEPS,)
+    if flat and ramp.initial < ramp.target:
+        return Outlook(ramp, problems, (_impossible(ramp, sizes.max_train_steps),))
+    return Outlook(ramp, problems, tuple(notices(ramp)))
+
+
+def ramp_from_settings(settings: RampSettings, sizes: Sizes) -> GH200GradientRamp:
     assert settings.initial_effective_batch_size is not None
-    assert settings.batch_rampup_steps is not None
-    target = settings.target_effective_batch_size
+    unit = sizes.train_batch_size * sizes.world_size
+    target = settings.target_effective_batch_size or unit * sizes.gradient_accumulation_steps
     return GH200GradientRamp(
         initial=settings.initial_effective_batch_size,
-        target=target if target is not None else train_batch_size * world_size * gradient_accumulation_steps,
-        ramp_steps=settings.batch_rampup_steps,
-        train_batch_size=train_batch_size,
-        world_size=world_size,
+        target=target,
+        ramp_steps=settings.batch_rampup_steps or default_length(target, unit, sizes.max_train_steps),
+        train_batch_size=sizes.train_batch_size,
+        world_size=sizes.world_size,
         curve=settings.ramp_curve,
         increment=settings.ramp_increment,
     )
+
+
+def default_length(target: int, unit: int, max_train_steps: int | None) -> int:
+    """Micro-batches per rank: a tenth of those that the run takes at its target."""
+    return max(1, (max_train_steps or 0) * max(1, round(Fraction(target, unit))) // TENTH)
+
+
+def _impossible(ramp: GH200GradientRamp, max_train_steps: int | None) -> str:
+    """The guides' quick configuration is like this: a large train_batch_size, and an initial batch below it."""
+    told = (
+        f"no ramp from {ramp.initial} to {ramp.target} is possible: a window has at least {_unit(ramp)} samples, so "
+        f"the effective batch is {ramp.target_accumulation * ramp.unit} throughout"
+    )
+    batch = ramp.initial // ramp.world_size
+    if not batch:
+        return f"{told}; use fewer ranks, or a larger initial_effective_batch_size"
+    length = default_length(ramp.target, batch * ramp.world_size, max_train_steps)
+    settings = {"train_batch_size": batch, "target_effective_batch_size": ramp.target, "batch_rampup_steps": length}
+    return f"{told}; this does what it means: " + ", ".join(f'"{key}": {value}' for key, value in settings.items())
 
 
 def notices(ramp: GH200GradientRamp) -> list[str]:
@@ -46,7 +104,7 @@ def notices(ramp: GH200GradientRamp) -> list[str]:
 
 
 def _fitted(name: str, wanted: int, ramp: GH200GradientRamp) -> str | None:
-    unit = f"train_batch_size x ranks = {ramp.train_batch_size} x {ramp.world_size} = {ramp.unit}"
+    unit = _unit(ramp)
     if wanted < ramp.unit:
         return f"{name} {wanted} is below {unit}: the accumulation is 1 and the effective batch {ramp.unit}"
     fitted = round(Fraction(wanted, ramp.unit)) * ramp.unit
@@ -55,12 +113,17 @@ def _fitted(name: str, wanted: int, ramp: GH200GradientRamp) -> str | None:
     return None
 
 
+def _unit(ramp: GH200GradientRamp) -> str:
+    return f"train_batch_size x ranks = {ramp.train_batch_size} x {ramp.world_size} = {ramp.unit}"
+
+
 @dataclass(frozen=True)
 class RampPreview:
     """The first ``steps`` windows of a ramp."""
 
     ramp: GH200GradientRamp
     steps: int
+    told: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[Window, ...]:
@@ -79,7 +142,7 @@ class RampPreview:
 
     @property
     def notices(self) -> list[str]:
-        told = notices(self.ramp)
+        told = list(self.told)
         if self.target_reached is None:
             told.append(f"the run ends after {self.steps} optimizer steps, before the ramp reaches its target")
         return told
@@ -132,13 +195,28 @@ def preview(training: Training, *, world: int | None = None) -> tuple[RampPrevie
     }
     if settings is None or problems:
         raise ConfigError(tuple(dict.fromkeys(problems)), source=training.source)
-    ramp = ramp_from_settings(
-        settings,
-        train_batch_size=sizes["train_batch_size"],
-        world_size=sizes["num_processes"],
-        gradient_accumulation_steps=sizes["gradient_accumulation_steps"],
+    steps = sizes["max_train_steps"]
+    found = outlook(
+        settings, Sizes(sizes["train_batch_size"], sizes["num_processes"], sizes["gradient_accumulation_steps"], steps)
     )
-    return RampPreview(ramp, sizes["max_train_steps"]), notes
+    return RampPreview(found.ramp, steps, found.notices), notes
+
+
+def outlook_of(training: Training) -> Outlook | None:
+    """Of a configuration before its run; None where it asks for no ramp, or where its sizes can't be read."""
+    settings = training.settings.part(RampSettings) if training.settings is not None else None
+    if settings is None or not settings.enable_batch_size_rampup:
+        return None
+    unreadable: list[Problem] = []
+    values = training.values
+    steps = str(values.get("max_train_steps") or "0")
+    sizes = Sizes(
+        _whole(values, "train_batch_size", UPSTREAM_BATCH, unreadable),
+        _whole(values, "num_processes", 1, unreadable),
+        _whole(values, "gradient_accumulation_steps", 1, unreadable),
+        int(steps) if steps.isdigit() else None,
+    )
+    return None if unreadable else outlook(settings, sizes)
 
 
 def _settings_with_ramp(training: Training, notes: list[str], problems: list[Problem]) -> RampSettings | None:

@@ -9,10 +9,14 @@ import atexit
 import functools
 import logging
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 import wrapt
 
+from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.errors import OwnershipError
 from simpletuner_gh200.memory import alloc_conf
 from simpletuner_gh200.memory.numa import Binding, stay_on_cpu_nodes
@@ -35,13 +39,35 @@ def activate(launch: Launch | None = None) -> Runtime:
         keep_log_printable()
         # Before torch allocates and files are read: what is there stays where it is.
         _note(stay_on_cpu_nodes())
-        _active = Runtime(launch or Launch())
+        _active = Runtime(launch or plain_launch(sys.argv))
         # Plain SimpleTuner processes have no other end; where launch closes it, this finds it closed.
         atexit.register(_active.close)
         for seam in _active.seams.values():
             hook = functools.partial(_on_import, _active, seam)
             wrapt.register_post_import_hook(hook, seam.spec.module)
     return _active
+
+
+def plain_launch(argv: Sequence[str]) -> Launch:
+    """How a plain SimpleTuner process was started.
+
+    ``train.py --config PATH --flag ...``, as the earlier guides launch it, means that file and those flags, where
+    SimpleTuner alone would train whatever lies in ``config/``. Without ``--config`` everything is left to SimpleTuner.
+    """
+    if not argv or Path(argv[0]).name != "train.py":
+        return Launch()
+    config, flags = take(argv[1:], "config")
+    if config is None:
+        return Launch()
+    point_at(config)
+    return Launch(config_path=config, flags=tuple(flags))
+
+
+def point_at(config: str) -> None:
+    """Tell SimpleTuner in its own variables which file is meant; UsageError where there is none."""
+    located = locate_training_config(os.environ, explicit=config, env_name=None)
+    os.environ["CONFIG_BACKEND"] = located.backend
+    os.environ["CONFIG_PATH"] = str(located.path)
 
 
 def _note(binding: Binding | None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
-from simpletuner_gh200.upstream.option_table import Kind, Option, OptionTable
+from simpletuner_gh200.upstream.option_table import Kind, Media, ModelFamily, Option, OptionTable
 
 _FLAG = re.compile(r"--([a-z][a-z0-9_]+)")
 _WORD = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -45,7 +45,36 @@ def read_options() -> OptionTable:
         frozenset(_other_keys(options, cli_utils)),
         {variable: flag.removeprefix("--") for variable, flag in env_file.env_to_args_map.items()},
         _switch_words(actions),
+        dict(_families(options)),
     )
+
+
+def _families(options: dict[str, Option]) -> Iterator[tuple[str, ModelFamily]]:
+    """Of the families that can be named, as their classes tell; the parser has imported them all."""
+    registry = importlib.import_module("simpletuner.helpers.models.registry").ModelRegistry
+    choices = options["model_family"].choices if "model_family" in options else ()
+    for name, found in sorted(registry.model_families().items()):
+        if name not in choices:
+            continue
+        model = getattr(found, "MODEL_CLASS", None)
+        pipelines = (
+            getattr(kind, "__name__", "") for kind in (getattr(found, "PIPELINE_CLASSES", None) or {}).values()
+        )
+        yield (
+            name,
+            ModelFamily(
+                {str(flavour): str(weights) for flavour, weights in (found.HUGGINGFACE_PATHS or {}).items()},
+                getattr(found, "DEFAULT_MODEL_FLAVOUR", None),
+                tuple(dict.fromkeys(filter(None, pipelines))),
+                tuple(getattr(model, "_no_split_modules", None) or ()),
+                _media(found),
+            ),
+        )
+
+
+def _media(family: Any) -> Media:
+    bases = " ".join(base.__name__ for base in getattr(family, "__mro__", ()))
+    return "audio" if "AudioModel" in bases else "video" if "VideoModel" in bases else "image"
 
 
 def _option(action: Any) -> Option:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from simpletuner_gh200.config.files import locate_training_config, take
+from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
-from simpletuner_gh200.seams.bootstrap import activate
+from simpletuner_gh200.seams.bootstrap import activate, point_at
 from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -47,7 +47,8 @@ def run_rank(arguments: Sequence[str], say: Say) -> int:
             lifeline.hold()
         config, flags = take(list(arguments), "config")
         script = train_script()
-        _point_at(config)
+        if config is not None:
+            point_at(config)
     except GH200Error as failure:
         say(_spoken(failure))
         return failure.exit_code
@@ -135,14 +136,6 @@ def train_script() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError("SimpleTuner is not installed in this environment", remedy="pip install simpletuner")
     return Path(next(iter(spec.submodule_search_locations))) / "train.py"
-
-
-def _point_at(config: str | None) -> None:
-    """Tell SimpleTuner in its own variables which file is meant."""
-    if config is not None:
-        located = locate_training_config(os.environ, explicit=config, env_name=None)
-        os.environ["CONFIG_BACKEND"] = located.backend
-        os.environ["CONFIG_PATH"] = str(located.path)
 
 
 def _run_script(script: Path, flags: list[str]) -> None:

@@ -21,7 +21,7 @@ from simpletuner_gh200.upstream import user_cache
 from simpletuner_gh200.upstream.option_table import OptionTable
 from simpletuner_gh200.upstream.source import installed_version
 
-SCHEMA = "1"
+SCHEMA = "2"
 KIND = "options"
 MAKER = (sys.executable, "-m", "simpletuner_gh200.seams.options")
 """What makes the table."""

@@ -15,10 +15,24 @@ from typing import Any, Literal
 
 from simpletuner_gh200.config.files import flag_words
 from simpletuner_gh200.errors import Problem
-from simpletuner_gh200.upstream.options import REMOVED
 
 Kind = Literal["text", "int", "float", "switch", "any"]
 """What a value has to be; ``any``: SimpleTuner has a function of its own that decides."""
+
+REMOVED = {
+    "allow_tf32": "TF32 is on by itself; disable_tf32 turns it off",
+    "crop": "it belongs into the dataset's entry",
+    "enable_xformers_memory_efficient_attention": "attention_mechanism chooses now",
+    **dict.fromkeys(
+        (
+            *("enable_group_offload", "group_offload_blocks_per_group", "group_offload_text_encoder"),
+            *("group_offload_to_disk_path", "group_offload_type", "group_offload_use_stream", "group_offload_vae"),
+            *("validation_torch_compile", "validation_torch_compile_mode"),
+        ),
+        "until 4.x",
+    ),
+}
+"""Options that a release had and a later one has no longer, and what became of them; for a better message only."""
 
 _NEAR = 0.7
 _VARIABLE_NEAR = 0.85
@@ -44,6 +58,23 @@ class Option:
     """May stand without a value."""
 
 
+Media = Literal["image", "video", "audio"]
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """What SimpleTuner says of one of its model families."""
+
+    flavours: Mapping[str, str]
+    """Flavour -> weights on the hub."""
+    default: str | None = None
+    """The flavour it takes where none is named."""
+    pipelines: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    """Classes that are not to be split, as its model tells."""
+    media: Media = "image"
+
+
 @dataclass(frozen=True)
 class OptionTable:
     """Every option of one installed SimpleTuner."""
@@ -58,6 +89,11 @@ class OptionTable:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variable of a ``config.env`` -> the option it sets, in one case with the value: ``option=value``."""
     switch_words: frozenset[str] = frozenset({"true", "false"})
+    families: Mapping[str, ModelFamily] = field(default_factory=dict)
+
+    def known(self, besides: Iterable[str] = ()) -> frozenset[str]:
+        """Every key that it takes in one way or another."""
+        return frozenset({*self.options, *self.older_flags, *self.other_keys, *besides})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,6 +103,7 @@ class OptionTable:
             "other_keys": sorted(self.other_keys),
             "variables": dict(self.variables),
             "switch_words": sorted(self.switch_words),
+            "families": {name: asdict(family) for name, family in self.families.items()},
         }
 
     @classmethod
@@ -76,7 +113,11 @@ class OptionTable:
             for spelling, fields in data["options"].items()
         }
         older, other, words = (frozenset(data[name]) for name in ("older_flags", "other_keys", "switch_words"))
-        return cls(data["version"], options, older, other, data["variables"], words)
+        families = {
+            name: ModelFamily(**{**fields, **{key: tuple(fields[key]) for key in ("pipelines", "blocks")}})
+            for name, fields in data["families"].items()
+        }
+        return cls(data["version"], options, older, other, data["variables"], words, families)
 
 
 @dataclass(frozen=True)

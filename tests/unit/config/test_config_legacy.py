@@ -48,3 +48,13 @@ def test_data_backend_of_type_in_memory():
     )
     assert modern.in_memory_for_all == {"memory_limit_gb": 12, "compression": "lz4"}
     assert any("in_memory_chunk_size" in note for note in modern.notes)
+
+
+def test_keys_beside_the_type_are_read_or_named():
+    modern = modernise({"data_backend": {"type": "in_memory", "in_memory_limit_gb": 200, "chunk": 4}})
+    assert modern.in_memory_for_all == {"memory_limit_gb": 200}
+    (problem,) = modern.problems
+    assert problem.where == "data_backend.chunk = 4"
+    assert "memory_limit_gb" in problem.remedy
+    (problem,) = modernise({"data_backend": {"type": "in_memory", "config": {"chunk": 4}}}).problems
+    assert problem.where == "data_backend.config.chunk = 4"

@@ -11,6 +11,8 @@ from typing import Any
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.numa import Call
+from simpletuner_gh200.upstream.option_reading import Reading
+from tests.unit.few_options import TABLE
 
 GIB_IN_KIB = 1024 * 1024
 
@@ -41,7 +43,7 @@ class Machine:
             search_path=(str(self.site),),
             config=self.config,
             machine="aarch64",
-            **changes,
+            **{"read_options": lambda: Reading(TABLE), **changes},
         )
         context.driver = NullDriver("no driver library here")
         context.refused_placement = self.refused_placement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 
@@ -10,6 +11,7 @@ from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.simulate import SimulatedDriver
+from simpletuner_gh200.upstream.option_reading import Reading
 from tests.unit.diagnostics.machine import Machine
 from tests.unit.nobody import as_nobody
 
@@ -165,11 +167,7 @@ def not_json(machine: Machine) -> None:
 
 
 def removed_option(machine: Machine) -> None:
-    machine.configure(enable_group_offload=True)
-    folder = machine.site / "simpletuner" / "helpers" / "configuration"
-    folder.mkdir(parents=True)
-    (machine.site / "simpletuner" / "__init__.py").write_text("")
-    (folder / "options.py").write_text('KNOWN = ["--data_backend_config", "--output_dir"]\n')
+    machine.configure(allow_tf32=True, enable_xformers_memory_efficient_attention=True)
 
 
 def missing_folder(machine: Machine) -> None:
@@ -205,7 +203,7 @@ def cache_without_room(machine: Machine) -> None:
     sparse(machine, 8 << 40)
 
 
-def ramp(initial: int, target: int) -> Callable[[Machine], None]:
+def ramp(initial: int, target: int, *, max_train_steps: int = 100) -> Callable[[Machine], None]:
     def configure(machine: Machine) -> None:
         block = {
             "enable_batch_size_rampup": True,
@@ -213,7 +211,8 @@ def ramp(initial: int, target: int) -> Callable[[Machine], None]:
             "target_effective_batch_size": target,
             "batch_rampup_steps": 40,
         }
-        machine.configure(gh200_optimizations=block, train_batch_size=4, num_processes=2)
+        sizes = {"train_batch_size": 4, "num_processes": 2, "max_train_steps": max_train_steps}
+        machine.configure(gh200_optimizations=block, **sizes)
 
     return configure
 
@@ -248,7 +247,7 @@ CASES = [
     ("GH408", training(ramtorch=True, num_processes=4), "warn", "ramtorch with 4 ranks"),
     ("GH408", training(musubi_blocks_to_swap=10, num_processes=2), "warn", "musubi_blocks_to_swap with 2 ranks"),
     ("GH101", wrong_vendor_torch, "fail", "CPU build on a machine with an NVIDIA GPU"),
-    ("GH102", uvm_keys, "fail", "use_uvm"),
+    ("GH102", uvm_keys, "warn", "use_uvm"),
     ("GH103", no_bindings, "fail", "nvidia-ml-py"),
     ("GH104", old_simpletuner, "fail", "2.4.0 is older than 3.1.0"),
     ("GH105", hollow_simpletuner, "fail", "Off because of it: core"),
@@ -277,16 +276,18 @@ CASES = [
     ("GH311", older_cpu_quota, "warn", "8 cores"),
     ("GH401", misspelt_key, "fail", "enable_uvm_hints"),
     ("GH401", not_json, "fail", "not JSON"),
-    ("GH402", removed_option, "warn", "enable_group_offload"),
+    ("GH402", removed_option, "fail", "allow_tf32"),
+    ("GH402", removed_option, "fail", "attention_mechanism chooses now"),
     ("GH403", missing_folder, "fail", "/nowhere/at/all"),
     ("GH403", empty_folder, "fail", "no files in it"),
     ("GH404", over_ceiling, "fail", "memory_limit_gb of 0.5"),
     ("GH404", over_memory, "fail", "500 GiB of files, 400 GiB"),
     ("GH405", cache_on_a_file, "fail", "/proc/version"),
     ("GH405", cache_without_room, "warn", "8 TiB"),
-    ("GH406", ramp(12, 32), "fail", "no multiple"),
+    ("GH406", ramp(12, 32), "warn", "no multiple"),
+    ("GH406", ramp(8, 32, max_train_steps=0), "fail", "max_train_steps: not set"),
     ("GH406", ramp(4, 32), "warn", "accumulation is 1"),
-    ("GH406", ramp(32, 8), "warn", "below the initial"),
+    ("GH406", ramp(32, 8), "warn", "shrinks"),
 ]
 
 
@@ -389,3 +390,27 @@ def test_datasets_are_counted_beside_the_whole_run(machine: Machine) -> None:
     ((_, finding),) = examine(context, [check]).rows
     assert finding.status == "fail"
     assert "HBM has 89.4 GiB" in finding.found
+
+
+def test_the_report_says_what_was_examined_as_fields(machine: Machine) -> None:
+    machine.put("proc/sys/kernel/hostname", "node-7\n")
+    machine.put("proc/sys/kernel/osrelease", "6.8.0-1013-nvidia-64k\n")
+    machine.simpletuner("4.10.1")
+    found = examine(machine.context(), []).to_json()["machine"]
+    assert datetime.fromisoformat(found["date"]).tzinfo is not None
+    assert (found["host"], found["architecture"], found["kernel"]) == ("node-7", "aarch64", "6.8.0-1013-nvidia-64k")
+    assert found["driver"], "the kernel's driver is told without CUDA, too"
+    (gpu,) = found["gpus"]
+    assert set(gpu) == {"name", "memory_bytes", "pci_address", "pci_device"}, "no serial number, no UUID"
+    assert gpu["pci_address"]
+    assert found["memory"]["total_bytes"] > found["memory"]["available_bytes"] > 0
+    assert found["versions"]["simpletuner"] == "4.10.1"
+    assert found["versions"]["diffusers"] is None
+
+
+def test_options_that_can_not_be_read_are_no_accusation(machine: Machine) -> None:
+    machine.configure(allow_tf32=True)
+    (check,) = [check for check in all_checks() if check.code == "GH402"]
+    context = machine.context(read_options=lambda: Reading(None, ("SimpleTuner is not installed here",)))
+    finding = examine(context, [check]).rows[0][1]
+    assert (finding.status, finding.found) == ("skip", "SimpleTuner is not installed here")

@@ -55,6 +55,7 @@ def test_activation_cleans_passes_on_and_gives_notice(
     assert environment == {
         "PYTORCH_ALLOC_CONF": "max_split_size_mb:64",
         "GH200_USE_UVM": "True",
+        "GH200_ACTIVATIONS": "auto",
         "GH200_UVM_OVERSUBSCRIPTION_RATIO": "5.0",
         "GH200_UVM_ACCESS_PATTERN": "cpu_first",
     }

@@ -150,3 +150,24 @@ def test_batch_report_counts_and_leaves_the_batch_alone() -> None:
 def test_off_means_the_batch_is_not_even_walked() -> None:
     report = hints.optimize_batch_for_gh200({"latents": torch.ones(2)})
     assert (report.helped, report.not_helped, report.untouched) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "given"),
+    [
+        ("gpu_first", ["prefer_cpu_residency", "prefer_gpu_residency", "prefetch_to_device"]),
+        ("balanced", ["prefer_cpu_residency", "prefetch_to_device"]),
+        ("cpu_first", ["prefer_cpu_residency", "prefer_cpu_residency"]),
+    ],
+)
+def test_the_access_pattern_guides_the_hints(pattern: str, given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    for name in ("prefer_cpu_residency", "prefer_gpu_residency", "prefetch_to_device"):
+        monkeypatch.setattr(hints, name, lambda _tensor, name=name: asked.append(name) or hints.HintResult(True, ""))
+    monkeypatch.setenv("GH200_UVM_ACCESS_PATTERN", pattern)
+    hints.set_uvm_hint_override(True)
+    hints.optimize_batch_for_gh200({"latents": torch.zeros(2), "prompt_embeds": torch.zeros(2)})
+    assert asked == given
+    asked.clear()
+    hints.optimize_batch_for_gh200({"latents": torch.zeros(2), "prompt_embeds": torch.zeros(2)}, "cpu_first")
+    assert set(asked) == {"prefer_cpu_residency"}, "what is asked for rules over the environment"

@@ -31,7 +31,12 @@ def stock(tmp_path: Path) -> TorchBuild:
 
 
 def test_the_defaults_of_the_guides(stock: TorchBuild) -> None:
-    assert decide({}, stock).values == {
+    exports = decide({}, stock)
+    assert any("GH200_USE_UVM=1" in note for note in exports.notes), (
+        "the ratio alone must not look as if it did something"
+    )
+    assert exports.values == {
+        "SIMPLETUNER_GH200": "1",
         "SIMPLETUNER_GH200_ENABLE_UVM_HINTS": "1",
         "GH200_UVM_OVERSUBSCRIPTION_RATIO": "5.0",
         "GH200_UVM_ACCESS_PATTERN": "gpu_first",
@@ -66,7 +71,15 @@ def test_keys_that_torch_rejects_are_taken_out_and_carried(stock: TorchBuild) ->
     assert exports.values[ALLOCATOR] == "expandable_segments:True"
     assert exports.values["GH200_UVM_OVERSUBSCRIPTION_RATIO"] == "3.0"
     assert exports.values["GH200_USE_UVM"] == "1"
-    assert "use_uvm" in exports.notes[0]
+    assert exports.values["GH200_ACTIVATIONS"] == "auto"
+    assert any("optimizer state and EMA live in Grace" in note for note in exports.notes)
+    assert any("use_uvm" in note and "left out" in note for note in exports.notes)
+
+
+def test_the_kill_switch_stays_and_is_told(stock: TorchBuild) -> None:
+    exports = decide({"SIMPLETUNER_GH200": "0"}, stock)
+    assert "SIMPLETUNER_GH200" not in exports.values
+    assert any("stays off" in note for note in exports.notes)
 
 
 def test_nothing_left_means_unset(stock: TorchBuild) -> None:
@@ -192,8 +205,9 @@ def test_running_the_script_says_to_source_it(tmp_path: Path) -> None:
 
 def test_rounding_of_pinned_memory_is_advised_where_torch_knows_it(stock: TorchBuild, tmp_path: Path) -> None:
     newer = torch_with(tmp_path / "newer", "expandable_segments", "pinned_max_round_threshold_mb")
-    (note,) = decide({}, newer).notes
+    uvm = {"GH200_USE_UVM": "1"}
+    (note,) = decide(uvm, newer).notes
     assert "pinned_max_round_threshold_mb:16" in note
     assert ALLOCATOR not in decide({}, newer).values, "advice, not a change"
-    assert decide({ALLOCATOR: "pinned_max_round_threshold_mb:64"}, newer).notes == []
-    assert decide({}, stock).notes == []
+    assert decide({**uvm, ALLOCATOR: "pinned_max_round_threshold_mb:64"}, newer).notes == []
+    assert decide(uvm, stock).notes == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.models import FAMILIES, choose_model
 from simpletuner_gh200.operate.preflight import check_configuration
 from simpletuner_gh200.operate.project import Wish, files, plan_project, write
-from simpletuner_gh200.upstream.options import option_names
+from tests.unit.few_options import TABLE
 
 EXAMPLES = Path(__file__).parents[3] / "config"
 FLUX = FAMILIES["flux"].blocks
@@ -77,12 +78,16 @@ def test_every_training_example_is_sound(name: str) -> None:
     resolve_dataset(entries[0]["in_memory"], where="example")
 
 
+def option_names(package: Path | None) -> set[str]:
+    """Every option the registry of the installed release spells; asking its parser takes as long as importing it."""
+    assert package is not None
+    files = (package / "simpletuner_sdk" / "server" / "services" / "field_registry").rglob("*.py")
+    return {name for file in files for name in re.findall(r'"(?:--)?([a-z][a-z0-9_]{2,})"', file.read_text())}
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*example.json")))
 def test_the_installed_simpletuner_knows_every_option(name: str) -> None:
-    package = find_package("simpletuner")
-    if package is None:
-        pytest.skip("SimpleTuner is not installed in this environment")
-    known = option_names(package)
+    known = option_names(find_package("simpletuner"))
     ours = {"cache_config", "gh200_optimizations"}
     assert {key for key in read_training_config(EXAMPLES / name) if key not in known} - ours == set()
 
@@ -195,3 +200,33 @@ def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
             assert decision.training or decision.dataset
             assert decision.training.items() <= config.items()
             assert decision.dataset.items() <= entry.items()
+
+
+def test_the_models_are_those_of_the_installed_release(tmp_path: Path, data: Path) -> None:
+    model = choose_model("pixart", TABLE.families)
+    assert (model.weights, model.flavour, model.family.blocks) == ("x/b", "b", ("PixBlock",))
+    assert choose_model("pixart:a", TABLE.families).weights == "x/a"
+    assert choose_model("pixart=my/own", TABLE.families).weights == "my/own"
+    assert choose_model("flux", TABLE.families).weights == "black-forest-labs/FLUX.1-dev", "tried, and kept"
+    config = json.loads(files(plan_project(Wish(tmp_path / "run", model, data)))["config/config.json"])
+    assert (config["model_family"], config["model_flavour"]) == ("pixart", "b")
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("wan", "trains on video"),
+        ("flux:kontext", "pairs of pictures"),
+        ("pixart:c", "no such flavour"),
+        ("nonsense", "families: flux, pixart"),
+    ],
+)
+def test_a_model_that_needs_more_than_pictures_is_sent_elsewhere(model: str, told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        choose_model(model, TABLE.families)
+    assert told in str(refused.value)
+
+
+def test_a_folder_of_any_family_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "PixArtPipeline"}')
+    assert choose_model(str(tmp_path), TABLE.families).family.name == "pixart"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +82,7 @@ def test_the_fresh_branch_is_upstream_plus_one_commit_per_component(finished: Fi
     assert finished.journal.finished
     assert run_git(root, "branch", "--show-current") == artifacts.BRANCH
     names = [component.name for component in components.all_components()]
-    assert subjects(root, "v2..HEAD") == [*names, "entry", "hook", "manifest"]
+    assert subjects(root, "v2..HEAD") == [*names, "entry", "hook", "operator files", "manifest"]
     changed = run_git(root, "diff", "--name-status", "v2", "HEAD").splitlines()
     assert [line for line in changed if not line.startswith("A")] == ["M\tsimpletuner/__init__.py"]
     assert run_git(root, "status", "--porcelain") == ""
@@ -92,6 +94,63 @@ def test_every_file_of_the_package_arrives_even_from_rooms_nobody_listed(finishe
     package = finished.package
     assert arrived == {p.relative_to(package) for p in package.rglob("*") if p.is_file() and p.suffix != ".pyc"}
     assert Path("brand_new_room/__init__.py") in arrived
+
+
+def test_an_operator_finds_what_the_guides_name(finished: Finished) -> None:
+    tracked = set(run_git(finished.root, "ls-files").splitlines())
+    wanted = {
+        "gh200",
+        "train.py",
+        "gh200_diagnostic.py",
+        "scripts/setup_gh200_env.sh",
+        "scripts/test_gh200_features.sh",
+    }
+    wanted |= {"config/gh200_in_memory_example.json", "documentation/gh200/operating/migration.md", "validate_uvm.py"}
+    assert wanted <= tracked
+    assert os.access(finished.root / "gh200", os.X_OK)
+    checklist = (finished.root / artifacts.CHECKLIST).read_text()
+    assert "| [ ] | feature matrix tests | skipped |" in checklist
+    assert "gh200 baseline compare baseline after" in checklist
+
+
+def test_the_command_of_a_tree_is_the_package_in_it(finished: Finished, tmp_path: Path) -> None:
+    """Called from anywhere; what it starts finds the same."""
+    tree = tmp_path / "tree"
+    package = tree / "simpletuner/gh200/vendor/simpletuner_gh200"
+    (package / "cli").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "cli/__init__.py").touch()
+    says = "import os, sys\n\ndef main(): print(sys.argv[1:], os.environ['PYTHONPATH'].split(':')[0])\n"
+    (package / "cli/main.py").write_text(says)
+    shutil.copy(finished.root / "gh200_diagnostic.py", tree)
+    done = subprocess.run([sys.executable, str(tree / "gh200_diagnostic.py"), "-v"], capture_output=True, text=True)
+    assert done.stdout.split() == ["['doctor',", "'-v']", str(package.parent)], done.stderr
+
+
+def test_a_file_that_lies_there_is_kept(repository: Path) -> None:
+    """Ignored by git, so that nobody noticed it before."""
+    mine = repository / "config" / "gh200_in_memory_example.json"
+    mine.parent.mkdir()
+    mine.write_text("{}")
+    journal = begin(repository)
+    assert mine.read_text() == "{}"
+    assert "kept as they were: config/gh200_in_memory_example.json" in journal.step("operator files").result
+    workflow.rollback(repository)
+    assert mine.read_text() == "{}"
+
+
+def test_the_matrices_are_run_on_the_tree_and_recorded(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(repository)
+    row = {"test": "U1", "scenario": "s", "outcome": "failed", "detail": "why"}
+    said = f"echo '{json.dumps({'rows': [row], 'passed': 2})}'; exit 1"
+    for suite in ("gh200", "combined"):
+        (repository / f"scripts/test_{suite}_features.sh").write_text("""echo '{"rows": [], "passed": 3}'""")
+    (repository / "scripts/test_upstream_features.sh").write_text(said)
+    found = workflow.run_tests(repository, runs=True)
+    assert [trial.outcome for trial in found] == ["failed", "passed", "passed"]
+    record = workflow.status(repository).step("feature matrix tests")
+    assert record.status == "failed"
+    assert "2 passed, 1 failed, 0 skipped; U1 s: why" in record.result
 
 
 def test_the_hook_is_two_statements_at_the_end(finished: Finished) -> None:

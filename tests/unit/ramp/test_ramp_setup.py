@@ -11,14 +11,48 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.config.training import training_from
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
-from simpletuner_gh200.ramp.setup import RampPreview, notices, preview, ramp_from_settings
+from simpletuner_gh200.ramp.setup import NO_STEPS, RampPreview, Sizes, notices, outlook, outlook_of, preview
 
 BLOCK = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 4, "batch_rampup_steps": 40}
 
 
 def test_the_target_defaults_to_the_configured_effective_batch() -> None:
-    ramp = ramp_from_settings(RampSettings(**BLOCK), train_batch_size=2, world_size=3, gradient_accumulation_steps=5)
-    assert ramp.target == 30
+    assert outlook(RampSettings(**BLOCK), Sizes(2, 3, 5, 100)).ramp.target == 30
+
+
+def test_the_length_defaults_to_a_tenth_of_the_run_at_its_target() -> None:
+    block = {"initial_effective_batch_size": 4, "target_effective_batch_size": 32}
+    settings = RampSettings(enable_batch_size_rampup=True, **block)
+    assert outlook(settings, Sizes(4, max_train_steps=1000)).ramp.ramp_steps == 800
+    assert outlook(settings, Sizes(4, max_train_steps=1)).ramp.ramp_steps == 1
+
+
+def test_the_quick_configuration_of_the_guides_is_explained_and_trains_at_its_batch() -> None:
+    """Batch 32, initial 4, nothing else: neither steps nor a length, and no window below 32."""
+    settings = RampSettings(enable_batch_size_rampup=True, initial_effective_batch_size=4)
+    found = outlook(settings, Sizes(32))
+    assert found.problems == ()
+    (notice,) = found.notices
+    assert "no ramp from 4 to 32 is possible" in notice
+    assert '"train_batch_size": 4, "target_effective_batch_size": 32, "batch_rampup_steps": ' in notice
+    assert {window.effective for window in found.ramp.windows(50)} == {32}
+    assert "use fewer ranks" in outlook(settings, Sizes(8, 8)).notices[0]
+
+
+@pytest.mark.parametrize("steps", [None, 0])
+def test_a_ramp_without_a_number_of_steps_is_refused_with_the_reason(steps: int | None) -> None:
+    (problem,) = outlook(RampSettings(**BLOCK), Sizes(2, 3, 5, steps)).problems
+    assert problem.where == "max_train_steps"
+    assert "derive it from the epochs" in problem.message
+    assert outlook(RampSettings(**BLOCK), Sizes(4, max_train_steps=steps)).problems == (), "nothing to ramp"
+
+
+def test_a_configuration_is_judged_before_its_run() -> None:
+    config = {"train_batch_size": 2, "gh200_optimizations": {**BLOCK, "target_effective_batch_size": 8}}
+    assert outlook_of(training_from(config, config, {})).problems == (NO_STEPS,)
+    config["max_train_steps"] = "20"
+    assert outlook_of(training_from(config, config, {})).problems == ()
+    assert outlook_of(training_from({}, {}, {})) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +116,7 @@ def test_older_keys_at_top_level_enable_the_ramp() -> None:
     report, notes = shown({"train_batch_size": 32, "max_train_steps": 9, **older})
     assert (report.ramp.initial, report.ramp.target, report.ramp.unit) == (4, 32, 32)
     assert any("gh200_optimizations" in note for note in notes)
-    assert any("below train_batch_size" in notice for notice in report.notices)
+    assert any("no ramp from 4 to 32 is possible" in notice for notice in report.notices)
 
 
 def test_missing_sizes_are_reported_together() -> None:

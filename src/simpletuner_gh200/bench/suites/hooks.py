@@ -15,7 +15,10 @@ from simpletuner_gh200.bench.hook_steps import seconds_per_step
 from simpletuner_gh200.bench.suite import Suite, interleaved
 
 PTH_LINE = (
-    'import os; os.environ.get("SIMPLETUNER_GH200") == "1" and '
+    'import os, sys; gh200 = type(sys)("simpletuner.gh200"); '
+    'gh200.__getattr__ = lambda name: __import__("simpletuner_gh200.older_names", fromlist=["x"]).answer(name); '
+    'sys.modules.setdefault("simpletuner.gh200", gh200); '
+    'os.environ.get("SIMPLETUNER_GH200") == "1" and '
     '__import__("simpletuner_gh200.startup", fromlist=["x"]).on_interpreter_start()\n'
 )
 """The line of simpletuner_gh200.pth; a test keeps the two the same."""

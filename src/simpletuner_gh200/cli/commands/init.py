@@ -10,16 +10,21 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
-from simpletuner_gh200.operate.models import choose_model
+from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.operate.models import FAMILIES, Model, choose_model
 from simpletuner_gh200.operate.project import Project, Wish, plan_project, write
 from simpletuner_gh200.units import format_bytes
+from simpletuner_gh200.upstream.option_reading import installed_options
 
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Where the project goes; made if it is not there.")],
     data: Annotated[Path, typer.Option("--data", help="Folder with images, and captions as .txt beside them.")],
     model: Annotated[
-        str, typer.Option("--model", help="flux, sdxl, sd3, qwen_image; FAMILY=REPOSITORY; or a local pipeline folder.")
+        str,
+        typer.Option(
+            "--model", help="A family of SimpleTuner's; FAMILY:FLAVOUR; FAMILY=REPOSITORY; a pipeline folder."
+        ),
     ] = "flux",
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each.")] = 1,
@@ -41,11 +46,13 @@ def init(
 
       gh200 init my-run --model sdxl --data ~/pictures --steps 2000
 
+      gh200 init my-run --model z_image --data ~/pictures
+
       gh200 init big-run --model flux --data /data/set --nodes 2 --gpus-per-node 4
     """
     wish = Wish(
         folder=folder,
-        model=choose_model(model),
+        model=_chosen(model),
         data=data,
         nodes=nodes,
         gpus_per_node=gpus_per_node,
@@ -62,6 +69,16 @@ def init(
         say(f"wrote {path}")
     config = shlex.quote(str(folder / "config" / "config.json"))
     say(f"next: gh200 config check {config} && gh200 doctor {config} && gh200 train --config {config}")
+
+
+def _chosen(model: str) -> Model:
+    """What we know ourselves needs no look at the installed release, which takes long the first time."""
+    if model in FAMILIES:
+        return choose_model(model)
+    reading = installed_options(say_on_a_terminal)
+    for note in reading.notes:
+        say(f"note: {note}", error=True)
+    return choose_model(model, reading.table.families if reading.table is not None else None)
 
 
 def _found_and_chosen(project: Project) -> list[str]:

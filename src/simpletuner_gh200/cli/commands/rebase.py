@@ -74,12 +74,17 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command("test", epilog="\nExample:\n\n  gh200 rebase test --repo ~/SimpleTuner\n")
-def run_tests(repo: Repo = HERE) -> None:
+@app.command("test", epilog="\nExample:\n\n  gh200 rebase test --repo ~/SimpleTuner --runs\n")
+def run_tests(
+    repo: Repo = HERE,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="The three feature matrices instead: real runs, minutes.")
+    ] = False,
+) -> None:
     """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed."""
     from simpletuner_gh200.operate.rebase import workflow
 
-    found = workflow.run_tests(repo)
+    found = workflow.run_tests(repo, runs=runs)
     for trial in found:
         typer.echo(str(trial))
     if any(trial.outcome == "failed" for trial in found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
+from simpletuner_gh200.config.blocks import CacheSettings
 from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
@@ -15,10 +15,11 @@ from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import refusal
 from simpletuner_gh200.plan.quick import quick_plan
+from simpletuner_gh200.ramp.setup import outlook_of
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
-from simpletuner_gh200.upstream.options import REMOVED, option_names
+from simpletuner_gh200.upstream.option_table import Checker
 
-_OURS = {*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"}
+_OURS = frozenset({*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"})
 
 
 def configuration(context: Context) -> Finding:
@@ -33,20 +34,20 @@ def configuration(context: Context) -> Finding:
 
 
 def removed_options(context: Context) -> Finding:
+    """By the parser of the installed release itself, as the start of a run judges them."""
     if context.training is None:
         return skipped("no configuration was given")
-    package = context.package("simpletuner")
-    if package is None:
-        return skipped("SimpleTuner is not installed here")
-    known = option_names(package)
-    gone = [key for key in context.training.values if key not in known and key not in _OURS]
+    table = context.options.table
+    if table is None:
+        return skipped("; ".join(context.options.notes))
+    gone = {key: value for key, value in context.training.values.items() if key not in table.known(_OURS)}
     if not gone:
-        return passed("this SimpleTuner knows every option in it")
-    shown = ", ".join(f"{key} ({REMOVED[key]})" if key in REMOVED else key for key in sorted(gone))
-    return warned(
-        f"not known to this SimpleTuner: {shown}",
-        "remove them from the configuration: an unknown option is dropped in silence, or stops SimpleTuner's parser",
-    )
+        return passed(f"SimpleTuner {table.version} knows every option in it")
+    stopping, ignored = Checker(table, _OURS).keys(gone)
+    remedy = "leave them out of the configuration, or write what they are called now"
+    if stopping:
+        return failed("; ".join([*map(str, stopping), *ignored]), remedy)
+    return warned("; ".join(ignored), remedy)
 
 
 def datasets_exist(context: Context) -> Finding:
@@ -131,44 +132,19 @@ def _expected(training: Training) -> int:
     return cached or sum(folder_bytes(folder) for _name, folder in training.local_datasets() if folder.is_dir())
 
 
-def ramp_divides(context: Context) -> Finding:
+def ramp_works(context: Context) -> Finding:
     training = context.training
     if training is None or training.settings is None:
         return skipped("no configuration was given, or its blocks are not sound")
-    ramp = training.settings.part(RampSettings)
-    if not ramp.enable_batch_size_rampup:
-        return skipped("no ramp in it")
-    per_micro_batch = _whole(training.values.get("train_batch_size", 1)) * _whole(
-        training.values.get("num_processes", 1)
-    )
-    sizes = {"initial": ramp.initial_effective_batch_size, "target": ramp.target_effective_batch_size}
-    given = {name: size for name, size in sizes.items() if size is not None}
-    below = {name: size for name, size in given.items() if size < per_micro_batch}
-    uneven = {name: size for name, size in given.items() if size > per_micro_batch and size % per_micro_batch}
-    if "initial" in given and "target" in given and given["target"] < given["initial"]:
-        return warned(
-            f"the target {given['target']} is below the initial {given['initial']}",
-            "exchange them if that is not meant",
-        )
-    if uneven:
-        return failed(
-            f"{_sizes(uneven)} is no multiple of train_batch_size x ranks = {per_micro_batch}",
-            f"use multiples of {per_micro_batch}; see the windows: gh200 ramp {context.config}",
-        )
-    if below:
-        return warned(
-            f"{_sizes(below)} is below train_batch_size x ranks = {per_micro_batch}: accumulation is 1 there",
-            f"use at least {per_micro_batch}, or a smaller train_batch_size",
-        )
-    return passed(f"{_sizes(given)}, in micro-batches of {per_micro_batch} over all ranks")
-
-
-def _whole(value: object) -> int:
-    return max(1, int(str(value)))
-
-
-def _sizes(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{name} {size}" for name, size in sizes.items())
+    found = outlook_of(training)
+    if found is None:
+        return skipped("no ramp in it, or no sizes to measure it by")
+    ramp = found.ramp
+    if found.problems:
+        return failed("; ".join(map(str, found.problems)), f"gh200 config check {context.config} says the same")
+    if found.notices:
+        return warned("; ".join(found.notices), f"see the windows: gh200 ramp {context.config}")
+    return passed(f"from {ramp.initial} to {ramp.target}, in micro-batches of {ramp.unit} over all ranks")
 
 
 CHECKS = (
@@ -206,6 +182,6 @@ CHECKS = (
         code="GH406",
         what="batch ramp",
         why="The effective batch grows in whole micro-batches: sizes in between are rounded.",
-        run=ramp_divides,
+        run=ramp_works,
     ),
 )

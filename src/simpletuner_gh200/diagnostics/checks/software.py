@@ -7,7 +7,7 @@ from importlib.metadata import distributions
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.config.allocator import OUR_KEYS, VARIABLES, rejected_keys
+from simpletuner_gh200.config.allocator import INSTEAD, OUR_KEYS, VARIABLES, rejected_keys
 from simpletuner_gh200.config.settings import our_variables, read_variables
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
@@ -55,6 +55,11 @@ def allocator_options(context: Context) -> Finding:
     shown = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in rejected.items())
     version = context.torch.version if context.torch else "?"
     every_key = {key for keys in rejected.values() for key in keys}
+    if every_key <= OUR_KEYS.keys():
+        return warned(
+            f"torch {version} alone would reject {shown}; with the extension on they are taken out before: {INSTEAD}",
+            _allocator_fix(every_key),
+        )
     return failed(f"torch {version} rejects {shown}", _allocator_fix(every_key))
 
 

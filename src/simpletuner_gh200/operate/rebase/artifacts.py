@@ -102,8 +102,14 @@ def checklist(journal: Journal) -> list[str]:
     lines += ["", "## By hand", ""]
     return [
         *lines,
-        "- [ ] train your own configuration for a while",
-        "- [ ] compare with your baseline: `gh200 baseline compare`",
+        "- [ ] smoke runs and the three feature matrices (manual validation, attention backends, audio where it runs): "
+        "`gh200 rebase test --runs`",
+        f"- [ ] a baseline of before, on `{journal.backup_branch}`: "
+        "`gh200 baseline capture --steps 1000 -o baseline -- --config CONFIG`",
+        f"- [ ] the same on `{BRANCH}`, into `after`; then `gh200 baseline compare baseline after --tolerance 5%`",
+        "- [ ] on a machine with a GPU: `./gh200_diagnostic.py --oversubscription-scale 1.5` and `./validate_uvm.py`",
+        "- [ ] train your own configuration for a while; what an upgrade changes is in "
+        "`documentation/gh200/operating/migration.md`",
     ]
 
 

@@ -14,6 +14,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import simpletuner_gh200
+from simpletuner_gh200.operate.shipped import FOLDER
 
 HOME = "simpletuner/gh200"
 VENDOR = f"{HOME}/vendor"
@@ -51,7 +52,8 @@ def files_of(component: Component) -> list[Path]:
 
 @cache
 def _rooms(package: Path) -> tuple[Component, ...]:
-    folders = [path for path in package.iterdir() if path.is_dir() and any(_files(path))]
+    # What a wheel ships beside the code goes elsewhere in a tree: operate/rebase/operators.py.
+    folders = [path for path in package.iterdir() if path.is_dir() and path.name != FOLDER and any(_files(path))]
     names = {folder.name for folder in folders}
     waiting = TopologicalSorter({folder.name: (_used_by(folder) & names) - {folder.name} for folder in folders})
     waiting.prepare()

@@ -88,11 +88,11 @@ def archive(folder: Path, journal: Journal) -> None:
     os.replace(folder / FILE, folder / f"journal-{journal.stamp}.json")
 
 
-def write_whole(path: Path, text: str, *, executable: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes, *, executable: bool = False) -> None:
     """A reader sees the old file or the new one, also after a power cut."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.chmod(name, 0o755 if executable else 0o644)

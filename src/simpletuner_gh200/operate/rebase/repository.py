@@ -52,6 +52,9 @@ class Repository:
         """Files git knows whose changes are not committed."""
         return _names(git(self.root, "diff", "--name-only", "-z", "HEAD").stdout)
 
+    def tracked(self) -> set[str]:
+        return set(_names(git(self.root, "ls-files", "-z").stdout))
+
     def untracked(self) -> list[str]:
         return _names(git(self.root, "ls-files", "--others", "--exclude-standard", "-z").stdout)
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.operate.rebase import artifacts, fork_report, trials, vendor
+from simpletuner_gh200.operate.rebase import artifacts, fork_report, operators, trials, vendor
 from simpletuner_gh200.operate.rebase.components import Component, all_components
 from simpletuner_gh200.operate.rebase.journal import Journal, write_whole
 from simpletuner_gh200.operate.rebase.repository import Repository
 
+MATRICES = "feature matrix tests"
 MANIFEST = "docs/GH200_PATCH_MANIFEST.md"
 
 
@@ -36,8 +37,10 @@ def all_steps() -> tuple[Step, ...]:
         *(Step(f"vendor {component.name}", _vendoring(component)) for component in all_components()),
         Step("entry", entry),
         Step("hook", hook),
+        Step("operator files", operator_files),
         Step("manifest", write_manifest),
         Step("integration tests", integration_tests),
+        Step(MATRICES, feature_matrices),
     )
 
 
@@ -92,6 +95,13 @@ def hook(repository: Repository, journal: Journal) -> str:
     return _commit(repository, "hook", "Activate simpletuner.gh200 with SimpleTuner", vendor.add_hook(repository.root))
 
 
+def operator_files(repository: Repository, journal: Journal) -> str:
+    _on_branch(repository)
+    ours, kept = operators.copy(repository.root)
+    done = _commit(repository, "operator files", "Scripts, configurations, pages and the gh200 command", ours)
+    return done + (f"; kept as they were: {', '.join(kept)}" if kept else "")
+
+
 def write_manifest(repository: Repository, journal: Journal) -> str:
     _on_branch(repository)
     path = repository.root / MANIFEST
@@ -104,6 +114,11 @@ def integration_tests(repository: Repository, journal: Journal) -> str:
     if journal.skip_tests:
         raise StepSkipped("--skip-tests")
     return _judge(trials.integration(repository.root))
+
+
+def feature_matrices(repository: Repository, journal: Journal) -> str:
+    """Real runs, which take minutes and SimpleTuner's own packages: started by a person, recorded all the same."""
+    raise StepSkipped("`gh200 rebase test --runs` runs them")
 
 
 def _commit(repository: Repository, component: str, message: str, paths: list[str]) -> str:

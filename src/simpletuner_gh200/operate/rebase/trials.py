@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,31 @@ def integration(root: Path) -> list[Trial]:
         _imports(root, on, "active, with the public names"),
         _imports(root, off, "kill switch", {"SIMPLETUNER_GH200": "0"}),
     ]
+
+
+SUITES = ("upstream", "gh200", "combined")
+"""Manual validation, attention backends and audio without us; the extension alone; both together."""
+
+
+def matrices(root: Path) -> list[Trial]:
+    """The three feature matrices, from the tree and with its own SimpleTuner and package: real runs of a tiny model."""
+    return [_matrix(root, suite) for suite in SUITES]
+
+
+def _matrix(root: Path, suite: str) -> Trial:
+    script = f"scripts/test_{suite}_features.sh"
+    path = os.pathsep.join(filter(None, (str(root / VENDOR), str(root), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "GH200_PYTHON": sys.executable}
+    done = subprocess.run(["bash", script, "--json"], cwd=root, env=environment, capture_output=True, text=True)
+    try:
+        found = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+    except json.JSONDecodeError:
+        return Trial(script, "failed", (done.stderr.strip().splitlines() or ["no result"])[-1])
+    failed = [
+        f"{row['test']} {row['scenario']}: {row['detail']}" for row in found["rows"] if row["outcome"] == "failed"
+    ]
+    counts = f"{found.get('passed', 0)} passed, {len(failed)} failed, {found.get('skipped', 0)} skipped"
+    return Trial(script, "failed" if failed else "passed", "; ".join([counts, *failed]))
 
 
 def _parses(root: Path, folder: str) -> Trial:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 
 from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.older_names import SUBMODULES
+from simpletuner_gh200.operate.rebase import operators
 from simpletuner_gh200.operate.rebase.components import (
     HOME,
     PACKAGE,
@@ -48,20 +50,11 @@ def __getattr__(name: str) -> Any:
     return resolve_name(name, __name__)
 '''
 
-UVM = '''"""The placement hints under the name earlier guides use."""
-
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    from simpletuner_gh200.api import resolve_name
-
-    return resolve_name(name, __name__)
-'''
 SHIMS = {
     f"{HOME}/__init__.py": ENTRY,
-    f"{HOME}/uvm.py": UVM,
-    f"{HOME}/in_memory_backend.py": UVM.replace("The placement hints", "The in-memory backend"),
+    **{
+        f"{HOME}/{name}.py": (package_folder() / "older_names" / f"{name}.py").read_text("utf-8") for name in SUBMODULES
+    },
     f"{VENDOR}/__init__.py": "",
 }
 
@@ -127,12 +120,19 @@ def manifest(root: Path, onto: str) -> str:
     lines.append(
         f"| hook | end of `{HOOKED}` | 1 | {count} | low: registers import hooks, `SIMPLETUNER_GH200=0` disables |"
     )
+    copied = [path for path, content in operators.contents().items() if _is(root / path, content)]
+    place = f"`scripts`, `config`, `{operators.PAGES}`, `gh200` and the programs of the guides"
+    lines.append(f"| operator files | {place} | {len(copied)} | {_lines(root, copied)} | none: new files |")
     return "\n".join([*lines, "", f"Install what it needs: `pip install -r {HOME}/requirements.txt`.", ""])
 
 
 def _requirements() -> list[str]:
     declared = importlib.metadata.requires("simpletuner-gh200") or []
     return [requirement for requirement in declared if "extra ==" not in requirement]
+
+
+def _is(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
 
 
 def _lines(root: Path, paths: list[str]) -> int:

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from simpletuner_gh200.errors import GH200Error, UsageError
-from simpletuner_gh200.operate.rebase import artifacts, trials, vendor
+from simpletuner_gh200.operate.rebase import artifacts, operators, trials, vendor
 from simpletuner_gh200.operate.rebase import journal as journals
 from simpletuner_gh200.operate.rebase.components import HOME
 from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
 from simpletuner_gh200.operate.rebase.repository import Repository
-from simpletuner_gh200.operate.rebase.steps import MANIFEST, StepSkipped, all_steps
+from simpletuner_gh200.operate.rebase.steps import MANIFEST, MATRICES, StepSkipped, all_steps
 from simpletuner_gh200.upstream.git import resolve
 
 Tell = Callable[[StepRecord], None]
@@ -38,7 +38,7 @@ def start(folder: Path, *, onto: str, remote: str | None, skip_tests: bool, tell
     onto_commit = resolve(repository.root, onto)
     if not repository.has_file(onto_commit, vendor.HOOKED):
         raise UsageError(f"{onto} is no SimpleTuner: it has no {vendor.HOOKED}", remedy="name a ref of SimpleTuner's")
-    repository.require_room(onto_commit, (HOME, MANIFEST))
+    repository.require_room(onto_commit, (HOME, MANIFEST, operators.PAGES))
     if under_way is not None:
         journals.archive(repository.state_folder, under_way)
     journal = Journal(
@@ -65,12 +65,12 @@ def status(folder: Path) -> Journal:
     return require_journal(Repository(folder))
 
 
-def run_tests(folder: Path) -> list[trials.Trial]:
-    """The integration tests again, on the tree as it is now; recorded if the rebase got that far."""
+def run_tests(folder: Path, *, runs: bool = False) -> list[trials.Trial]:
+    """The integration tests again, or real ``runs``, on the tree as it is now; recorded if the rebase got so far."""
     repository = Repository(folder)
     journal = require_journal(repository)
-    found = trials.integration(repository.root)
-    record = journal.step("integration tests")
+    found = trials.matrices(repository.root) if runs else trials.integration(repository.root)
+    record = journal.step(MATRICES if runs else "integration tests")
     if journal.step("manifest").status == "done":
         failed = any(trial.outcome == "failed" for trial in found)
         _record(repository, journal, record, "failed" if failed else "done", "\n".join(map(str, found)))
@@ -84,6 +84,7 @@ def rollback(folder: Path) -> str:
     if repository.branch() == artifacts.BRANCH:
         # Copied but not yet committed when it was interrupted.
         repository.drop_untracked((HOME, MANIFEST))
+        operators.remove_copies(repository.root, repository.tracked())
     repository.switch_to(journal.original_branch, journal.original_commit)
     if repository.has_branch(artifacts.BRANCH):
         repository.git("branch", "-M", artifacts.BRANCH, f"gh200-rolled-back-{journal.stamp}")

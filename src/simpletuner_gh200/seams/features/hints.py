@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from simpletuner_gh200.config.blocks import CacheSettings, HintSettings
+from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, StateSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.hints import optimize_batch_for_gh200, set_uvm_hint_override
@@ -28,6 +28,7 @@ class HintsFeature(Feature):
         self.batches = self.looked_at = self.helped = self.not_helped = 0
         self.reasons: Counter[str] = Counter()
         self._fruitless = 0
+        self._pattern: str | None = None
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         """On by the key or the environment; implied by any cache in unified memory; false wins over both."""
@@ -44,6 +45,7 @@ class HintsFeature(Feature):
     def configured(self) -> None:
         """An explicit false must reach direct callers too, although the feature is off then."""
         set_uvm_hint_override(self.settings.part(HintSettings).enable_uvm_hints)
+        self._pattern = self.settings.part(StateSettings).uvm_access_pattern
 
     def start(self, trainer: Any) -> None:
         set_uvm_hint_override(True)
@@ -58,7 +60,7 @@ class HintsFeature(Feature):
         return batch
 
     def _look_at(self, batch: dict[str, Any]) -> None:
-        report = optimize_batch_for_gh200(batch)
+        report = optimize_batch_for_gh200(batch, self._pattern)
         self.looked_at += 1
         self.helped += report.helped
         self.not_helped += report.not_helped

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from math import ceil
 from typing import Any, ClassVar
 
 from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, Problem, RunFailed
+from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, RunFailed
 from simpletuner_gh200.ramp.resume import RampState, resume
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window, rate_factor
-from simpletuner_gh200.ramp.setup import notices, ramp_from_settings
+from simpletuner_gh200.ramp.setup import Sizes, outlook
 from simpletuner_gh200.seams.checkpoint_state import CheckpointState, told_by_main
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.ramp.deferral import Deferral, Epochs
@@ -60,14 +60,18 @@ class RampFeature(Feature):
             return
         refuse_impossible(config, accelerator)
         self._saved = self._first = self._last = self._rate = None
-        self._ramp = ramp_from_settings(
-            self._settings,
-            train_batch_size=int(config.train_batch_size),
-            world_size=_data_parallel_size(accelerator),
-            gradient_accumulation_steps=int(config.gradient_accumulation_steps),
+        sizes = Sizes(
+            int(config.train_batch_size),
+            _data_parallel_size(accelerator),
+            int(config.gradient_accumulation_steps),
+            int(config.max_train_steps or 0),
         )
+        found = outlook(self._settings, sizes)
+        if found.problems:
+            raise ConfigError(found.problems)
+        self._ramp = found.ramp
         if accelerator.is_main_process:
-            self._announce()
+            self._announce(found.notices)
         self._epochs_derived = not getattr(config, "num_train_epochs", None)
         # Buckets and epochs are measured by the target; the windows begin with the loop.
         config.gradient_accumulation_steps = self._ramp.target_accumulation
@@ -147,7 +151,7 @@ class RampFeature(Feature):
     def _factor(self) -> float:
         return rate_factor(self._ramp, self._last.step, self._settings.ramp_lr_rule) if self._last else 1.0
 
-    def _announce(self) -> None:
+    def _announce(self, notices: Sequence[str]) -> None:
         ramp = self._ramp
         logger.info(
             "GH200 gradient accumulation ramp enabled (initial=%d, target=%d, ramp_steps=%d)",
@@ -155,7 +159,7 @@ class RampFeature(Feature):
             ramp.target,
             ramp.ramp_steps,
         )
-        for notice in notices(ramp):
+        for notice in notices:
             logger.warning("gh200: ramp: %s", notice)
 
 
@@ -197,11 +201,6 @@ def refuse_impossible(config: Any, accelerator: Any) -> None:
     if getattr(config, "optimizer_release_gradients", False):
         reason = "gradients are consumed during the backward pass, so that no window of them exists"
         raise _refusal("optimizer_release_gradients", reason, "turn optimizer_release_gradients off")
-    steps = getattr(config, "max_train_steps", None)
-    if not steps or int(steps) < 1:
-        message = f"{steps!r}: needed with the batch ramp, since an epoch has no fixed number of optimizer steps"
-        remedy = "set it; `gh200 ramp CONFIG` shows how many samples it takes"
-        raise ConfigError([Problem("max_train_steps", message, remedy)])
 
 
 def _deepspeed(config: Any, accelerator: Any) -> bool:

@@ -1,0 +1,42 @@
+"""``gh200 examples``: the files that come with the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say
+from simpletuner_gh200.operate import shipped
+
+
+def examples(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Where they go; made if it is not there. None: list them.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the example configurations, accelerate files and scripts of the guides into a folder.
+
+    Environment script, diagnostic, feature matrices, train.py and the rebase script, by the names the guides use: in
+    that folder their command lines work as they are printed. For a project of your own: `gh200 init`.
+
+    Examples:
+
+      gh200 examples
+
+      gh200 examples gh200-files && source gh200-files/scripts/setup_gh200_env.sh
+    """
+    found = shipped.names() if folder is None else shipped.write(folder, force=force)
+    if as_json:
+        print(json.dumps({"folder": str(folder or shipped.root()), "files": [str(path) for path in found]}))
+        return
+    for path in found:
+        say(str(path) if folder is None else f"wrote {path}")
+
+
+COMMAND = Command(name="examples", run=examples, panel="Before a run")

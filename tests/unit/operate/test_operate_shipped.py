@@ -1,0 +1,63 @@
+"""The files of the guides: all there, written where they are wanted, and the same in the wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate import shipped
+
+ROOT = Path(__file__).parents[3]
+OF_THE_GUIDES = {
+    "accelerate_config_gh200.yaml",
+    "config/accelerate_config_gh200.yaml",
+    "config/gh200_in_memory_example.json",
+    "execute_gh200_rebase.sh",
+    "gh200_diagnostic.py",
+    "scripts/setup_gh200_env.sh",
+    "scripts/test_combined_features.sh",
+    "scripts/test_gh200_features.sh",
+    "scripts/test_upstream_features.sh",
+    "train.py",
+    "validate_uvm.py",
+}
+
+
+def test_every_file_that_the_guides_name_is_written_and_programs_run(tmp_path):
+    written = {str(path.relative_to(tmp_path)) for path in shipped.write(tmp_path)}
+    assert written >= OF_THE_GUIDES
+    assert os.access(tmp_path / "scripts" / "test_gh200_features.sh", os.X_OK)
+    assert os.access(tmp_path / "train.py", os.X_OK)
+    assert not (tmp_path / "accelerate_config_gh200.yaml").is_symlink()
+    assert shipped.write(tmp_path), "the same again changes nothing and is no error"
+
+
+def test_a_file_that_differs_is_not_replaced_unasked(tmp_path):
+    (tmp_path / "train.py").write_text("mine")
+    with pytest.raises(UsageError, match=r"train\.py"):
+        shipped.write(tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "train.py"]
+    shipped.write(tmp_path, force=True)
+    assert (tmp_path / "train.py").read_text() != "mine"
+
+
+def test_the_wheel_is_told_to_carry_all_of_it():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    inside = "simpletuner_gh200/shipped/"
+    carried = [Path(source) for source, target in wheel["force-include"].items() if target == inside + source]
+    names = shipped.names((*shipped.PATTERNS, *shipped.PAGES))
+    assert [name for name in names if not any(name.is_relative_to(source) for source in carried)] == []
+
+
+def test_the_command_lists_them():
+    done = subprocess.run(
+        [sys.executable, "-m", "simpletuner_gh200", "examples", "--json"], capture_output=True, text=True, check=True
+    )
+    assert set(json.loads(done.stdout.splitlines()[-1])["files"]) >= OF_THE_GUIDES

@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""The name the earlier guides launch: one rank of SimpleTuner with the extension on, as ``gh200 train`` starts it.
+
+accelerate launch --config_file accelerate_config_gh200.yaml train.py --config config/gh200_in_memory_example.json
+"""
+
+import sys
+
+from simpletuner_gh200.launch import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+#!/usr/bin/env python3
+"""The name the earlier guides use for ``gh200 selftest``; takes the same options."""
+
+import sys
+
+from simpletuner_gh200.cli.main import main
+
+if __name__ == "__main__":
+    sys.argv[1:1] = ["selftest"]
+    main()
