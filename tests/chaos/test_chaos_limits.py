@@ -11,10 +11,13 @@ import pytest
 
 from tests.chaos.commands import without_roots_rights
 from tests.chaos.laboratory import FEATURES, STEPS
+from tests.chaos.representatives import only
 from tests.chaos.small_packs import write_packs
 from tests.unit.store.store_samples import fill, image
 
 MIB = 1 << 20
+NO_STREAMS = "<&- >&- 2>&-"
+REDIRECTIONS = ("<&-", ">&-", "2>&-", NO_STREAMS, ">/dev/full", "2>/dev/full")
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", only(["few-descriptors", "few-addresses"], LIMITS))
 def test_staging_within_limits(folder, start, name):
     """It works, or says in a line what is missing; it never crashes."""
     ended = start("stage", folder, limit=LIMITS[name]).end()
@@ -48,16 +51,16 @@ def test_staging_within_limits(folder, start, name):
     assert ("40 of 40 files" in ended.out) if ended.code == 0 else ended.err.startswith("gh200: "), ended.explain()
 
 
+@pytest.mark.chaos
 def test_no_more_processes(folder, start):
-    """Root is not counted, so this is somebody else in a namespace."""
     if os.getuid() == 0:
         pytest.skip("root's processes are not counted")
     ended = start("stage", folder, limit=at_most(resource.RLIMIT_NPROC, 1)).end()
     assert ended.code in {0, 1} and "Traceback" not in ended.err, ended.explain()
 
 
-@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
-@pytest.mark.parametrize("words", [["stage"], ["doctor"]], ids=["stage", "doctor"])
+@pytest.mark.parametrize("redirection", only([NO_STREAMS], REDIRECTIONS))
+@pytest.mark.parametrize("words", only([["stage"]], [["stage"], ["doctor"]]), ids=" ".join)
 def test_closed_and_full_streams(folder, start, words, redirection):
     asked = [*words, folder] if words == ["stage"] else words
     usual = start(*asked).end()
@@ -65,12 +68,13 @@ def test_closed_and_full_streams(folder, start, words, redirection):
     assert "Traceback" not in ended.err, ended.explain()
     if redirection == ">/dev/full":
         assert ended.code == 1 and "could not be written" in ended.err, ended.explain()
-    elif redirection == ">&-" or redirection.startswith("<&- >"):
+    elif redirection == ">&-" or redirection == NO_STREAMS:
         assert ended.code in {usual.code, 1}, ended.explain()
     else:
         assert ended.code == usual.code, ended.explain()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("words", [["doctor"], ["--help"], ["cache", "ls"], ["stage"]], ids=" ".join)
 def test_a_locale_of_ascii(folder, tmp_path, start, words):
     (folder / "grün – ü.png").write_bytes(b"no image")
@@ -82,6 +86,7 @@ def test_a_locale_of_ascii(folder, tmp_path, start, words):
     assert "Traceback" not in ended.err, ended.explain()
 
 
+@pytest.mark.chaos
 def test_a_pack_folder_that_is_read_only(tmp_path, start):
     root, pack = write_packs(tmp_path)
     before = pack.read_bytes()

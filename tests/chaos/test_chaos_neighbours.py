@@ -39,6 +39,7 @@ def test_planted_packs_are_not_believed(tmp_path, start, give_away):
     assert str(NOBODY) in ended.out and "Traceback" not in ended.err, ended.explain()
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("words", [["drop"], ["pack"]], ids=" ".join)
 def test_planted_links_are_not_followed(tmp_path, start, give_away, words):
     root, pack = write_packs(tmp_path)
