@@ -16,10 +16,9 @@ IN_MEMORY: dict[str, Any] = {"type": "in_memory"}
 PHASES = {
     "reading data": "Loading data backend config",
     "loading the model": "Loading diffusion model",
-    "training": f"/{STEPS} [",
-    "saving": "Saving current state to",
+    "training": "Steps:",
 }
-"""Each, and the words of SimpleTuner's that say it has begun; ``/4 [`` is of its progress bar."""
+"""Each, and the words of SimpleTuner's that say it has begun; "Steps:" is of its progress bar."""
 
 
 class Laboratory:

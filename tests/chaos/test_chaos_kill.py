@@ -47,7 +47,7 @@ def test_a_second_job_is_refused_and_a_killed_one_is_resumed(laboratory, train):
 @pytest.mark.parametrize("phase", ["importing", "reading data", "loading the model", "training"])
 def test_nothing_outlives_a_kill(laboratory, train, phase, victim):
     command = train(laboratory, "--max_train_steps=4000")
-    reach(command, "training" if phase == "training" else phase)
+    reach(command, phase)
     kill(command, victim)
     ended = command.end()
     assert command.nothing_left() == "", f"{victim} killed while {phase}"
