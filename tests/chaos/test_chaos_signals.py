@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.laboratory import PHASES, STEPS
 
 MANY = "--max_train_steps=4000"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @pytest.mark.one_release("3.")
@@ -25,7 +26,7 @@ def test_terminated_at_its_second_checkpoint(laboratory, train):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
 @pytest.mark.parametrize("phase", ["importing", "reading data", "training"])
 def test_a_signal_ends_every_phase(laboratory, train, phase, number):
     command = train(laboratory, MANY)
