@@ -27,6 +27,15 @@ def overwritten(path: Path) -> None:
 
 
 def flipped(path: Path) -> None:
+    """One bit in the middle, where nothing but its own checksum can tell."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (found,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([found ^ 1]))
+
+
+def flipped_everywhere(path: Path) -> None:
     """One bit of every 4 KiB."""
     content, chance = bytearray(path.read_bytes()), random.Random(SEED)
     for start in range(0, len(content), 4096):
@@ -64,7 +73,14 @@ def replaced_by_loop(path: Path) -> None:
     path.symlink_to(path)
 
 
-TO_CONTENT: tuple[Callable[[Path], None], ...] = (truncated, emptied, overwritten, flipped, index_garbage)
+TO_CONTENT: tuple[Callable[[Path], None], ...] = (
+    truncated,
+    emptied,
+    overwritten,
+    flipped,
+    flipped_everywhere,
+    index_garbage,
+)
 TO_KIND: tuple[Callable[[Path], None], ...] = (
     replaced_by_garbage,
     replaced_by_fifo,

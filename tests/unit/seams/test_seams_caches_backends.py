@@ -69,7 +69,7 @@ def test_what_is_written_is_held_and_read_without_the_file(served, table, path):
 
 def test_a_fifo_is_refused_instead_of_waited_for(served, path):
     os.mkfifo(path)
-    with pytest.raises(OSError, match="no regular file.*remove it"):
+    with pytest.raises(OSError, match=r"no regular file.*remove it"):
         served.torch_load(path)
     assert served.loads == 0
 
