@@ -37,8 +37,8 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        """What stands at the end of the terminal, without SimpleTuner's colours."""
-        lines = [line for line in _COLOURS.sub("", self.err or self.out).splitlines() if line.strip()]
+        """What stands at the end of the terminal, without SimpleTuner's colours; cause and remedy hang below it."""
+        lines = [line for line in _COLOURS.sub("", self.err or self.out).splitlines() if line[:1].strip()]
         return lines[-1] if lines else ""
 
     def explain(self) -> str:

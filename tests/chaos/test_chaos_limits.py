@@ -131,6 +131,7 @@ def test_a_full_output_folder(packed, train, tmp_path):
     assert command.nothing_left() == ""
     assert ended.code == 1, ended.explain()
     assert ended.last_line.startswith("gh200: training failed: "), ended.explain()
+    assert f"the disk of {packed.project.output} is full" in ended.err, ended.explain()
 
 
 @pytest.mark.chaos
