@@ -22,7 +22,7 @@ def test_terminated_at_its_second_checkpoint(laboratory, train):
     ended = command.end()
     assert command.nothing_left() == ""
     assert "resume with: gh200 train" in ended.last_line, ended.explain()
-    assert ended.code == 75 if "stopped after a checkpoint" in ended.last_line else 143, ended.explain()
+    assert ended.code == (75 if "stopped after a checkpoint" in ended.last_line else 143), ended.explain()
 
 
 @pytest.mark.chaos
