@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-matrix check lint unit selftest check-aarch64 docs wheel wheels sweep clean
+.PHONY: help demo test test-matrix chaos check lint unit selftest check-aarch64 docs wheel wheels sweep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,9 @@ test: ## set up, then run every test against both SimpleTuner releases
 
 test-matrix: ## set up, then the further combinations of real runs, against both SimpleTuner releases
 	@$(PYTHON) scripts/dev/test.py matrix
+
+chaos: ## set up, then every hostile trial: kill, signals, damage, odd files, limits, neighbours
+	@$(PYTHON) scripts/dev/test.py chaos
 
 check: ## the quick loop: lint, types, layers, unit and property tests
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null

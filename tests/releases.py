@@ -7,7 +7,8 @@ that depends on the release in another way, through a command it starts for inst
 fails.
 
 Real runs are dear. ``@pytest.mark.one_release("4.")``: this release stands for all; on the others the test belongs to
-`make test-matrix`, as every test with the marker ``matrix`` does. Where that release is not among those that are tested
+`make test-matrix`, as every test with the marker ``matrix`` does; in tests/chaos, to `make chaos`, as every trial with
+the marker ``chaos`` does. Where that release is not among those that are tested
 (scripts/dev/test.py names them in ``GH200_RELEASES``), the one that is there stands for it.
 """
 
@@ -34,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.releases)
         chosen = item.get_closest_marker("one_release")
         if chosen and not installed().startswith(chosen.args[0]) and tested(chosen.args[0]):
-            item.add_marker(pytest.mark.matrix)
+            item.add_marker("chaos" if item.path.is_relative_to(TESTS / "chaos") else "matrix")
 
 
 def tested(release: str) -> bool:

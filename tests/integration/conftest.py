@@ -4,16 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.workbench import Forge, Workbench, clean_environment
+from tests.integration.workbench import Workbench
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def forge():
-    server = Forge(clean_environment())
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

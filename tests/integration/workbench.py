@@ -121,6 +121,10 @@ class Workbench:
         shutil.rmtree(self.project.folder, ignore_errors=True)
         shutil.copytree(self._snapshot, self.project.folder, symlinks=True)
 
+    def kept(self, path: Path) -> Path:
+        """Where the snapshot has a file or folder of the project."""
+        return self._snapshot / path.relative_to(self.project.folder)
+
     def known(
         self,
         *,

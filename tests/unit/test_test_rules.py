@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.dev import test as dev_test
 from tests import ci_skips, releases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,3 +63,25 @@ def test_a_skip_that_is_not_allowed_fails_the_run_in_ci_and_only_there(tmp_path:
     ran = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == code, ran.stdout
     assert ("no browser here" in ran.stdout) == bool(code), "the reason is shown"
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "others"),
+    [
+        ("", "not matrix and not chaos", "not matrix and not chaos and releases"),
+        ("matrix", "matrix", "matrix and releases"),
+        ("chaos", "", "releases"),
+    ],
+)
+def test_which_tests_an_environment_runs(what: str, first: str, others: str) -> None:
+    assert (dev_test.selection(0, what), dev_test.selection(1, what)) == (first, others)
+
+
+def test_the_trials_of_all_environments_are_counted_together(tmp_path: Path) -> None:
+    suite = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
+    counts = ((9, 1, 1, 2), (4, 0, 0, 0), (0, 0, 0, 0))
+    files = [tmp_path / f"{number}.xml" for number in range(4)]
+    for path, numbers in zip(files, counts, strict=False):
+        path.write_text(suite.format(*numbers))
+    assert dev_test.counted(files[:2]) == "9 passed, 2 failed, 2 skipped"
+    assert dev_test.counted(files) == "9 passed, 4 failed, 2 skipped", "no tests, and no results at all, are failures"

@@ -97,7 +97,7 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
     table = Table(cache.name, Control.create(len(paths) + 256, label=cache.name, shared=False), look_for_nan=True)
     packs = PackFolder(cache.folder, made_by=None)
     try:
-        packs.look_over()
+        packs.look_over(closely=True)  # what is damaged is made anew, not just left out
         if packs.made_by is None:
             nobody = (
                 f"{cache.folder}: no pack there says which configuration the entries are of; a run makes packs anew"

@@ -68,11 +68,11 @@ class PackFolder:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def look_over(self) -> Loaded:
-        """See what the packs hold, without taking anything in."""
+    def look_over(self, *, closely: bool = False) -> Loaded:
+        """See what the packs hold, without taking anything in. ``closely``: every byte of it."""
         done = Loaded()
         with PackPlace.open(self.folder) as place:
-            self._contents = self._survey(place, self._look, done)
+            self._contents = self._survey(place, self._look_closely if closely else self._look, done)
         return done
 
     def open_index(self) -> PackIndex:
@@ -133,6 +133,13 @@ class PackFolder:
     def _look(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
         """Without reading payloads."""
         return [self._look_at(pack, entry) for entry in entries]
+
+    def _look_closely(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+        found = self._look(pack, entries)
+        return [
+            ("damaged", None) if source is not None and pack.payload(entry) is None else (state, source)
+            for entry, (state, source) in zip(entries, found, strict=True)
+        ]
 
     def _look_at(self, pack: Pack, entry: PackEntry) -> tuple[State, Source | None]:
         if (pack.path.name, entry.path) in self._damaged:

@@ -60,6 +60,18 @@ def test_verify_finds_a_flipped_byte(root):
     assert "damaged" in answer["problems"][0]
 
 
+def test_pack_makes_a_damaged_entry_anew(root):
+    (pack,) = root.glob("vae-x*/*.pack")
+    content = bytearray(pack.read_bytes())
+    content[4096 + 600] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(content)
+    code, answer = run("pack", root, "--json")
+    assert (code, answer["caches"][0]["entries"], answer["caches"][0]["from_packs"]) == (0, 3, 2)
+    code, answer = run("verify", root, "--json")
+    assert (code, answer["caches"][0]["checked"], answer["problems"]) == (0, 3, [])
+
+
 def test_pack_takes_in_what_is_new_and_leaves_one_pack(root, tmp_path):
     torch.save(torch.ones(5), tmp_path / "vae" / "new.pt")
     torch.save(torch.ones(6), tmp_path / "vae" / "0.pt")

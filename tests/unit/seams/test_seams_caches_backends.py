@@ -67,6 +67,18 @@ def test_what_is_written_is_held_and_read_without_the_file(served, table, path):
     assert torch.equal(torch.load(path)["x"], torch.ones(3)), "and the file is the backend's own"
 
 
+def test_a_fifo_is_refused_instead_of_waited_for(served, path):
+    os.mkfifo(path)
+    with pytest.raises(OSError, match=r"no regular file.*remove it"):
+        served.torch_load(path)
+    assert served.loads == 0
+
+
+def test_a_missing_file_is_the_backends_to_report(served, path):
+    with pytest.raises(FileNotFoundError):
+        served.torch_load(path)
+
+
 def test_write_through_a_file_object_is_known_too(served, table, path):
     served.write(path, torch.ones(2))
     assert torch.equal(served.torch_load(path), torch.ones(2))

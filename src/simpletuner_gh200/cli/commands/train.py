@@ -65,7 +65,7 @@ def train(
     values = ready.checked.config
     output = Path(str(values["output_dir"])) if values.get("output_dir") else None
     ended = launching.run(ready.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt)
-    if ended.signal is not None:
+    if ended.signal is not None or (ended.exit_code and not ended.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line
     for summary in ended.summaries[:1]:
         for label, text in closing_lines(summary):

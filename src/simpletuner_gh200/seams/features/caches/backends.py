@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +55,7 @@ class ServedBackend:
         value = or_upstream("a cached entry", lambda: table.get(path), MISSING)
         if value is not MISSING:
             return value
+        _refuse_what_would_wait(path)
         if not table.admits(key_of(path)):
             return wrapped(*args, **kwargs)
         return read_through(table, path, lambda: wrapped(*args, **kwargs))
@@ -110,6 +113,16 @@ class ServedGrounding:
         if value is not MISSING:
             return value
         return read_through(self._table, path, lambda: wrapped(*args, **kwargs))
+
+
+def _refuse_what_would_wait(path: str) -> None:
+    """SimpleTuner opens whatever has a cache file's name; a FIFO's open waits for a writer, for ever."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # SimpleTuner's own open says so, in the way its caches know
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        raise OSError(errno.EINVAL, "no regular file, so nothing to load from; remove it, and it is made again", path)
 
 
 def _path(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str) -> str | None:

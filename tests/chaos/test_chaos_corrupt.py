@@ -1,0 +1,118 @@
+"""Packs, cache files and images that change behind our back: training is the same, or stops and says so."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+
+import pytest
+
+from tests.chaos import damage
+from tests.chaos.laboratory import PHASES, STEPS
+from tests.chaos.representatives import only
+from tests.chaos.small_packs import ENTRIES, write_packs
+
+
+def answer(ended):
+    assert "Traceback" not in ended.err, ended.explain()
+    return json.loads(ended.out.splitlines()[-1])
+
+
+def whole(start, root):
+    """Does ``gh200 cache`` see every entry, fresh, and no problem?"""
+    (listed,) = answer(start("cache", "ls", root, "--json").end())["caches"]
+    verified = start("cache", "verify", root, "--json").end()
+    return (listed["fresh"], answer(verified)["problems"], verified.code) == (ENTRIES, [], 0)
+
+
+@pytest.mark.parametrize("harm", only([damage.flipped], [*damage.TO_CONTENT, *damage.TO_KIND]), ids=damage.name_of)
+def test_damage_is_found_and_packing_mends_it(tmp_path, start, harm):
+    root, pack = write_packs(tmp_path)
+    damage.force(harm, pack)
+    verified = start("cache", "verify", root, "--json").end()
+    assert verified.code == 1, verified.explain()
+    assert answer(verified)["problems"]
+    listed = start("cache", "ls", root, "--json").end()
+    assert listed.code in {0, 1} and answer(listed)["caches"]
+    mended = start("cache", "pack", root, "--json").end()
+    if mended.code == 0:
+        assert whole(start, root), mended.explain()
+    else:  # no pack is left that says what its entries are of: only a run may make new ones
+        assert "a run makes packs anew" in answer(mended)["problems"][0], mended.explain()
+
+
+@pytest.mark.parametrize("seed", only([0], range(8)))
+def test_packing_that_is_killed_leaves_the_packs_whole(tmp_path, start, seed):
+    root, _ = write_packs(tmp_path)
+    command = start("cache", "pack", root)
+    pause = random.Random(seed).uniform(0.0, 1.5)
+    time.sleep(pause)
+    command.send(signal.SIGKILL)
+    command.end()
+    assert whole(start, root), f"killed after {pause:.3f} s"
+    assert start("cache", "pack", root).end().code == 0
+    assert whole(start, root)
+    assert not list(root.rglob("*.tmp")), "what the killed one left is swept"
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("harm", [*damage.TO_CONTENT, *damage.TO_KIND], ids=damage.name_of)
+def test_damaged_packs_train_the_same(packed, train, harm):
+    for pack in packed.packs.glob("*/*.pack"):
+        damage.force(harm, pack)
+    command = train(packed)
+    ended = command.end()
+    assert ended.code == 0, ended.explain()
+    assert packed.bits() == packed.reference_bits(), ended.explain()
+    assert command.nothing_left() == ""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("harm", [damage.truncated, damage.overwritten, damage.flipped], ids=damage.name_of)
+@pytest.mark.parametrize("phase", ["loading the model", "training"])
+def test_packs_damaged_while_they_are_served(packed, train, harm, phase):
+    """In place, in files that may be mapped: no SIGBUS, no other tensors."""
+    command = train(packed)
+    command.wait_for_words(PHASES[phase])
+    for pack in packed.packs.glob("*/*.pack"):
+        damage.force(harm, pack)
+    ended = command.end()
+    assert ended.code == 0, ended.explain()
+    assert packed.bits() == packed.reference_bits(), ended.explain()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("kind", ["vae", "text"])
+@pytest.mark.parametrize(
+    "harm", [damage.truncated, damage.emptied, damage.flipped, damage.replaced_by_fifo], ids=damage.name_of
+)
+def test_a_damaged_cache_file_of_simpletuner(laboratory, train, harm, kind):
+    """What SimpleTuner makes of it is its own: it trains, or it fails. It never hangs, and the end is truthful."""
+    path = sorted((laboratory.project.folder / "cache" / kind).rglob("*.pt"))[0]
+    damage.force(harm, path)
+    command = train(laboratory)
+    ended = command.end()
+    assert command.nothing_left() == ""
+    if ended.code == 0:
+        assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err
+    else:
+        assert ended.code == 1 and ended.last_line.startswith("gh200: training failed: "), ended.explain()
+
+
+@pytest.mark.chaos
+def test_images_rewritten_while_they_are_staged(packed, train):
+    """In place and at the same size, all the time: none is deleted, and training, which reads caches, is the same."""
+    images = sorted(packed.project.images.glob("*.png"))
+    contents = {path: path.read_bytes() for path in images}
+    command = train(packed)
+    while command.process.poll() is None:
+        for path, content in contents.items():
+            with path.open("r+b") as file:
+                file.write(content)
+        time.sleep(0.02)
+    ended = command.end()
+    assert ended.code == 0, ended.explain()
+    assert {path: path.read_bytes() for path in images} == contents
+    assert packed.bits() == packed.reference_bits()

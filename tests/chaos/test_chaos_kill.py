@@ -1,0 +1,106 @@
+"""kill -9, of every process of a run in every phase: nothing is left running, and the next run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from tests.chaos.laboratory import PHASES, STEPS
+
+KILLED = 128 + signal.SIGKILL
+VICTIMS = ("launcher", "middle", "rank")
+
+
+def find(command, victim):
+    """Its process number, ahead of the moment: looking for it takes longer than some moments last."""
+    look = {"launcher": lambda: command.process.pid, "middle": command.middle, "rank": command.rank}[victim]
+    command.wait_until(look, f"there was a {victim}")
+    return look()
+
+
+def kill(number):
+    """Where it has just ended by itself, the moment came too late to do harm; what follows is checked all the same."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(number, signal.SIGKILL)
+
+
+def reach(command, phase):
+    if phase == "importing":
+        command.wait_until(command.rank, "a rank was there")
+    else:
+        command.wait_for_words(PHASES[phase])
+
+
+@pytest.mark.one_release("4.")
+def test_a_second_job_is_refused_and_the_next_knows_where_to_go_on(laboratory, train):
+    """The representative of this file: two jobs on one output folder, the end of the first, the start of the next."""
+    laboratory.configure(checkpoint_step_interval=1)
+    first = train(laboratory, "--max_train_steps=4000")
+    first.wait_until((laboratory.project.output / "checkpoint-1").is_dir, "the first checkpoint")
+    refused = train(laboratory).end()
+    assert refused.code == 2, refused.explain()
+    assert "is in use: process" in refused.err and f"{first.process.pid} " in refused.err, refused.explain()
+    kill(first.process.pid)
+    assert first.end().code == -signal.SIGKILL
+    assert first.nothing_left() == ""
+    (laboratory.project.output / "checkpoint-9999").mkdir()  # as one that was begun leaves it
+    again = train(laboratory, "--max_train_steps=4000", "--dry-run").end()
+    assert again.code == 0, again.explain()
+    assert "checkpoint-9999 is incomplete: it is empty" in again.err, again.explain()
+    assert "--resume_from_checkpoint=checkpoint-" in again.out, again.explain()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("phase", ["importing", "reading data", "loading the model", "training"])
+def test_nothing_outlives_a_kill(laboratory, train, phase, victim):
+    command = train(laboratory, "--max_train_steps=4000")
+    reach(command, phase)
+    kill(find(command, victim))
+    ended = command.end()
+    assert command.nothing_left() == "", f"{victim} killed while {phase}"
+    if victim == "launcher":
+        assert ended.code == -signal.SIGKILL
+        return
+    assert ended.code in {KILLED, 1}, ended.explain()
+    assert ended.last_line.startswith("gh200: training failed: a rank ended without a word while "), ended.explain()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["launcher", "rank"])
+def test_a_checkpoint_that_was_being_written_is_not_believed(laboratory, train, victim):
+    """The second one: there is a whole one to go back to."""
+    laboratory.configure(checkpoint_step_interval=1)
+    command = train(laboratory)
+    number, output = find(command, victim), laboratory.project.output
+    command.wait_until(lambda: any(output.glob("checkpoint-2*")), "the second checkpoint was begun")
+    kill(number)
+    command.end()
+    assert command.nothing_left() == ""
+    ended = train(laboratory).end()
+    assert ended.code == 0, ended.explain()
+    assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err, ended.explain()
+    assert (output / "pytorch_lora_weights.safetensors").is_file()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["launcher", "rank"])
+def test_packs_that_were_being_written_are_not_believed(packed, train, victim):
+    """Killed as soon as the first byte of a pack is there; the next run trains what an undisturbed one does."""
+    for path in packed.packs.iterdir():
+        for pack in path.glob("*.pack"):
+            pack.unlink()
+    command = train(packed)
+    number = find(command, victim)
+    begun = ("*/.*.pack.*.tmp", "*/*.pack")
+    command.wait_until(lambda: any(any(packed.packs.glob(name)) for name in begun), "a pack was begun")
+    kill(number)
+    command.end()
+    assert command.nothing_left() == ""
+    packed.forget_training()
+    ended = train(packed).end()
+    assert ended.code == 0, ended.explain()
+    assert packed.bits() == packed.reference_bits()

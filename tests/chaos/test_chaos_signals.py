@@ -1,0 +1,66 @@
+"""Signals to a run: it ends soon, says what is kept, and leaves nothing; those that are ignored stay ignored."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.chaos.laboratory import PHASES, STEPS
+
+MANY = "--max_train_steps=4000"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.mark.one_release("3.")
+def test_terminated_at_its_second_checkpoint(laboratory, train):
+    """The representative of this file. SIGTERM asks for a checkpoint; 75: try again."""
+    laboratory.configure(checkpoint_step_interval=1)
+    command = train(laboratory, MANY)
+    command.wait_until((laboratory.project.output / "checkpoint-2").is_dir, "the second checkpoint")
+    command.send(signal.SIGTERM)
+    ended = command.end()
+    assert command.nothing_left() == ""
+    assert "resume with: gh200 train" in ended.last_line, ended.explain()
+    assert ended.code == (75 if "stopped after a checkpoint" in ended.last_line else 143), ended.explain()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+@pytest.mark.parametrize("phase", ["importing", "reading data", "training"])
+def test_a_signal_ends_every_phase(laboratory, train, phase, number):
+    command = train(laboratory, MANY)
+    command.wait_until(command.rank, "a rank was there")
+    if phase != "importing":
+        command.wait_for_words(PHASES[phase])
+    command.send(number)
+    ended = command.end()
+    assert command.nothing_left() == ""
+    expected = {75, 128 + number} if number == signal.SIGTERM else {128 + number}
+    assert ended.code in expected, ended.explain()
+    assert "resume with: gh200 train" in ended.last_line, ended.explain()
+
+
+@pytest.mark.chaos
+def test_a_second_signal_ends_the_patience(laboratory, train):
+    command = train(laboratory, MANY, "--checkpoint-on-interrupt")
+    command.wait_for_words(PHASES["training"])
+    command.send(signal.SIGINT)
+    command.send(signal.SIGINT)
+    ended = command.end()
+    assert command.nothing_left() == ""
+    assert ended.code in {75, 130}, ended.explain()
+
+
+@pytest.mark.chaos
+def test_nohup_survives_the_logout(packed, train):
+    command = train(packed, through=["nohup"])
+    command.wait_until(command.rank, "a rank was there")
+    command.send(signal.SIGHUP)
+    command.wait_for_words(PHASES["reading data"])
+    command.send(signal.SIGHUP)
+    ended = command.end()
+    assert ended.code == 0, ended.explain()
+    assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err
+    assert packed.bits() == packed.reference_bits()
+    assert command.nothing_left() == ""
