@@ -164,3 +164,17 @@ def test_a_rank_serves_from_memory_only_when_all_have_forgotten_what_they_wrote(
     assert [dataset.view(tmp_path / "data/a.txt") for dataset in coming] == [None, None]
     for one in arrivals:
         one.close()
+
+
+def test_a_dataset_that_is_added_after_the_first_has_arrived_comes_too(feature, tmp_path: Path) -> None:
+    for name in "ab":
+        fill(tmp_path / name, {f"{name}.png": image()})
+    feature.dataset_entries([entry(tmp_path / name) | {"id": name} for name in "ab"])
+    first = create(feature, "a").staged
+    assert first.view(tmp_path / "a/a.png") is None, "and somebody has use for it now"
+    assert feature._arrivals.wait(20)
+    assert first.arrived
+    second = create(feature, "b").staged
+    arrive(feature)
+    assert second.view(tmp_path / "b/b.png") == image()
+    feature.close()

@@ -63,7 +63,10 @@ class Arrivals:
         self.group = group
         self._arrived = arrived
         self._coming: list[_Coming] = []
+        self._brought = 0
+        """How many of them are there: the same order in every rank, whenever each of them begins."""
         self._job: BackgroundJob | None = None
+        self._at_work = False
         self._failure: GH200Error | None = None
         self._stop_at = StopAt(group)
         self._beginning = threading.Lock()
@@ -77,9 +80,11 @@ class Arrivals:
         Not before: where its caches are filled it reads captions only, and what it does then takes long enough.
         """
         with self._beginning:
-            if self._coming and self._job is None:
-                self._job = BackgroundJob(self._bring_all, name="gh200-arrivals")
-                self._job.start()
+            if self._at_work or self._brought == len(self._coming):
+                return
+            self._at_work = True
+            self._job = BackgroundJob(self._bring_all, name="gh200-arrivals")
+            self._job.start()
 
     def wait(self, timeout: float | None = None) -> bool:
         """For tests: until all are there, or one failed."""
@@ -94,6 +99,8 @@ class Arrivals:
 
     def close(self) -> None:
         """Whatever is still coming does not come any more."""
+        with self._beginning:
+            self._at_work = True  # so that nobody begins again
         if self._job is not None:
             self._job.end()
         self.group.hang_up()
@@ -114,11 +121,15 @@ class Arrivals:
                 return
 
     def _as_they_come(self) -> Iterator[_Coming]:
-        """Datasets may still be added while the first ones are on their way."""
-        done = 0
-        while done < len(self._coming):
-            yield self._coming[done]
-            done += 1
+        """Datasets may still be added while the first ones are on their way; what comes later begins a new job."""
+        while True:
+            with self._beginning:
+                if self._brought == len(self._coming):
+                    self._at_work = False
+                    return
+                one = self._coming[self._brought]
+            yield one
+            self._brought += 1
 
     def _bring(self, one: _Coming, pace: Pace, effort: Effort) -> None:
         whole = one.obtain(pace, effort)
