@@ -15,6 +15,7 @@ from simpletuner_gh200.cache.table import MISSING
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory import background, pace
 from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.pace import BackgroundPace, background_effort
 from simpletuner_gh200.memory.sharing import NodeGroup
 
@@ -181,3 +182,12 @@ def test_background_threads_are_few_and_low():
     job.wait(20)
     assert priorities == [max(before, pace.NICE)] or priorities == [pace.NICE]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before, "the others stay as they were"
+
+
+def test_what_others_were_promised_is_not_for_caches(tmp_path, files, monkeypatch):
+    machine = HostMemory(total=200, free=100, available=100, limit="test")
+    monkeypatch.setattr("simpletuner_gh200.cache.service.host_memory", lambda: machine)
+    monkeypatch.setattr("simpletuner_gh200.cache.service.single_pool", lambda: False)
+    caches = opened(tmp_path, promised=50)
+    assert caches.allowed == 40
+    caches.close()

@@ -23,20 +23,25 @@ Obtain = Callable[[Pace, Effort], StagedDataset]
 """Stages a dataset, or receives it from the rank that does."""
 
 
+def _shared_word(group: NodeGroup, name: str) -> memoryview:
+    """A number in memory that the ranks of a node share; 0 at first."""
+    if group.is_leader:
+        fd = create_memfd(name, 8, SIZE_SEALS)
+        group.share(name, fd)
+    else:
+        _, (fd,) = group.receive(name)
+    mapped = map_shared(fd)
+    assert mapped is not None
+    os.close(fd)
+    return memoryview(mapped).cast("Q")
+
+
 class StopAt:
     """The optimizer step at which all ranks of a node end, in memory that they share; 0 while nobody wants to."""
 
     def __init__(self, group: NodeGroup) -> None:
         self._leads = group.is_leader
-        if group.is_leader:
-            fd = create_memfd("stop", 8, SIZE_SEALS)
-            group.share("stop", fd)
-        else:
-            _, (fd,) = group.receive("stop")
-        mapped = map_shared(fd)
-        assert mapped is not None
-        self._word = memoryview(mapped).cast("Q")
-        os.close(fd)
+        self._word = _shared_word(group, "stop")
 
     def reached(self, step: int, wanted: bool) -> bool:
         """Is ``step`` where this rank has to end? Asked before each batch; ``wanted`` counts in the leader only.
@@ -47,6 +52,47 @@ class StopAt:
         if wanted and self._leads and not self._word[0]:
             self._word[0] = step + 1
         return bool(self._word[0]) and step >= self._word[0]
+
+
+class Promised:
+    """Bytes that datasets on their way will still take. The leader, who stages them, tells the other ranks."""
+
+    def __init__(self, group: NodeGroup) -> None:
+        self._word = _shared_word(group, "promised")
+        self._left: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        return int(self._word[0])
+
+    def set(self, name: str, size: int) -> None:
+        """Leader: what is still to come of one dataset."""
+        with self._lock:
+            self._left[name] = max(size, 0)
+            self._word[0] = sum(self._left.values())
+
+
+class CountingPace(Pace):
+    """Another pace, and what was done under it."""
+
+    def __init__(self, pace: Pace, done: Callable[[int], None]) -> None:
+        """``done`` is told the bytes so far, by any thread."""
+        self._pace, self._done, self._total = pace, done, 0
+        self._lock = threading.Lock()
+
+    @property
+    def ended(self) -> bool:  # type: ignore[override]
+        return self._pace.ended
+
+    def begin(self) -> None:
+        self._pace.begin()
+
+    def rest(self, size: int) -> None:
+        with self._lock:
+            self._total += size
+            self._done(self._total)
+        self._pace.rest(size)
 
 
 @dataclass
@@ -69,7 +115,9 @@ class Arrivals:
         self._at_work = False
         self._failure: GH200Error | None = None
         self._stop_at = StopAt(group)
+        self.promised = Promised(group)
         self._beginning = threading.Lock()
+        self._owner = os.getpid()
 
     def expect(self, name: str, dataset: ComingDataset, obtain: Obtain) -> None:
         self._coming.append(_Coming(name, dataset, obtain))
@@ -78,7 +126,10 @@ class Arrivals:
         """Bring them, in the background: SimpleTuner reads images, or is done with preparing the data.
 
         Not before: where its caches are filled it reads captions only, and what it does then takes long enough.
+        Only in the process of the rank: workers that SimpleTuner forks read images too.
         """
+        if os.getpid() != self._owner:
+            return
         with self._beginning:
             if self._at_work or self._brought == len(self._coming):
                 return
