@@ -14,7 +14,7 @@ from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge
 from simpletuner_gh200.memory.ceilings import STAGING_WORK
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.pace import Pace
-from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
+from simpletuner_gh200.memory.sharing import PATIENCE_SECONDS, NodeGroup, NodePosition
 from simpletuner_gh200.seams.features.store.arrival import Arrivals, CountingPace, Promised, StopAt
 from simpletuner_gh200.store.coming import ComingDataset, is_caption
 from simpletuner_gh200.store.discovery import part_of, walk
@@ -225,4 +225,43 @@ def test_a_forked_worker_that_reads_images_stages_nothing(feature, tmp_path: Pat
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert served.view(tmp_path / "data/a.png") is None
     assert feature._arrivals._job is not None, "the rank itself does"
+    feature.close()
+
+
+def test_a_rank_that_prepares_data_for_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than anybody's patience elsewhere; and closing ends the wait."""
+    monkeypatch.setattr("simpletuner_gh200.memory.sharing.BEAT_SECONDS", 0.01)
+    groups = two_ranks(tmp_path)
+    nothing = nothing_staged()
+    coming, whole = ComingDataset(StagedDataset(nothing)), StagedDataset(nothing)
+    nothing.close()
+    for group in groups:
+        group.patience = NodeGroup.from_environment("arrivals", {}, patience=None).patience
+    leader, other = (Arrivals(group, lambda _dataset: None) for group in groups)
+    leader.expect("a", coming, lambda _pace, _effort: whole)
+    leader.begin()
+    assert not leader.wait(0.3)
+    leader.end_if_failed(0)
+    leader.end_if_failed(9)
+    leader.close()
+    assert leader.wait(20)
+    assert leader._job.state == "stopped"
+    other.close()
+
+
+def test_nobody_grows_impatient_with_datasets_on_their_way(feature) -> None:
+    assert feature._arrivals.group.patience is None
+    assert feature._group.patience == PATIENCE_SECONDS
+    feature.close()
+
+
+def test_looking_through_a_large_folder_is_no_silence(feature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    beats = []
+    monkeypatch.setattr(feature._group, "beat", lambda: beats.append(True))
+    at_once = (nothing_staged(), None)
+    monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.stage", lambda *_words, **_more: at_once)
+    create(feature, "a")
+    assert beats
     feature.close()

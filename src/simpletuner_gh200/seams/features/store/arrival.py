@@ -170,6 +170,10 @@ class Arrivals:
                 self._failure = failure
                 logger.error("gh200: dataset %s: %s; the run ends with the next step", one.name, failure.message)
                 return
+            except (OSError, ValueError):  # of a connection that was closed while we waited at it
+                if pace.ended:
+                    return
+                raise
 
     def _as_they_come(self) -> Iterator[_Coming]:
         """Datasets may still be added while the first ones are on their way; what comes later begins a new job."""

@@ -90,8 +90,9 @@ class StoreFeature(Feature):
         self._entries, self._reports, self._final = {}, {}, {}
         self._group = NodeGroup.from_environment("store")
         self._group.join()
-        # Of its own: what comes in the background must not meet what is shared meanwhile.
-        arrivals = NodeGroup.from_environment("arrivals")
+        # Of its own: what comes in the background must not meet what is shared meanwhile. Nor does anybody grow
+        # impatient there: one rank may prepare data for an hour while the others wait, and training waits for none.
+        arrivals = NodeGroup.from_environment("arrivals", patience=None)
         arrivals.join()
         self._arrivals = Arrivals(arrivals, self._watch_over)
 
@@ -222,7 +223,7 @@ class StoreFeature(Feature):
         if group.is_leader:
             with self._failing(group, shared, name):
                 asked = request_for(entry.folder, entry.settings)
-                listing = look_over(asked, host=self._host_left)
+                listing = look_over(asked, host=self._host_left, tick=group.beat)
                 expected = expected_size(asked, listing)
                 promised.set(name, expected)
                 # Nothing to check or to compress, and the rest of the folder is read again anyway.
