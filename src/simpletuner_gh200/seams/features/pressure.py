@@ -98,7 +98,7 @@ class PressureFeature(Feature):
             "memory_limit_gb of datasets and caches",
         )
         logger.error("gh200: %s", self._ending)
-        self.runtime.outcome.fail(self._ending)
+        self.runtime.outcome.end(self._ending)
         if not self._stop.wait(PATIENCE_SECONDS):
             _thread.interrupt_main()  # validating, saving or loading: no batch comes
 
