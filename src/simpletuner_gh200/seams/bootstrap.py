@@ -6,9 +6,11 @@ Nothing heavy is imported here. A process activates once; ``deactivate`` takes e
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - its exit hook has to be registered before ours
 import functools
 import logging
 import os
+import threading
 from types import ModuleType
 
 import wrapt
@@ -37,11 +39,23 @@ def activate(launch: Launch | None = None) -> Runtime:
         _note(stay_on_cpu_nodes())
         _active = Runtime(launch or Launch())
         # Plain SimpleTuner processes have no other end; where launch closes it, this finds it closed.
-        atexit.register(_active.close)
+        _close_at_exit(_active)
         for seam in _active.seams.values():
             hook = functools.partial(_on_import, _active, seam)
             wrapt.register_post_import_hook(hook, seam.spec.module)
     return _active
+
+
+def _close_at_exit(runtime: Runtime) -> None:
+    """Stop our quiet work before Python waits for it: at exit it joins the threads of every pool, then calls ``atexit``.
+
+    The earlier hooks run newest first: so ours, which stops what the pools are at, comes before the pools' own. Should
+    a thread still be training then, Python waits for it, and closing waits for ``atexit``.
+    """
+    atexit.register(runtime.close)
+    early = getattr(threading, "_register_atexit", None)
+    if early is not None:
+        early(lambda: None if runtime.outcome.status == "training" else runtime.close())
 
 
 def _note(binding: Binding | None) -> None:
