@@ -176,7 +176,8 @@ class Caches:
         """Take in what is on disk, packs first; each rank does its part of its copy.
 
         ``start``: returns when all is in. ``background``: returns at once; entries are served as they come, and what is
-        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for.
+        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for;
+        its packs are written at the end.
         """
         self._open_packs()
         if when == "start":
@@ -186,7 +187,7 @@ class Caches:
         if when == "background":
             self._background = BackgroundJob(self._fill_in_background, name="gh200-fill")
             self._background.start()
-        elif self.group.is_leader and self.packs is not None:
+        elif when == "start" and self.group.is_leader and self.packs is not None:
             self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
             self._saving.start()
 
@@ -275,8 +276,8 @@ class Caches:
 
     def save(self) -> None:
         """Write to the packs what they lack; the leader does it for the node. Filling in the background ends."""
-        self._stop_filling()
         try:
+            self._stop_filling()
             if self._saving is not None:
                 self._saving.join()
                 self._saving = None
