@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """``make wheels``: a wheel with the C code built for x86-64 and one for aarch64, into dist/, and the latter tried.
 
-The aarch64 one is compiled by Debian's cross compiler. Under qemu-user its libraries are loaded and ``gh200 --help`` runs,
-with an aarch64 Python from Debian and the wheels that our dependencies have for it. No torch is involved.
+The aarch64 one is compiled by Debian's cross compiler. Under qemu-user its libraries are loaded and ``gh200 --help``
+runs, with an aarch64 Python from Debian and the wheels that our dependencies have for it. No torch is involved.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build hook: what the package index shows. The repository's address is one setting, `tool.simpletuner-gh200.repository`.
+"""Build hook: what the package index shows. The repository's address is one setting, `repository` in pyproject.toml.
 
 The README links to files beside it, which works in a checkout only. On the package index the same links lead to the
 repository at the released version, or are plain text as long as no address is set.

@@ -232,7 +232,7 @@ class PackFolder:
             if place.packs() != self._contents.names:  # another job has been at it since
                 self._contents = self._survey(place, self._look, Loaded())
             going_on = itertools.takewhile(lambda _: not stop(), paths)
-            held = ((path, found) for path in going_on if (found := table.find(path)) is not None)
+            held = ((path, found) for path in going_on if (found := table.find(path, fetch=False)) is not None)
             lacking = [(path, found) for path, found in held if not self._contents.has(path, _source(found))]
             try:
                 everything = into_one or self._contents.mostly_dead
@@ -300,7 +300,7 @@ class PackFolder:
                     payload, layout = pack.payload(entry), pack.layout(entry)
                     if payload is not None and layout is not None:
                         yield Item(entry.path, entry.identity, entry.flags, layout, payload), held.source
-                    elif (found := table.find(entry.path)) is not None:
+                    elif (found := table.find(entry.path, fetch=False)) is not None:
                         yield _item(entry.path, found)
 
     def _remove_dead(self, place: PackPlace) -> None:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +74,7 @@ class Caches:
         keep_free: int = 0,
         workers: int = 0,
         near: int | None = None,
+        promised: int = 0,
         memory_nodes: Callable[[], Sequence[Node]] = read_nodes,
     ) -> None:
         """``tight``: slabs cost their whole size at once (registered memory), so make them no larger than needed.
@@ -81,6 +82,7 @@ class Caches:
         ``mappable``: slabs can be mapped again; false for managed memory, where hits are copies.
         ``keep_free``: bytes of the disk that packs leave to others, where that is more than their own rule.
         ``near``: the memory node beside this rank's GPU; ranks beside different ones have a copy each if that fits.
+        ``promised``: bytes of the host that others will still take; they count where no limit is set.
         """
         self.wanted = {want.name: want for want in wanted}
         self.packs = packs
@@ -98,7 +100,9 @@ class Caches:
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
         group.join()  # before the first long work, so that whoever waits hears that this rank lives
         self.files = {name: cache_files(want.folder, group.beat) for name, want in self.wanted.items()}
-        self.allowed = caches_allowance(allowed, host_memory(), single_pool=single_pool())
+        host = host_memory()
+        left = replace(host, available=max(host.available - promised, 0))
+        self.allowed = caches_allowance(allowed, left, single_pool=single_pool())
         needs = {name: (files.count, files.size) for name, files in self.files.items()}
         self._complete = self._bytes_when_complete(needs)
         self.copies = agree(group, near, self._complete, self.allowed, memory_nodes)
@@ -172,7 +176,8 @@ class Caches:
         """Take in what is on disk, packs first; each rank does its part of its copy.
 
         ``start``: returns when all is in. ``background``: returns at once; entries are served as they come, and what is
-        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for.
+        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for;
+        its packs are written at the end.
         """
         self._open_packs()
         if when == "start":
@@ -182,7 +187,7 @@ class Caches:
         if when == "background":
             self._background = BackgroundJob(self._fill_in_background, name="gh200-fill")
             self._background.start()
-        elif self.group.is_leader and self.packs is not None:
+        elif when == "start" and self.group.is_leader and self.packs is not None:
             self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
             self._saving.start()
 
@@ -271,8 +276,8 @@ class Caches:
 
     def save(self) -> None:
         """Write to the packs what they lack; the leader does it for the node. Filling in the background ends."""
-        self._stop_filling()
         try:
+            self._stop_filling()
             if self._saving is not None:
                 self._saving.join()
                 self._saving = None

@@ -110,9 +110,12 @@ class Table:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def find(self, path: str) -> Found | None:
-        """The entry of a normal path, if it is held and its file is as it was when it was taken."""
-        found = self._look_up(path) or self._fetch(path)
+    def find(self, path: str, *, fetch: bool = True) -> Found | None:
+        """The entry of a normal path, if it is held and its file is as it was when it was taken.
+
+        ``fetch``: also one that is at hand in a pack, which is held from then on.
+        """
+        found = self._look_up(path) or (self._fetch(path) if fetch else None)
         return found if found is not None and self._check(found, path) else None
 
     def _fetch(self, path: str) -> Found | None:

@@ -127,7 +127,7 @@ class Dataset:
     @property
     def _listed_before(self) -> bool:
         """Is the run told not to look through the folder, because its index has been made elsewhere?"""
-        return bool(self.entry.get("skip_file_discovery"))
+        return any(bool(given.get("skip_file_discovery")) for given in (self.entry, self.run))
 
     def missing(self) -> list[Problem]:
         """What it names and this machine does not have: the folder, samples in it, captions beside them."""

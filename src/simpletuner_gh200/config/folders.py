@@ -13,6 +13,11 @@ CAPTION = ".txt"
 _BESIDE = frozenset({CAPTION, ".json", ".jsonl", ".csv", ".parquet", ".md"})
 """What lies beside samples and is none itself."""
 
+SKIPPED_FOLDERS = frozenset(
+    {".Spotlight-V100", ".Trashes", ".fseventsd", ".TemporaryItems", ".zfs", ".ipynb_checkpoints"}
+)
+"""Folders of systems and tools, into which SimpleTuner does not look."""
+
 _SHOWN = 3
 
 
@@ -63,7 +68,7 @@ def _folders(top: Path) -> Iterator[tuple[str, list[str]]]:
             inside.clear()
             continue
         seen.add((state.st_dev, state.st_ino))
-        inside.sort()
+        inside[:] = sorted(set(inside) - SKIPPED_FOLDERS)
         yield place, sorted(names)
 
 

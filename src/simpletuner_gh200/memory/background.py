@@ -38,10 +38,15 @@ class BackgroundJob:
             self._work(self._pace, self.effort)
             self.state = "stopped" if self._pace.ended else "done"
         except (GH200Error, OSError) as failed:
-            self.state = "failed"
-            logger.warning("gh200: what is not in memory yet is read from disk: %s", failed)
+            self._fail(str(failed))
+        except Exception as failed:  # noqa: BLE001 - said in full; memory that runs out here must not end a run either
+            self._fail(f"{type(failed).__name__}: {failed}", failed)
         finally:
             self.seconds = time.monotonic() - started
+
+    def _fail(self, why: str, unexpected: Exception | None = None) -> None:
+        self.state = "failed"
+        logger.warning("gh200: what is not in memory yet is read from disk: %s", why, exc_info=unexpected)
 
     def end(self) -> None:
         """Tell it to stop at its next file."""

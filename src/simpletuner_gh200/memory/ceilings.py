@@ -204,7 +204,7 @@ def state_allowance(
         return Allowance(wanted, f"{ratio:g} x HBM")
     why = f"{format_bytes(host.available)} by {host.limit}, less {format_bytes(reserve)} reserve"
     if claimed:
-        why += f" and {format_bytes(claimed)} promised to caches"
+        why += f" and {format_bytes(claimed)} promised to datasets and caches"
     return Allowance(share, why if ranks <= 1 else f"{why}, divided among {ranks} ranks")
 
 

@@ -18,19 +18,30 @@ class Relief:
     """One thing that can be given back, once."""
 
     name: str
-    size: int
+    size: Callable[[], int]
+    """Asked when it counts: a cache may still be filling when training begins."""
     give_back: Callable[[], None]
 
 
-def in_order(reliefs: Iterable[Relief]) -> list[Relief]:
-    return sorted(reliefs, key=lambda relief: (-relief.size, relief.name))
+@dataclass(frozen=True)
+class Given:
+    """What went back, and how much that was."""
+
+    name: str
+    size: int
+
+
+def largest(reliefs: Iterable[Relief]) -> tuple[Relief, int]:
+    """The one that holds most by now, and how much."""
+    sized = [(relief, relief.size()) for relief in reliefs]
+    return min(sized, key=lambda one: (-one[1], one[0].name))
 
 
 class PressureValve:
     """Told of the memory that is available, takes one step after the other, with time in between to see its effect."""
 
     def __init__(self, reliefs: Iterable[Relief], *, settle_seconds: float = 3.0) -> None:
-        self._left = in_order(reliefs)
+        self._left = list(reliefs)
         self._settle = settle_seconds
         self._last: float | None = None
         self.given: list[str] = []
@@ -44,13 +55,14 @@ class PressureValve:
         settling = self._last is not None and now - self._last < self._settle
         return self.exhausted and not settling and available < end_mark(total)
 
-    def observe(self, available: int, total: int, now: float) -> Relief | None:
+    def observe(self, available: int, total: int, now: float) -> Given | None:
         """Take the next step if memory is low and the last one has had its time; returns it."""
         settling = self._last is not None and now - self._last < self._settle
         if available >= low_mark(total) or settling or not self._left:
             return None
-        relief = self._left.pop(0)
+        relief, size = largest(self._left)
+        self._left.remove(relief)
         self._last = now
         relief.give_back()
         self.given.append(relief.name)
-        return relief
+        return Given(relief.name, size)

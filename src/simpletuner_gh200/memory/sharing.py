@@ -16,6 +16,7 @@ import array
 import hashlib
 import json
 import logging
+import math
 import os
 import select
 import socket
@@ -77,8 +78,12 @@ class NodePosition:
 class NodeGroup:
     """The ranks of one node. Collective to make and to join; afterwards see the module's description."""
 
-    def __init__(self, position: NodePosition, *, folder: Path | None = None) -> None:
+    def __init__(
+        self, position: NodePosition, *, folder: Path | None = None, patience: float | None = PATIENCE_SECONDS
+    ) -> None:
+        """``patience``: seconds without a sign of life after which another rank is taken for hung; None for never."""
         self.position = position
+        self.patience = patience
         self._folder = folder
         self._peers: list[socket.socket] = []
         self._leader: socket.socket | None = None
@@ -88,8 +93,14 @@ class NodeGroup:
         _groups.add(self)
 
     @classmethod
-    def from_environment(cls, purpose: str, environment: Mapping[str, str] | None = None) -> NodeGroup:
-        return cls(NodePosition.from_environment(purpose, environment))
+    def from_environment(
+        cls,
+        purpose: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        patience: float | None = PATIENCE_SECONDS,
+    ) -> NodeGroup:
+        return cls(NodePosition.from_environment(purpose, environment), patience=patience)
 
     @property
     def local_rank(self) -> int:
@@ -132,12 +143,12 @@ class NodeGroup:
             waiting = self._peers if self._leader is None else [self._leader]
             _send_to(waiting, {"beat": True}, (), flags=socket.MSG_DONTWAIT)
 
-    def receive(self, name: str, patience: float = PATIENCE_SECONDS) -> tuple[dict[str, object], list[int]]:
+    def receive(self, name: str) -> tuple[dict[str, object], list[int]]:
         """Others: the note and the descriptors shared under ``name``; the caller owns the descriptors."""
         if self._leader is None:
             raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
         while name not in self._waiting:
-            header, fds = _next_message(self._leader, "local rank 0", name, patience)
+            header, fds = _next_message(self._leader, "local rank 0", name, self.patience)
             if "name" in header:
                 self._waiting[str(header["name"])] = (header, fds)
         header, fds = self._waiting.pop(name)
@@ -152,14 +163,14 @@ class NodeGroup:
             raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
         _send(self._leader, {"name": name, "note": dict(note or {})}, fds)
 
-    def hear(self, name: str, patience: float = PATIENCE_SECONDS) -> list[tuple[dict[str, object], list[int]]]:
+    def hear(self, name: str) -> list[tuple[dict[str, object], list[int]]]:
         """Leader: what every other rank told under ``name``, by rank. Ranks tell in the same order everywhere."""
         heard = []
         for rank, connection in enumerate(self._peers, 1):
             header: dict[str, object] = {"beat": True}
             while "beat" in header:
-                self._beat_until_readable(connection, patience)
-                header, fds = _next_message(connection, f"local rank {rank}", name, patience)
+                self._beat_until_readable(connection)
+                header, fds = _next_message(connection, f"local rank {rank}", name, self.patience)
             if header.get("name") != name:
                 raise SharingError(f"local rank {rank} told {header.get('name')!r} where {name!r} was due")
             note = header.get("note")
@@ -175,9 +186,9 @@ class NodeGroup:
             self.tell(point)
             self.receive(point)
 
-    def _beat_until_readable(self, connection: socket.socket, patience: float) -> None:
+    def _beat_until_readable(self, connection: socket.socket) -> None:
         """Ranks that have told theirs already wait for the leader, who waits for the slowest."""
-        end = time.monotonic() + patience
+        end = math.inf if self.patience is None else time.monotonic() + self.patience
         while time.monotonic() < end and not select.select([connection], [], [], BEAT_SECONDS)[0]:
             self.beat()
 
@@ -274,7 +285,7 @@ def _send(connection: socket.socket, header: Mapping[str, object], fds: tuple[in
 
 
 def _next_message(
-    connection: socket.socket, who: str, name: str, patience: float
+    connection: socket.socket, who: str, name: str, patience: float | None
 ) -> tuple[dict[str, object], list[int]]:
     connection.settimeout(patience)
     try:

@@ -89,7 +89,10 @@ def lost_features(features: Mapping[str, str]) -> Lines:
 def _datasets(store: Mapping[str, Any]) -> Lines:
     lines = []
     for name, held in store.items():
-        sizes = f"{format_bytes(held['bytes'])} of files in {format_bytes(held['held_bytes'])} of memory"
+        # Only a dataset that was staged whole, and for this entry, has its size on disk in the summary.
+        files = f"{format_bytes(held['bytes'])} of files in " if "bytes" in held else ""
+        late = "" if held.get("arrived", True) else " (not all of it had arrived)"
+        sizes = f"{files}{format_bytes(held['held_bytes'])} of memory{late}"
         reads = f"{held['served']} reads from memory, {held['elsewhere']} from disk"
         lines.append(("in-memory dataset", f"{name}: {held['files']} files, {sizes}; {reads}"))
     return lines

@@ -231,7 +231,7 @@ class Simulation:
     def _relieve(self, step: int) -> None:
         """The valve of a run, told what is left; what it gives back is gone."""
         host = self._host()
-        valve = PressureValve([Relief("caches", self._grace.get("caches", 0), lambda: None)])
+        valve = PressureValve([Relief("caches", lambda: self._grace.get("caches", 0), lambda: None)])
         given = valve.observe(host.available, host.total, float(step))
         if given is not None and given.size:
             self._grace["caches"] = 0

@@ -6,10 +6,12 @@ Nothing heavy is imported here. A process activates once; ``deactivate`` takes e
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - its exit hook has to be registered before ours
 import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -41,7 +43,7 @@ def activate(launch: Launch | None = None) -> Runtime:
         _note(stay_on_cpu_nodes())
         _active = Runtime(launch or plain_launch(sys.argv))
         # Plain SimpleTuner processes have no other end; where launch closes it, this finds it closed.
-        atexit.register(_active.close)
+        _close_at_exit(_active)
         for seam in _active.seams.values():
             hook = functools.partial(_on_import, _active, seam)
             wrapt.register_post_import_hook(hook, seam.spec.module)
@@ -68,6 +70,18 @@ def point_at(config: str) -> None:
     located = locate_training_config(os.environ, explicit=config, env_name=None)
     os.environ["CONFIG_BACKEND"] = located.backend
     os.environ["CONFIG_PATH"] = str(located.path)
+
+
+def _close_at_exit(runtime: Runtime) -> None:
+    """Stop our quiet work before Python waits for it: at exit it joins every pool's threads, then calls ``atexit``.
+
+    The earlier hooks run newest first: so ours, which stops what the pools are at, comes before the pools' own. Should
+    a thread still be training then, Python waits for it, and closing waits for ``atexit``.
+    """
+    atexit.register(runtime.close)
+    early = getattr(threading, "_register_atexit", None)
+    if early is not None:
+        early(lambda: None if runtime.outcome.status == "training" else runtime.close())
 
 
 def _note(binding: Binding | None) -> None:

@@ -93,7 +93,7 @@ class _Interrupts:
     def note(self, runtime: Runtime) -> None:
         """A run that was interrupted did not fail, whatever SimpleTuner made of it."""
         if self._where is not None and runtime.outcome.status != "completed":
-            runtime.outcome.interrupt("interrupted by the user")
+            runtime.outcome.interrupt_by_user()
 
 
 def _output_to_log() -> None:
@@ -114,7 +114,7 @@ def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:
     except CheckpointWritten as written:
         runtime.outcome.interrupt(str(written), TRY_AGAIN)
     except KeyboardInterrupt:
-        runtime.outcome.interrupt("interrupted by the user")
+        runtime.outcome.interrupt_by_user()
     except SystemExit as stopped:
         _note_stop(runtime, stopped)
     except GH200Error as failure:
@@ -147,7 +147,7 @@ def _note_stop(runtime: Runtime, stopped: SystemExit) -> None:
     outcome = runtime.outcome
     if outcome.status in {"not started", "training"}:
         outcome.status, outcome.reason = "failed", f"SimpleTuner left with exit code {stopped.code}"
-    if isinstance(stopped.code, int) and stopped.code:
+    if isinstance(stopped.code, int) and stopped.code and not outcome.ended_by_us:
         outcome.exit_code = stopped.code
 
 

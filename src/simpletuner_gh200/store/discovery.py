@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, compress, islice
 
+from simpletuner_gh200.config.folders import SKIPPED_FOLDERS
 from simpletuner_gh200.store.native import OTHER, FolderLister, usable
 from simpletuner_gh200.store.problems import FileProblem, FileProblems
 
 Entries = tuple[list[bytes], "array[int]", list[bytes]]
 """Some of a folder: plain files with their sizes, and the names of whatever else is there."""
 
-SKIPPED_FOLDERS = frozenset(
-    {b".Spotlight-V100", b".Trashes", b".fseventsd", b".TemporaryItems", b".zfs", b".ipynb_checkpoints"}
-)
+_SKIPPED = frozenset(os.fsencode(name) for name in SKIPPED_FOLDERS)
 
 BATCH_BYTES = 512 << 10
 BATCH_FILES = 256
@@ -174,7 +173,7 @@ class _Walker:
                 self._listing.problems.add(FileProblem.from_error(prefix + name, broken, link=link))
                 continue
             if stat.S_ISDIR(found.st_mode):
-                if name not in SKIPPED_FOLDERS:
+                if name not in _SKIPPED:
                     inside.append((prefix + name, os.path.islink(prefix + name)))
             elif stat.S_ISREG(found.st_mode):
                 files.append(name)

@@ -89,6 +89,14 @@ def look_over(
     return listing
 
 
+def expected_size(request: StagingRequest, listing: Listing) -> int:
+    """Bytes of memory that staging what was listed will come to, about; never more than its files have."""
+    choice = choose(request.compression, listing)
+    if choice.default.name == "raw":
+        return listing.size
+    return min(estimate(listing, choice.default), listing.size)
+
+
 def stage(
     request: StagingRequest,
     *,

@@ -15,6 +15,7 @@ from simpletuner_gh200.cache.table import MISSING
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory import background, pace
 from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.pace import BackgroundPace, background_effort
 from simpletuner_gh200.memory.sharing import NodeGroup
 
@@ -155,16 +156,24 @@ def test_closing_stops_it_and_what_came_so_far_goes_into_packs(tmp_path, files, 
     again.close()
 
 
-def test_what_goes_wrong_in_the_background_is_said_and_ends_nothing(caplog):
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (CacheError("no more segments"), "no more segments"),
+        (MemoryError(), "MemoryError"),
+        (RuntimeError("can't start new thread"), "RuntimeError: can't start new thread"),
+    ],
+)
+def test_what_goes_wrong_in_the_background_is_said_and_ends_nothing(caplog, failure, said):
     def work(_pace, _effort):
-        raise CacheError("no more segments")
+        raise failure
 
     job = BackgroundJob(work, name="test")
     with caplog.at_level(logging.WARNING):
         job.start()
         assert job.wait(20)
     assert job.state == "failed"
-    assert "no more segments" in caplog.text
+    assert said in caplog.text
 
 
 def test_background_threads_are_few_and_low():
@@ -181,3 +190,45 @@ def test_background_threads_are_few_and_low():
     job.wait(20)
     assert priorities == [max(before, pace.NICE)] or priorities == [pace.NICE]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before, "the others stay as they were"
+
+
+def test_what_others_were_promised_is_not_for_caches(tmp_path, files, monkeypatch):
+    machine = HostMemory(total=200, free=100, available=100, limit="test")
+    monkeypatch.setattr("simpletuner_gh200.cache.service.host_memory", lambda: machine)
+    monkeypatch.setattr("simpletuner_gh200.cache.service.single_pool", lambda: False)
+    caches = opened(tmp_path, promised=50)
+    assert caches.allowed == 40
+    caches.close()
+
+
+def test_lazy_takes_nothing_in_to_write_packs(tmp_path, files):
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill("lazy")
+    table = caches.tables["vae-x"]
+    assert caches._saving is None
+    caches._save_all()
+    assert table.control.held == 0, "what is at hand in packs is in packs"
+    assert table.find(files[0]) is not None
+    caches.close()
+
+
+def test_an_interrupt_while_filling_is_stopped_ends_saving_too(tmp_path, files, monkeypatch):
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill()
+    stop, interrupts = caches._stop_filling, [KeyboardInterrupt()]
+
+    def interrupted():
+        if interrupts:
+            raise interrupts.pop()
+        stop()
+
+    monkeypatch.setattr(caches, "_stop_filling", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        caches.save()
+    assert caches._stop_saving.is_set()
+    assert caches._saving is None
+    caches.close()

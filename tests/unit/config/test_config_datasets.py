@@ -151,9 +151,20 @@ def test_a_sample_without_a_caption_is_named_where_simpletuner_would_stop_at_it(
     assert missing(pictures, caption_strategy="textfile", only_instance_prompt=True) == []
     assert missing(pictures, {"only_instance_prompt": "true"}, caption_strategy="textfile") == []
     assert missing(pictures, caption_strategy="textfile", skip_file_discovery="vae") == []
+    assert missing(pictures, {"skip_file_discovery": "aspect,vae,text"}, caption_strategy="textfile") == []
     assert missing(pictures, caption_strategy="textfile", dataset_type="conditioning") == []
     (pictures / "b.txt").touch()
     assert missing(pictures, caption_strategy="textfile") == []
+
+
+@pytest.mark.parametrize("name", [".zfs", ".ipynb_checkpoints", ".Trashes"])
+def test_folders_that_simpletuner_passes_over_are_not_looked_at(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "old.png").touch()
+    assert "no files in it" in missing(tmp_path)[0]
+    for file in ("a.png", "a.txt"):
+        (tmp_path / file).touch()
+    assert missing(tmp_path, caption_strategy="textfile") == []
 
 
 def test_a_folder_without_samples_is_refused_and_one_of_an_unknown_kind_is_not(tmp_path: Path) -> None:

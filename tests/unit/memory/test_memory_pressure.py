@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpletuner_gh200.memory.ceilings import low_mark
-from simpletuner_gh200.memory.pressure import PressureValve, Relief, in_order
+from simpletuner_gh200.memory.pressure import PressureValve, Relief
 from simpletuner_gh200.units import GIB, MIB
 
 TOTAL = 480 * GIB
@@ -14,7 +14,7 @@ TOTAL = 480 * GIB
 
 def reliefs(done: list[str]) -> list[Relief]:
     shapes = [("small cache", GIB), ("smallest cache", MIB), ("large cache", 90 * GIB)]
-    return [Relief(name, size, lambda name=name: done.append(name)) for name, size in shapes]
+    return [Relief(name, lambda size=size: size, lambda name=name: done.append(name)) for name, size in shapes]
 
 
 def test_the_largest_first() -> None:
@@ -56,5 +56,19 @@ def test_it_ends_when_the_pressure_does() -> None:
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=8))
 def test_no_cache_goes_before_a_larger_one(sizes: list[int]) -> None:
-    ordered = in_order(Relief(str(number), size, lambda: None) for number, size in enumerate(sizes))
-    assert [relief.size for relief in ordered] == sorted(sizes, reverse=True)
+    held = [Relief(str(number), lambda size=size: size, lambda: None) for number, size in enumerate(sizes)]
+    valve = PressureValve(held, settle_seconds=0)
+    given_back = [valve.observe(GIB, TOTAL, now) for now in range(len(sizes))]
+    assert [one.size for one in given_back if one is not None] == sorted(sizes, reverse=True)
+
+
+def test_sizes_are_those_of_the_moment_not_of_the_start() -> None:
+    """A cache that fills in the background holds nothing when training begins."""
+    sizes, done = {"grows": 0, "stays": MIB}, []
+    valve = PressureValve(
+        [Relief(name, lambda name=name: sizes[name], lambda name=name: done.append(name)) for name in sizes],
+        settle_seconds=0,
+    )
+    sizes["grows"] = GIB
+    first = valve.observe(GIB, TOTAL, 0)
+    assert (first.name, first.size, done) == ("grows", GIB, ["grows"])

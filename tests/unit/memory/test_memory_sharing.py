@@ -30,7 +30,7 @@ FORK = multiprocessing.get_context("fork")
 
 def group(rank: int, size: int, folder: Path) -> NodeGroup:
     environment = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": "29511"}
-    return NodeGroup(NodePosition.from_environment("test", environment), folder=folder)
+    return NodeGroup(NodePosition.from_environment("test", environment), folder=folder, patience=10)
 
 
 def start(work: Callable[..., None], *arguments: object) -> multiprocessing.Process:
@@ -48,8 +48,8 @@ def ended_well(*processes: multiprocessing.Process) -> bool:
 def read_shared(rank: int, folder: Path) -> None:
     mine = group(rank, 3, folder)
     mine.join(10)
-    _note, (second,) = mine.receive("second", 10)
-    note, (fd, table_fd) = mine.receive("first", 10)
+    _note, (second,) = mine.receive("second")
+    note, (fd, table_fd) = mine.receive("first")
     assert note == {"entries": 7}
     assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
     content, table = map_readonly(fd), map_shared(table_fd)
@@ -85,14 +85,14 @@ def tell_own_rank(rank: int, folder: Path) -> None:
     fd = create_memfd("told")
     os.write(fd, b"from %d" % rank)
     mine.tell("files", fd, note={"rank": rank})
-    mine.receive("thanks", 10)
+    mine.receive("thanks")
 
 
 def test_the_leader_hears_every_rank(tmp_path: Path) -> None:
     ranks = [start(tell_own_rank, rank, tmp_path) for rank in (1, 2)]
     leader = group(0, 3, tmp_path)
     leader.join(10)
-    heard = leader.hear("files", 10)
+    heard = leader.hear("files")
     assert [note for note, _fds in heard] == [{"rank": 1}, {"rank": 2}]
     assert [os.pread(fds[0], 10, 0) for _note, fds in heard] == [b"from 1", b"from 2"]
     leader.share("thanks")
@@ -112,7 +112,7 @@ def expect_error(rank: int, folder: Path, words: str) -> None:
     mine = group(rank, 2, folder)
     mine.join(10)
     with pytest.raises(SharingError, match=words):
-        mine.receive("dataset", 10)
+        mine.receive("dataset")
 
 
 def test_a_failure_of_the_leader_reaches_the_others(tmp_path: Path) -> None:
@@ -233,7 +233,8 @@ def test_a_rank_at_long_work_is_waited_for_as_long_as_it_beats(tmp_path: Path, m
     other = start(beats_then_tells, tmp_path)
     leader = group(0, 2, tmp_path)
     leader.join(10)
-    assert leader.hear("listed", patience=0.2) == [({"files": 3}, [])]
+    leader.patience = 0.2
+    assert leader.hear("listed") == [({"files": 3}, [])]
     assert ended_well(other)
 
 

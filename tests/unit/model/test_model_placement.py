@@ -50,7 +50,7 @@ def test_the_automatic_budget_is_what_the_first_step_left() -> None:
     [
         (1.0, GRACE, 0, 1, HBM, "1 x HBM"),
         (5.0, GRACE, 0, 1, 470 * GIB - int(0.03 * 480 * GIB), "less 14.4 GiB reserve"),
-        (5.0, GRACE, 300 * GIB, 1, 170 * GIB - int(0.03 * 480 * GIB), "300 GiB promised to caches"),
+        (5.0, GRACE, 300 * GIB, 1, 170 * GIB - int(0.03 * 480 * GIB), "300 GiB promised to datasets and caches"),
         (5.0, GRACE, 0, 4, (470 * GIB - int(0.03 * 480 * GIB)) // 4, "divided among 4 ranks"),
         (5.0, replace(GRACE, available=GIB, limit="cgroup job"), 0, 1, 0, "cgroup job"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.cli.main import main
-from simpletuner_gh200.operate import launching, preflight
+from simpletuner_gh200.operate import launching, planned, preflight
 from simpletuner_gh200.operate.closing import closing_lines, time_split
 
 
@@ -93,3 +93,38 @@ def test_train_closes_with_it(
     assert not ended.value.code, shown
     for line in ("gh200: weights: ", "gh200: last checkpoint: ", "gh200: time: ", "gh200: report: gh200 report"):
         assert line in shown
+
+
+def test_a_dataset_that_did_not_arrive_and_one_that_is_held_for_another_entry(tmp_path: Path) -> None:
+    held = {"files": 1, "held_bytes": 2048, "served": 7, "elsewhere": 1}
+    details = {"store": {"late": {**held, "arrived": False}, "again": held}}
+    assert closing_lines({"output_dir": str(tmp_path), "details": details})[1:] == [
+        (
+            "in-memory dataset",
+            "late: 1 files, 2 KiB of memory (not all of it had arrived); 7 reads from memory, 1 from disk",
+        ),
+        ("in-memory dataset", "again: 1 files, 2 KiB of memory; 7 reads from memory, 1 from disk"),
+    ]
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_nothing_that_is_said_afterwards_changes_the_exit_code(
+    code: int,
+    summary: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_words: object) -> None:
+        raise KeyError("bytes")
+
+    del summary["details"]["caches"]["text"]["entries"]
+    monkeypatch.setattr(launching, "run", lambda *_words, **_more: launching.Ended(code, [summary]))
+    monkeypatch.setattr(planned, "learn", broken)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", str(tmp_path / "config.json")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == code
+    assert "what the run did can't be told: KeyError: 'entries'" in caplog.text
+    assert "what the plan can learn from the run can't be told: KeyError: 'bytes'" in caplog.text

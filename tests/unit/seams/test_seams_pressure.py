@@ -76,7 +76,7 @@ def test_a_run_without_batches_is_interrupted(machine, started, monkeypatch):
 def test_what_is_held_for_speed_goes_first(machine, started):
     given = []
     machine(1, one_pool=True)
-    feature = started(Relief("cache", 1 << 30, lambda: given.append("cache")))
+    feature = started(Relief("cache", lambda: 1 << 30, lambda: given.append("cache")))
     until(lambda: given)
     assert feature.batch_prepared(None, {}) == {}, "its effect is waited for"
 

@@ -12,6 +12,7 @@ from simpletuner_gh200.errors import DatasetTooLarge
 from simpletuner_gh200.seams import disk_full as disk_full_module
 from simpletuner_gh200.seams import rank
 from simpletuner_gh200.seams.disk_full import disk_full
+from simpletuner_gh200.seams.features import pressure
 from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
 
 
@@ -43,6 +44,33 @@ def test_an_interrupt_is_an_interrupt_whatever_upstream_makes_of_it(tmp_path, sc
     assert runtime.outcome.status == "interrupted"
     assert runtime.outcome.exit_code == 130
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    "swallowed", ["", "except KeyboardInterrupt: pass", "except KeyboardInterrupt: raise SystemExit(130)"]
+)
+def test_a_run_that_we_end_is_not_interrupted_by_the_user(tmp_path, monkeypatch, swallowed):
+    """The pressure feature ends it from its thread where no batch comes: with an interrupt of the main thread."""
+    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 0.0)
+    feature = pressure.PressureFeature()
+    monkeypatch.setattr(rank, "_test_feature", feature, raising=False)
+    script = f"""
+import threading, time
+from simpletuner_gh200.seams import rank
+try:
+    threading.Thread(target=rank._test_feature._end_run, args=(1 << 30,)).start()
+    time.sleep(20)
+{swallowed or "finally: pass"}
+"""
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    monkeypatch.setattr("sys.argv", ["test"])
+    runtime = feature.runtime = Runtime(Launch())
+    with rank._Interrupts(hush=False) as interrupts:
+        rank._train(file, runtime, [], str)
+        interrupts.note(runtime)
+    assert (runtime.outcome.status, runtime.outcome.exit_code) == ("failed", 1)
+    assert "before the machine freezes" in runtime.outcome.reason
 
 
 def test_an_ignored_interrupt_stays_ignored(tmp_path, monkeypatch):

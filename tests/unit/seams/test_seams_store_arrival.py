@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge
-from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
-from simpletuner_gh200.seams.features.store.arrival import Arrivals, StopAt
+from simpletuner_gh200.memory.ceilings import STAGING_WORK
+from simpletuner_gh200.memory.host import HostMemory
+from simpletuner_gh200.memory.pace import Pace
+from simpletuner_gh200.memory.sharing import PATIENCE_SECONDS, NodeGroup, NodePosition
+from simpletuner_gh200.seams.features.store.arrival import Arrivals, CountingPace, Promised, StopAt
 from simpletuner_gh200.store.coming import ComingDataset, is_caption
 from simpletuner_gh200.store.discovery import part_of, walk
 from simpletuner_gh200.store.reader import StagedDataset
@@ -164,3 +168,100 @@ def test_a_rank_serves_from_memory_only_when_all_have_forgotten_what_they_wrote(
     assert [dataset.view(tmp_path / "data/a.txt") for dataset in coming] == [None, None]
     for one in arrivals:
         one.close()
+
+
+def test_a_dataset_that_is_added_after_the_first_has_arrived_comes_too(feature, tmp_path: Path) -> None:
+    for name in "ab":
+        fill(tmp_path / name, {f"{name}.png": image()})
+    feature.dataset_entries([entry(tmp_path / name) | {"id": name} for name in "ab"])
+    first = create(feature, "a").staged
+    assert first.view(tmp_path / "a/a.png") is None, "and somebody has use for it now"
+    assert feature._arrivals.wait(20)
+    assert first.arrived
+    second = create(feature, "b").staged
+    arrive(feature)
+    assert second.view(tmp_path / "b/b.png") == image()
+    feature.close()
+
+
+def test_what_is_promised_to_one_dataset_is_not_promised_to_the_next(
+    feature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine on which either fits, and not both; the first is still on its way when the second is checked."""
+    for name in "ab":
+        fill(tmp_path / name, {"x.bin": bytes(3 << 20)})
+    feature.dataset_entries([entry(tmp_path / name) | {"id": name} for name in "ab"])
+    machine = HostMemory(total=0, free=0, available=STAGING_WORK + (5 << 20), limit="test")
+    monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.host_memory", lambda: machine)
+    create(feature, "a")
+    assert feature.memory_to_come() == 3 << 20
+    with pytest.raises(DatasetTooLarge, match="needs 3 MiB in memory, allowed are 2 MiB"):
+        create(feature, "b")
+    arrive(feature)
+    assert feature.memory_to_come() == 0
+    feature.close()
+
+
+def test_what_has_come_is_not_to_come_any_more(tmp_path: Path) -> None:
+    leader, other = (Promised(group) for group in two_ranks(tmp_path))
+    leader.set("a", 100)
+    leader.set("b", 10)
+    seen = []
+    pace = CountingPace(Pace(), lambda done: leader.set("a", 100 - done))
+    for size in (30, 50):
+        pace.rest(size)
+        seen.append(other.bytes)
+    assert seen == [80, 30], "every rank knows"
+
+
+def test_a_forked_worker_that_reads_images_stages_nothing(feature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    served = create(feature, "a").staged
+    child = os.fork()
+    if child == 0:
+        served.view(tmp_path / "data/a.png")
+        os._exit(0 if feature._arrivals._job is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert served.view(tmp_path / "data/a.png") is None
+    assert feature._arrivals._job is not None, "the rank itself does"
+    feature.close()
+
+
+def test_a_rank_that_prepares_data_for_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than anybody's patience elsewhere; and closing ends the wait."""
+    monkeypatch.setattr("simpletuner_gh200.memory.sharing.BEAT_SECONDS", 0.01)
+    groups = two_ranks(tmp_path)
+    nothing = nothing_staged()
+    coming, whole = ComingDataset(StagedDataset(nothing)), StagedDataset(nothing)
+    nothing.close()
+    for group in groups:
+        group.patience = NodeGroup.from_environment("arrivals", {}, patience=None).patience
+    leader, other = (Arrivals(group, lambda _dataset: None) for group in groups)
+    leader.expect("a", coming, lambda _pace, _effort: whole)
+    leader.begin()
+    assert not leader.wait(0.3)
+    leader.end_if_failed(0)
+    leader.end_if_failed(9)
+    leader.close()
+    assert leader.wait(20)
+    assert leader._job.state == "stopped"
+    other.close()
+
+
+def test_nobody_grows_impatient_with_datasets_on_their_way(feature) -> None:
+    assert feature._arrivals.group.patience is None
+    assert feature._group.patience == PATIENCE_SECONDS
+    feature.close()
+
+
+def test_looking_through_a_large_folder_is_no_silence(feature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    beats = []
+    monkeypatch.setattr(feature._group, "beat", lambda: beats.append(True))
+    at_once = (nothing_staged(), None)
+    monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.stage", lambda *_words, **_more: at_once)
+    create(feature, "a")
+    assert beats
+    feature.close()

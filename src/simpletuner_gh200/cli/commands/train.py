@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +17,8 @@ from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
 from simpletuner_gh200.telemetry.redact import redact_command, redact_text
+
+logger = logging.getLogger("simpletuner_gh200")
 
 
 def train(
@@ -67,15 +72,26 @@ def train(
     ended = launching.run(ready.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt)
     if ended.signal is not None or (ended.exit_code and not ended.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line
-    for summary in ended.summaries[:1]:
-        for label, text in closing_lines(summary):
+    with _whatever_becomes_of("what the run did"):
+        for label, text in (line for summary in ended.summaries[:1] for line in closing_lines(summary)):
             _say(f"{label}: {redact_text(text)}")
-    again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
-    last = closing_line(ended, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
-    if last is not None:
-        _say(redact_text(last))
-    planned.learn(values)
+    with _whatever_becomes_of("how the run ended"):
+        again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
+        last = closing_line(ended, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
+        if last is not None:
+            _say(redact_text(last))
+    with _whatever_becomes_of("what the plan can learn from the run"):
+        planned.learn(values)
     raise typer.Exit(ended.exit_code)
+
+
+@contextmanager
+def _whatever_becomes_of(what: str) -> Iterator[None]:
+    """The run is over and its exit code stands: words about it that go wrong are a warning."""
+    try:
+        yield
+    except Exception as failure:  # noqa: BLE001 - said right here
+        logger.warning("gh200: %s can't be told: %s: %s", what, type(failure).__name__, failure)
 
 
 def _say(words: str) -> None:

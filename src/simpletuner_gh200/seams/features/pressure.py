@@ -79,13 +79,13 @@ class PressureFeature(Feature):
         while not self._stop.wait(EVERY_SECONDS) and (self._one_pool or not self._valve.exhausted):
             try:
                 memory = host_memory(self.root)
-                relief = self._valve.observe(memory.available, memory.total, time.monotonic())
+                given = self._valve.observe(memory.available, memory.total, time.monotonic())
             except Exception as failure:  # noqa: BLE001 - a guard must not end what it guards; said right here
                 logger.warning("gh200: memory pressure is watched no more: %s: %s", type(failure).__name__, failure)
                 return
-            if relief is not None:
-                left, size = format_bytes(memory.available), format_bytes(relief.size)
-                logger.warning("gh200: only %s of memory left: gave back %s (%s)", left, relief.name, size)
+            if given is not None:
+                left, size = format_bytes(memory.available), format_bytes(given.size)
+                logger.warning("gh200: only %s of memory left: gave back %s (%s)", left, given.name, size)
             elif self._one_pool and self._valve.must_end(memory.available, memory.total, time.monotonic()):
                 self._end_run(memory.available)
                 return
@@ -98,7 +98,7 @@ class PressureFeature(Feature):
             "memory_limit_gb of datasets and caches",
         )
         logger.error("gh200: %s", self._ending)
-        self.runtime.outcome.fail(self._ending)
+        self.runtime.outcome.end(self._ending)
         if not self._stop.wait(PATIENCE_SECONDS):
             _thread.interrupt_main()  # validating, saving or loading: no batch comes
 

@@ -125,10 +125,11 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
             raise
         except KeyboardInterrupt:
             if outcome.status != "failed":  # else a feature of ours had to end the run, and has said why
-                outcome.interrupt("interrupted by the user")
+                outcome.interrupt_by_user()
             raise
         except SystemExit as stopped:
-            outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
+            if not outcome.ended_by_us:
+                outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
             raise
         except Exception as failure:
             outcome.fail(failure)

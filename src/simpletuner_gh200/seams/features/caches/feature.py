@@ -123,7 +123,10 @@ class CachesFeature(Feature):
     def memory_relief(self) -> list[Relief]:
         """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
         tables = self._caches.tables if self._caches is not None else {}
-        return [Relief(f"cache {name}", table.control.held, table.give_back) for name, table in tables.items()]
+        return [
+            Relief(f"cache {name}", lambda table=table: int(table.control.held), table.give_back)
+            for name, table in tables.items()
+        ]
 
     def memory_to_come(self) -> int:
         return self._caches.memory_to_come if self._caches is not None else 0
@@ -171,6 +174,7 @@ class CachesFeature(Feature):
             mappable=maker.choice.kind != "managed",
             packs=packs,
             keep_free=keep_free,
+            promised=sum(feature.memory_to_come() for feature in self.runtime.features_on if feature is not self),
             # Packs on the host are served from the page cache, of which there is one: a second copy would be no nearer.
             near=maker.caps.host_node if maker.choice.kind == "registered" else None,
         )

@@ -16,10 +16,11 @@ from simpletuner_gh200.config.blocks import CacheSettings, InMemorySettings
 from simpletuner_gh200.config.datasets import Dataset
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, GH200Error
+from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.memory.pace import Effort, Pace
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.store.arrival import Arrivals
+from simpletuner_gh200.seams.features.store.arrival import Arrivals, CountingPace
 from simpletuner_gh200.seams.features.store.backend import backend_class
 from simpletuner_gh200.seams.features.store.shard import dealt_stems, gather_stems, node_count, stem
 from simpletuner_gh200.store.coming import ComingDataset, is_caption
@@ -28,7 +29,7 @@ from simpletuner_gh200.store.reader import StagedDataset
 from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.scrub import Scrub
 from simpletuner_gh200.store.shared_memory import StagedMemory, nothing_staged, receive_memory, share_memory
-from simpletuner_gh200.store.staging import look_over, request_for, stage
+from simpletuner_gh200.store.staging import expected_size, look_over, request_for, stage
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -89,8 +90,9 @@ class StoreFeature(Feature):
         self._entries, self._reports, self._final = {}, {}, {}
         self._group = NodeGroup.from_environment("store")
         self._group.join()
-        # Of its own: what comes in the background must not meet what is shared meanwhile.
-        arrivals = NodeGroup.from_environment("arrivals")
+        # Of its own: what comes in the background must not meet what is shared meanwhile. Nor does anybody grow
+        # impatient there: one rank may prepare data for an hour while the others wait, and training waits for none.
+        arrivals = NodeGroup.from_environment("arrivals", patience=None)
         arrivals.join()
         self._arrivals = Arrivals(arrivals, self._watch_over)
 
@@ -143,6 +145,14 @@ class StoreFeature(Feature):
 
     def telemetry(self) -> dict[str, Any]:
         return {name: {**vars(staged.counts), "held_bytes": staged.held_bytes} for name, staged in self._staged.items()}
+
+    def memory_to_come(self) -> int:
+        return self._arrivals.promised.bytes if self._arrivals is not None else 0
+
+    def _host_left(self) -> HostMemory:
+        """What is there for another dataset: without what those on their way were promised."""
+        host = host_memory()
+        return replace(host, available=max(host.available - self.memory_to_come(), 0))
 
     def before_train(self, trainer: Any) -> None:
         for name in sorted(self._to_be_dealt):
@@ -208,12 +218,15 @@ class StoreFeature(Feature):
         assert self._group is not None
         assert self._arrivals is not None
         group, arrivals, shared = self._group, self._arrivals.group, f"captions of {name}"
-        listing = None
+        promised = self._arrivals.promised
+        listing, expected = None, 0
         if group.is_leader:
             with self._failing(group, shared, name):
-                listing = look_over(request_for(entry.folder, entry.settings))
-                # Nothing to check or to compress, and the rest of the folder is read again anyway.
                 asked = request_for(entry.folder, entry.settings)
+                listing = look_over(asked, host=self._host_left, tick=group.beat)
+                expected = expected_size(asked, listing)
+                promised.set(name, expected)
+                # Nothing to check or to compress, and the rest of the folder is read again anyway.
                 request = replace(asked, compression=None, verify="none", give_back_page_cache=False)
                 captions = part_of(listing, is_caption)
                 memory, _report = stage(request, tick=group.beat, label=f"staging captions of {name}", listing=captions)
@@ -224,7 +237,14 @@ class StoreFeature(Feature):
         memory.close()
 
         def obtain(pace: Pace, effort: Effort) -> StagedDataset:
-            return self._receive_or_stage(arrivals, name, entry, None, _InBackground(listing, pace, effort))
+            if listing is None:
+                return self._receive_or_stage(arrivals, name, entry, None, _InBackground(None, pace, effort))
+            size = max(listing.size, 1)
+            counting = CountingPace(pace, lambda done: promised.set(name, expected - expected * done // size))
+            try:
+                return self._receive_or_stage(arrivals, name, entry, None, _InBackground(listing, counting, effort))
+            finally:
+                promised.set(name, 0)
 
         self._arrivals.expect(name, coming, obtain)
         return coming
@@ -279,7 +299,7 @@ class StoreFeature(Feature):
             share_memory(group, f"dataset {name}", nothing)
             return nothing
         request = request_for(entry.folder, entry.settings)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"host": self._host_left}
         if background is not None:
             options = {"listing": background.listing, "pace": background.pace}
             request = replace(request, workers=min(request.workers, background.effort.threads))
