@@ -21,6 +21,7 @@ from simpletuner_gh200.seams.features.state.opening import (
     check,
     no_streaming,
     open_pool,
+    outliving_gradients,
     trained_bytes,
     unavailable,
 )
@@ -213,13 +214,14 @@ class StateFeature(Feature):
         ordinal, held = self._opened.ordinal, self._opened.pool.state().held
         free, total = detect.current().memory_info(ordinal)
         of_torch = max(torch.cuda.memory_reserved(ordinal) - held, 0)
-        at_once = sum(trained_bytes(caught.optimizer.param_groups) for caught in self._optimizers)
+        groups = [group for caught in self._optimizers for group in caught.optimizer.param_groups]
         shadows = self._shadow.temporaries if self._shadow is not None else 0
         allowed = automatic_budget(
             total=total,
             elsewhere=max(total - free - of_torch, 0),
             peak=max(torch.cuda.max_memory_allocated(ordinal) - held, 0),
-            at_step=max(torch.cuda.memory_allocated(ordinal) - held, 0) + max(at_once, shadows),
+            at_step=max(torch.cuda.memory_allocated(ordinal) - held, 0) + max(trained_bytes(groups), shadows),
+            outliving=outliving_gradients(self.runtime.trainer, groups),
         )
         self._keeper.placement = replace(self._keeper.placement, budget=allowed.size)
         self._budget = allowed.why
