@@ -249,6 +249,23 @@ def test_what_hbm_has_room_for_stays_from_the_end() -> None:
     assert engine.moved == before, "all of it stays"
 
 
+def test_needs_are_read_when_backward_ends_and_at_no_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes between two steps (an optimizer's first step, a validation) is not a need of either."""
+    engine, weight = Engine(), torch.ones(64, requires_grad=True)
+    told: list[str] = []
+    monkeypatch.setattr(engine.hbm, "begin", lambda: told.append("begin"))
+    monkeypatch.setattr(engine.hbm, "end", lambda: told.append("end"))
+    weight.register_hook(lambda gradient: told.append("gradient"))
+    for _step in range(3):
+        with engine.step("a", lambda: [weight], []):
+            loss = (weight * 3).sin().exp()
+        loss.sum().backward()
+        told.append("optimizer")
+    engine.finish()
+    later = ["gradient", "optimizer"]
+    assert told == ["begin", "gradient", "end", "optimizer", *later, *later]
+
+
 def test_beyond_its_limits_tensors_stay() -> None:
     model = layers(4)
     plain = gradients(model(X), model.parameters())

@@ -23,7 +23,7 @@ import torch
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.model.activations.arena import Arena
 from simpletuner_gh200.model.activations.link import Layout, Link
-from simpletuner_gh200.model.activations.policy import Rates
+from simpletuner_gh200.model.activations.policy import Mix, Rates
 from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, identities
 from simpletuner_gh200.model.activations.room import Room
 from simpletuner_gh200.model.activations.shape import Shape
@@ -112,10 +112,17 @@ class Offloader:
             self._release_oldest()
         step, self._previous = self._previous, None
         if step is not None:
-            if step.measuring:
-                self._room.end()
             step.learn()
             self.surprises += step.surprised
+
+    def mix_now(self, shape: Hashable) -> Mix | None:
+        """What a step of this shape would do in the room that there is now; None: it was never measured."""
+        self.finish()
+        known = self.shapes.get(shape)
+        if known is None:
+            return None
+        self._choose(shape, known)
+        return known.mix
 
     def _choose(self, key: Hashable, shape: Shape) -> None:
         if not shape.measured:
@@ -256,6 +263,8 @@ class Offloader:
             return saved
         if saved.witness._version != saved.version:
             raise _changed(saved.layout[0], saved.layout[1], saved.version, saved.witness._version)
+        if saved.step.measuring:
+            self._read_needs_after_backward(saved.step)
         for later in saved.step.ask(saved):
             self._bring(later)
         layout = handle[1]
@@ -272,6 +281,13 @@ class Offloader:
             return there
         dtype, shape, stride = layout
         return torch.as_strided(there if dtype is saved.layout[0] else there.view(dtype), shape, stride, offset)
+
+    def _read_needs_after_backward(self, step: Step) -> None:
+        """Once for each backward pass: what an optimizer step or a validation takes later is no need of this one's."""
+        task = torch._C._current_graph_task_id()
+        if task >= 0 and task not in step.backward_passes:
+            step.backward_passes.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(self._room.end)
 
     def _here(self, saved: Saved) -> torch.Tensor:
         """Its bytes on the device, and the current stream behind their arrival."""

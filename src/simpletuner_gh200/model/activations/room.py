@@ -16,7 +16,7 @@ class Room(Protocol):
         """A step begins whose needs are to be learned: all that it saves leaves the device."""
 
     def end(self) -> None:
-        """That step is over."""
+        """A backward pass of that step is over, and nothing came after it. There may be more than one."""
 
     def bytes(self) -> int:
         """For the step that begins now."""

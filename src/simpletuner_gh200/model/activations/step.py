@@ -70,6 +70,8 @@ class Step:
         self._ahead: LookAhead | None = None
         self.surprised = self.complete = False
         self.measuring = shape.mix is None
+        self.backward_passes: set[int] = set()
+        """Whose end is waited for, to see what the step has needed; reentrant checkpoints have passes of their own."""
         self.measured: list[Measured] = []
         self._marks: list[tuple[Measured, Any, Any]] = []
         self._began: Any = link.mark() if self.measuring else None
