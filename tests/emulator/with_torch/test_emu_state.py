@@ -173,11 +173,12 @@ def test_when_hbm_is_full_the_reserve_helps_and_tells(roomy: Emulator) -> None:
     reserve = pool.reserve(64 * MIB)
     assert reserve.held == 64 * MIB
     assert reserve.look() == 0
+    assert (pool.share().reserved, pool.share().allocated) == (64 * MIB, 0), "idle, and none of HBM's"
     torch.cuda.empty_cache()
     roomy.set_hbm(roomy.counter("hbm_used"))
     landed = [torch.empty(SIDE, SIDE, device="cuda") for _ in range(4)]
     assert all(pool.holds(tensor) for tensor in landed)
-    assert reserve.look() == 4 * SIZE
+    assert reserve.look() == pool.share().allocated == 4 * SIZE
     with pytest.raises(torch.cuda.OutOfMemoryError):
         torch.empty(SIDE, SIDE, device="cuda")
     del landed

@@ -16,6 +16,8 @@ from simpletuner_gh200.memory.ceilings import device_headroom
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.pool.pool import Share
+from simpletuner_gh200.model.host_pool import HostPool
 from simpletuner_gh200.seams.features.state import opening
 from simpletuner_gh200.seams.features.state.feature import StateFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -166,6 +168,9 @@ def test_without_a_device_nothing_is_streamed_by_itself(no_gpu: None) -> None:
     assert feature.summary()["streaming"] == "taken in place: no device was measured"
 
 
+NONE = Share()
+
+
 class Counted:
     """Torch's statistics of a device that is not here, and a driver that knows its size."""
 
@@ -180,7 +185,7 @@ class Counted:
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda ordinal: self.reserved)
 
 
-def budget(monkeypatch: pytest.MonkeyPatch, counted: Counted, **config: Any) -> int:
+def budget(monkeypatch: pytest.MonkeyPatch, counted: Counted, in_grace: Share = NONE, **config: Any) -> int:
     """What gpu_first gets with the state's pool on the device."""
     run = trainer(**config)
     feature = asked(run)
@@ -189,6 +194,7 @@ def budget(monkeypatch: pytest.MonkeyPatch, counted: Counted, **config: Any) -> 
         feature.hooks_ready(run)
         feature._budget = None
         counted.install(patching)
+        patching.setattr(HostPool, "share", lambda pool: in_grace)
         with detect.using(counted):  # type: ignore[arg-type]
             step(run)
     return int(feature.summary()["hbm_budget"]["bytes"])
@@ -200,6 +206,17 @@ def test_gradients_outlive_a_step_unless_they_are_set_to_none(no_gpu: None, monk
     assert gone == counted.total - counted.peak - device_headroom(counted.total)
     assert budget(monkeypatch, counted, set_grads_to_none=False) == gone - 48
     assert budget(monkeypatch, counted) == gone - 48
+
+
+def test_an_idle_reserve_is_not_taken_off_what_training_needs(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted()
+    plain = budget(monkeypatch, counted)
+    counted.reserved += 16 * GIB  # of torch's, and none of the device's
+    monkeypatch.setattr(counted, "memory_info", lambda ordinal: (36 * GIB, counted.total))
+    assert budget(monkeypatch, counted, Share(reserved=16 * GIB)) == plain
+    counted.peak += 4 * GIB
+    counted.allocated += 4 * GIB
+    assert budget(monkeypatch, counted, Share(reserved=16 * GIB, allocated=4 * GIB)) == plain
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class ActivationsFeature(Feature):
         room: Room = NoRoom()
         if device.type == "cuda":
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
-            room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer))
+            room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer), self._idle_in_grace)
             self._rates = self._measure(link)
         logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
         return Offloader(
@@ -117,6 +117,9 @@ class ActivationsFeature(Feature):
             grace_limit=allowed.size,
             chosen=self._chosen,
         )
+
+    def _idle_in_grace(self) -> int:
+        return sum(feature.idle_in_grace() for feature in self.runtime.features_on)
 
     @staticmethod
     def _link(device: Any) -> Link:

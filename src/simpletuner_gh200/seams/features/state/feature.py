@@ -211,16 +211,16 @@ class StateFeature(Feature):
 
         assert self._opened is not None
         assert self._keeper is not None
-        ordinal, held = self._opened.ordinal, self._opened.pool.state().held
+        ordinal, in_grace = self._opened.ordinal, self._opened.pool.share()
         free, total = detect.current().memory_info(ordinal)
-        of_torch = max(torch.cuda.memory_reserved(ordinal) - held, 0)
+        of_torch = max(torch.cuda.memory_reserved(ordinal) - in_grace.reserved, 0)
         groups = [group for caught in self._optimizers for group in caught.optimizer.param_groups]
         shadows = self._shadow.temporaries if self._shadow is not None else 0
         allowed = automatic_budget(
             total=total,
             elsewhere=max(total - free - of_torch, 0),
-            peak=max(torch.cuda.max_memory_allocated(ordinal) - held, 0),
-            at_step=max(torch.cuda.memory_allocated(ordinal) - held, 0) + max(trained_bytes(groups), shadows),
+            peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated, 0),
+            at_step=max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0) + max(trained_bytes(groups), shadows),
             outliving=outliving_gradients(self.runtime.trainer, groups),
         )
         self._keeper.placement = replace(self._keeper.placement, budget=allowed.size)
@@ -228,6 +228,9 @@ class StateFeature(Feature):
         logger.info("gh200: up to %s of optimizer state stays in HBM (%s)", format_bytes(allowed.size), allowed.why)
         for caught in self._optimizers:
             caught.promote()
+
+    def idle_in_grace(self) -> int:
+        return self._opened.pool.share().idle if self._opened is not None else 0
 
     def _streaming_of(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
         """Decided when there is state in the pool, which is after the first step or the resume."""
