@@ -17,7 +17,6 @@ import torch
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver.interface import Copy, Driver
-from simpletuner_gh200.memory.pool.pool import GracePool
 from simpletuner_gh200.model.activations.arena import Arena
 from simpletuner_gh200.model.activations.link import DeviceLink, measure
 from simpletuner_gh200.model.activations.offload import Offloader
@@ -286,17 +285,6 @@ def test_room_in_hbm_is_what_a_step_leaves(driver: Driver, emulator: Emulator, c
     weights = torch.empty(20 * MIB, dtype=torch.uint8, device=DEVICE)
     assert room.bytes() <= free + cached - 30 * MIB - 4 * MIB
     del weights
-
-
-def test_an_idle_reserve_in_grace_is_no_room_in_hbm(driver: Driver, emulator: Emulator, chain: Chain) -> None:
-    pool = GracePool("host", limit=1 << 40, why="a test")
-    room = DeviceRoom(driver, DEVICE, 0, lambda: [chain.leaf], lambda: pool.share().idle)
-    before = room.bytes()
-    pool.reserve(16 * MIB)
-    with pool.use():
-        torch.empty(24 * MIB, dtype=torch.uint8, device=DEVICE)
-    assert pool.share().idle >= 40 * MIB
-    assert room.bytes() == before
 
 
 def test_state_that_is_born_between_two_steps_is_no_need_of_a_step(

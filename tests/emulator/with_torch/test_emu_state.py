@@ -18,6 +18,7 @@ from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism
+from simpletuner_gh200.model.activations.room import DeviceRoom
 from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
@@ -185,6 +186,19 @@ def test_when_hbm_is_full_the_reserve_helps_and_tells(roomy: Emulator) -> None:
     assert reserve.look() == 0
     assert (reserve.most, reserve.times) == (4 * SIZE, 1)
     roomy.set_hbm(1 << 30)
+
+
+def test_an_idle_reserve_is_no_room_for_activations(roomy: Emulator) -> None:
+    torch.cuda.empty_cache()
+    earlier = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # pools of other tests stay for ever
+    pool = GracePool("host", limit=1 << 40, why="a test")
+    room = DeviceRoom(detect.current(), torch.device("cuda", 0), 0, list, lambda: pool.share().idle + earlier)
+    before = room.bytes()
+    pool.reserve(64 * MIB)
+    with pool.use():
+        torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")
+    assert pool.share().idle >= 88 * MIB
+    assert room.bytes() == before < detect.current().memory_info(0)[1]
 
 
 def test_a_reserve_that_does_not_fit_is_refused_at_the_start(roomy: Emulator) -> None:

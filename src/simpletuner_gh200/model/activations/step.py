@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.model.activations.order import LearnedOrder, LookAhead
@@ -78,6 +79,9 @@ class Step:
         self._ended: Any = None
         self.block: int | None = None
         """The block that runs now, counted from 0."""
+        self.recomputing = False
+        """Inside a block that checkpointing runs once more in backward, outside of any step: then as now, a checkpoint
+        in it is checkpointing's own, or the two runs would differ in what they save."""
         self.blocks = self._others = self._largest = 0
 
     # -- forward -----------------------------------------------------------------------------------------
@@ -129,6 +133,14 @@ class Step:
             part = next(part for part in reversed(self.measured) if part.inside)
             self._marks.append((part, began, self._link.mark()))
             self._largest = max(self._largest, part.saved)
+
+    @contextmanager
+    def inside_recomputed(self) -> Iterator[None]:
+        self.recomputing = True
+        try:
+            yield
+        finally:
+            self.recomputing = False
 
     def end_forward(self, *, complete: bool) -> None:
         self.complete = complete
