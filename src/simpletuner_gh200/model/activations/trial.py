@@ -1,4 +1,6 @@
-"""``auto`` beside checkpointing: a few steps with and a few without, and what was faster stays. Pure; times are handed in.
+"""``auto`` against checkpointing: a few steps with and a few without, and what was faster stays.
+
+Pure; times are handed in.
 
 Steps of different shapes are never compared: each shape has its own times, and its vote counts by how often it came.
 The two ways take turns, so that what slows the machine for a while slows both.

@@ -44,7 +44,7 @@ class ActivationsFeature(Feature):
         self._trial: Trial | None = None
         """Of ``auto`` against checkpointing, which fits into HBM whatever the trial says."""
         self._where_needed = False
-        """``auto`` without checkpointing: nothing to compare with, only shapes that fit into HBM and ones that don't."""
+        """``auto`` without checkpointing: no comparison, only shapes that fit into HBM and ones that don't."""
         self._patches = Patches()
         self._checkpointing = False
         self._last: tuple[Hashable, float, bool] | None = None

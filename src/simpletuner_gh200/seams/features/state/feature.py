@@ -215,12 +215,13 @@ class StateFeature(Feature):
         free, total = detect.current().memory_info(ordinal)
         of_torch = max(torch.cuda.memory_reserved(ordinal) - in_grace.reserved, 0)
         groups = [group for caught in self._optimizers for group in caught.optimizer.param_groups]
+        at_once = trained_bytes(groups)
         shadows = self._shadow.temporaries if self._shadow is not None else 0
         allowed = automatic_budget(
             total=total,
             elsewhere=max(total - free - of_torch, 0),
             peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated, 0),
-            at_step=max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0) + max(trained_bytes(groups), shadows),
+            at_step=max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0) + max(at_once, shadows),
             outliving=outliving_gradients(self.runtime.trainer, groups),
         )
         self._keeper.placement = replace(self._keeper.placement, budget=allowed.size)
