@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from simpletuner_gh200.memory.pool.pool import PoolState, out_of_pool
+from simpletuner_gh200.memory.pool.pool import PoolState, Share, out_of_pool
 from simpletuner_gh200.model.tensors import like, size_of
 
 
@@ -45,6 +45,10 @@ class HostPool:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._blocks
+
+    def share(self) -> Share:
+        """Without a device torch counts nothing."""
+        return Share()
 
     def state(self) -> PoolState:
         return PoolState(self._held, self._peak, self._limit, self._allocations, self._refused)

@@ -70,6 +70,10 @@ class Feature:
         """Host bytes that it was promised and has not taken yet."""
         return 0
 
+    def idle_in_grace(self) -> int:
+        """Bytes that torch counts as cached on the device, and that are Grace memory of this feature's."""
+        return 0
+
     def slab_records(self) -> Iterable[SlabRecord]:
         """The slabs it made, and why they are as they are."""
         return ()

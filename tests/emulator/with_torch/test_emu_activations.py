@@ -285,3 +285,22 @@ def test_room_in_hbm_is_what_a_step_leaves(driver: Driver, emulator: Emulator, c
     weights = torch.empty(20 * MIB, dtype=torch.uint8, device=DEVICE)
     assert room.bytes() <= free + cached - 30 * MIB - 4 * MIB
     del weights
+
+
+def test_state_that_is_born_between_two_steps_is_no_need_of_a_step(
+    driver: Driver, emulator: Emulator, chain: Chain
+) -> None:
+    room = DeviceRoom(driver, DEVICE, 4 * MIB, lambda: [chain.leaf])
+    watched = Watched(driver)
+    engine = engine_on(watched)
+    engine._room = room
+    steps(engine, chain, 1)
+    before = room.bytes()
+    state = torch.empty(20 * MIB, dtype=torch.uint8, device=DEVICE)
+    validation = torch.empty(10 * MIB, dtype=torch.uint8, device=DEVICE)
+    del validation
+    engine.finish()
+    assert before - 22 * MIB <= room.bytes() <= before - 20 * MIB, "taken once, not counted as a temporary besides"
+    del state
+    engine.close()
+    watched.forget()

@@ -18,6 +18,7 @@ from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism
+from simpletuner_gh200.model.activations.room import DeviceRoom
 from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
@@ -173,17 +174,33 @@ def test_when_hbm_is_full_the_reserve_helps_and_tells(roomy: Emulator) -> None:
     reserve = pool.reserve(64 * MIB)
     assert reserve.held == 64 * MIB
     assert reserve.look() == 0
+    assert (pool.share().reserved, pool.share().allocated) == (64 * MIB, 0), "idle, and none of HBM's"
     torch.cuda.empty_cache()
     roomy.set_hbm(roomy.counter("hbm_used"))
     landed = [torch.empty(SIDE, SIDE, device="cuda") for _ in range(4)]
     assert all(pool.holds(tensor) for tensor in landed)
-    assert reserve.look() == 4 * SIZE
+    assert reserve.look() == pool.share().allocated == 4 * SIZE
     with pytest.raises(torch.cuda.OutOfMemoryError):
         torch.empty(SIDE, SIDE, device="cuda")
     del landed
     assert reserve.look() == 0
     assert (reserve.most, reserve.times) == (4 * SIZE, 1)
     roomy.set_hbm(1 << 30)
+
+
+def test_an_idle_reserve_is_no_room_for_activations(driver: Driver, roomy: Emulator) -> None:
+    torch.cuda.empty_cache()
+    earlier = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # pools of other tests stay for ever
+    taken = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    pool = GracePool("host", limit=1 << 40, why="a test")
+    room = DeviceRoom(driver, torch.device("cuda", 0), 0, list, lambda: pool.share().idle + earlier)
+    before = room.bytes()
+    pool.reserve(64 * MIB)
+    with pool.use():
+        torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")
+    assert pool.share().idle >= 88 * MIB
+    assert room.bytes() == before <= (1 << 30) - 256 * MIB
+    del taken
 
 
 def test_a_reserve_that_does_not_fit_is_refused_at_the_start(roomy: Emulator) -> None:
@@ -230,7 +247,7 @@ def test_a_run_from_probe_to_summary(roomy: Emulator, monkeypatch: pytest.Monkey
     kept = found["of"]["optimizer"]["hbm_bytes"]
     assert kept + found["bytes"] == 6 * SIZE
     assert kept <= found["hbm_budget"]["bytes"]
-    assert "at the peak of the first step" in found["hbm_budget"]["why"]
+    assert "at the peak of a step" in found["hbm_budget"]["why"]
     assert found["oom_reserve"]["held"] == 64 * MIB
     assert feature.telemetry()["oom_reserve"] == {"used": 0, "most": 0, "times": 0}
     feature.after_train(run)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,3 +129,39 @@ def test_a_nested_checkpoint_belongs_to_the_block_around_it(reentrant: bool) -> 
     assert same(engine.run(forward, [weight]), expected)
     assert ran == ["inner"]
     assert engine.step_now is None
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # as stock, of what is nested
+@pytest.mark.parametrize(("reentrant", "selective"), [(False, False), (True, False), (False, True)])
+def test_a_checkpoint_in_a_recomputed_block_is_recomputed_with_it(reentrant: bool, selective: bool) -> None:
+    """Grace has room for one block and no more; a block of its own choice of what to recompute is never ours."""
+    engine = Engine(limit=4096)
+    model = Checkpointed()
+    options: dict[str, Any] = {"use_reentrant": reentrant}
+    outer_options = {**options, "context_fn": lambda: (nullcontext(), nullcontext())} if selective else options
+
+    def outer(number: int, x: torch.Tensor) -> torch.Tensor:
+        inner = engine.checkpoint(checkpoint, lambda y: model.block(number, y), (x * 2,), options, {})
+        return inner.sin().exp()
+
+    def forward(checkpointed: bool) -> torch.Tensor:
+        torch.manual_seed(7)
+        x = X.clone().requires_grad_()
+        for number in range(6):
+            if checkpointed:
+                x = engine.checkpoint(checkpoint, partial(outer, number), (x,), outer_options, {})
+            else:
+                x = model.block(number, x * 2).sin().exp()
+        return x
+
+    expected = gradients(forward(False), model.parameters())
+    for _ in range(3):
+        with engine.step("a", lambda: list(model.parameters()), []):
+            loss = forward(True)
+        for weight in model.parameters():
+            weight.grad = None
+        loss.sum().backward()
+        assert same([weight.grad for weight in model.parameters()], expected)
+    (shape,) = engine.shapes.values()
+    assert len(shape.block_choices) == (0 if selective else 6), "what is nested counts as nothing of its own"
+    assert selective or "recompute" in shape.block_choices

@@ -249,15 +249,70 @@ def test_what_hbm_has_room_for_stays_from_the_end() -> None:
     assert engine.moved == before, "all of it stays"
 
 
+def test_needs_are_read_when_backward_ends_and_at_no_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes between two steps (an optimizer's first step, a validation) is not a need of either."""
+    engine, weight = Engine(), torch.ones(64, requires_grad=True)
+    told: list[str] = []
+    monkeypatch.setattr(engine.hbm, "begin", lambda: told.append("begin"))
+    monkeypatch.setattr(engine.hbm, "end", lambda: told.append("end"))
+    weight.register_hook(lambda gradient: told.append("gradient"))
+    for _step in range(3):
+        with engine.step("a", lambda: [weight], []):
+            loss = (weight * 3).sin().exp()
+        loss.sum().backward()
+        told.append("optimizer")
+    engine.finish()
+    later = ["gradient", "optimizer"]
+    assert told == ["begin", "gradient", "end", "optimizer", *later, *later]
+
+
 def test_beyond_its_limits_tensors_stay() -> None:
     model = layers(4)
     plain = gradients(model(X), model.parameters())
-    for engine in (Engine(limit=2048), Engine(in_flight=200)):
+    for engine in (Engine(limit=2048),):
         for _ in range(3):
             assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
         assert engine.moved < engine.saved
         assert engine.arena.held <= 64 << 20
     assert Engine(limit=2048).arena.held == 0
+
+
+class Slow(HostLink):
+    """Copies that are under way until somebody waits for them; knows how many of them there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tickets = 0
+        self.under_way: dict[int, int] = {}
+        self.at_most: list[list[int]] = []
+
+    def send(self, source: int, target: int, size: int) -> int:
+        super().send(source, target, size)
+        self.tickets += 1
+        self.under_way[self.tickets] = size
+        self.at_most.append(list(self.under_way.values()))
+        return self.tickets
+
+    def done(self, ticket: Any) -> bool:
+        return ticket not in self.under_way
+
+    def wait(self, ticket: Any, buffer: torch.Tensor | None = None) -> None:
+        self.under_way.pop(ticket, None)
+
+
+def test_a_tensor_larger_than_what_may_be_under_way_goes_alone() -> None:
+    model = layers(4)
+    plain = gradients(model(X), model.parameters())
+    link = Slow()
+    engine = Engine(link=link, in_flight=200)
+    for _ in range(3):
+        assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+    assert {len(sizes) for sizes in link.at_most if max(sizes) > 200} == {1}
+    assert all(sum(sizes) <= 200 for sizes in link.at_most if len(sizes) > 1)
+    whole = Engine()
+    for _ in range(3):
+        whole.run(lambda: model(X), model.parameters(), [X])
+    assert engine.moved == whole.moved
 
 
 def test_a_graph_without_backward_gives_its_memory_back() -> None:
@@ -331,3 +386,40 @@ def test_a_copy_that_fails_leaves_the_run_going(kind: str, caplog: pytest.LogCap
             assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
         assert engine.failed == 1
     assert f"{kind} failed" in caplog.text
+
+
+class NeverAhead(HostLink):
+    """Fetching ahead fails always, fetching on demand never."""
+
+    def bring(self, source: int, size: int, layout: Any) -> tuple[torch.Tensor, int | None]:
+        raise MemoryRoomError("no event")
+
+    def fetch(self, source: int, size: int, layout: Any) -> torch.Tensor:
+        return HostLink.bring(self, source, size, layout)[0]
+
+
+def test_what_can_not_be_fetched_ahead_is_still_sent() -> None:
+    model = layers()
+    plain = gradients(model(X), model.parameters())
+    engine = Engine(link=NeverAhead())
+    moved = []
+    for _ in range(3):
+        before = engine.moved
+        assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+        moved.append(engine.moved - before)
+    assert engine.failed > 3
+    assert moved == [moved[0]] * 3
+
+
+class NeverSends(HostLink):
+    def send(self, source: int, target: int, size: int) -> int | None:
+        raise MemoryRoomError("no event")
+
+
+def test_where_sending_fails_again_and_again_nothing_more_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+    model = layers()
+    plain = gradients(model(X), model.parameters())
+    engine = Engine(link=NeverSends())
+    assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+    assert (engine.failed, engine.moved) == (3, 0)
+    assert "3 copies to Grace failed" in caplog.text

@@ -66,11 +66,3 @@ def test_without_anything_to_compare_nothing_changes() -> None:
         trial.took(f"shape {step}", 1.0)
     assert trial.verdict is not None
     assert (trial.verdict.way, trial.verdict.gain) == ("without", None)
-
-
-def test_what_does_not_fit_otherwise_is_not_tried() -> None:
-    trial = Trial()
-    trial.settle("with", "a step does not fit")
-    assert trial.way() == "with"
-    trial.took("a", 1.0)
-    assert trial.verdict is not None and trial.verdict.why == "a step does not fit"

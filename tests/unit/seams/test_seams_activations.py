@@ -23,6 +23,7 @@ from simpletuner_gh200.seams.features.activations.refusals import refusal_here, 
 from simpletuner_gh200.seams.points.trainer import SEAMS
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.upstream.features import ON
+from tests.unit.model.saving import FixedRoom
 
 CPU = NullDriver("a test").capabilities(0)
 GPU = replace(CPU, mode="numa", name="a GPU")
@@ -230,6 +231,36 @@ def test_auto_keeps_what_is_faster(
     assert summary["gain"] == (-1.0 if slower == "with" else 0.5)
     assert went != slower
     assert f"activations {way}" in caplog.text
+
+
+def test_auto_without_checkpointing_decides_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other shapes did and however long ago: plain only where this shape is known to fit as it is."""
+    small, large = BATCH, {**BATCH, "noisy_latents": torch.ones(64, 8)}
+    monkeypatch.setattr(ActivationsFeature, "_against", lambda self, trainer: None)
+    trainer = Trainer()
+    plain = gradients(trainer, large)
+    with Run(trainer, activations="auto") as run:
+        engine = run.feature._engine
+        assert engine is not None
+        engine._room = hbm = FixedRoom(2048)
+
+        def moved(batch: dict[str, Any]) -> int:
+            before = engine.moved
+            run.step(batch)
+            return engine.moved - before
+
+        assert moved(small) > 0, "unknown: measured first"
+        assert [moved(small) for _ in range(80)] == [0] * 80
+        tensors = engine.tensors
+        moved(small)
+        assert engine.tensors == tensors, "left as SimpleTuner has it"
+        assert all(moved(large) > 0 for _ in range(20))
+        assert all(torch.equal(one, other) for one, other in zip(run.step(large), plain, strict=True))
+        assert moved(small) == 0
+        chosen = "moved to Grace for 1 of 2 shapes of batches: steps of the others fit into HBM"
+        assert run.feature.summary()["chosen"] == chosen
+        hbm.size = 0
+        assert moved(small) > 0, "there was room for it, and there is no more"
 
 
 def test_shapes_and_weights() -> None:

@@ -12,12 +12,16 @@ import torch
 
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
+from simpletuner_gh200.memory.ceilings import device_headroom
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.pool.pool import Share
+from simpletuner_gh200.model.host_pool import HostPool
 from simpletuner_gh200.seams.features.state import opening
 from simpletuner_gh200.seams.features.state.feature import StateFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.units import GIB
 from tests.unit.model.momentum import Momentum
 
 
@@ -162,6 +166,57 @@ def test_without_a_device_nothing_is_streamed_by_itself(no_gpu: None) -> None:
     step(run)
     step(run)
     assert feature.summary()["streaming"] == "taken in place: no device was measured"
+
+
+NONE = Share()
+
+
+class Counted:
+    """Torch's statistics of a device that is not here, and a driver that knows its size."""
+
+    allocated, peak, reserved, total = 30 * GIB, 50 * GIB, 60 * GIB, 96 * GIB
+
+    def memory_info(self, ordinal: int) -> tuple[int, int]:
+        return self.total - self.reserved, self.total
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda ordinal: self.allocated)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda ordinal: self.peak)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda ordinal: self.reserved)
+
+
+def budget(monkeypatch: pytest.MonkeyPatch, counted: Counted, in_grace: Share = NONE, **config: Any) -> int:
+    """What gpu_first gets with the state's pool on the device."""
+    run = trainer(**config)
+    feature = asked(run)
+    with monkeypatch.context() as patching:
+        feature.start(run)
+        feature.hooks_ready(run)
+        feature._budget = None
+        counted.install(patching)
+        patching.setattr(HostPool, "share", lambda pool: in_grace)
+        with detect.using(counted):  # type: ignore[arg-type]
+            step(run)
+    return int(feature.summary()["hbm_budget"]["bytes"])
+
+
+def test_gradients_outlive_a_step_unless_they_are_set_to_none(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted()
+    gone = budget(monkeypatch, counted, set_grads_to_none=True)
+    assert gone == counted.total - counted.peak - device_headroom(counted.total)
+    assert budget(monkeypatch, counted, set_grads_to_none=False) == gone - 48
+    assert budget(monkeypatch, counted) == gone - 48
+
+
+def test_an_idle_reserve_is_not_taken_off_what_training_needs(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted()
+    plain = budget(monkeypatch, counted)
+    counted.reserved += 16 * GIB  # of torch's, and none of the device's
+    monkeypatch.setattr(counted, "memory_info", lambda ordinal: (36 * GIB, counted.total))
+    assert budget(monkeypatch, counted, Share(reserved=16 * GIB)) == plain
+    counted.peak += 4 * GIB
+    counted.allocated += 4 * GIB
+    assert budget(monkeypatch, counted, Share(reserved=16 * GIB, allocated=4 * GIB)) == plain
 
 
 @pytest.mark.parametrize(

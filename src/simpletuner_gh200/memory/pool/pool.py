@@ -45,6 +45,19 @@ class PoolState:
     last_refusal: int = 0
 
 
+@dataclass(frozen=True)
+class Share:
+    """Of torch's statistics of a device, the bytes that are in Grace and not in HBM."""
+
+    reserved: int = 0
+    allocated: int = 0
+
+    @property
+    def idle(self) -> int:
+        """Held by torch and used by nobody: a reserve, and what state that is gone has left."""
+        return self.reserved - self.allocated
+
+
 def out_of_pool(size: int | None, state: PoolState, why: str) -> str:
     """What a person reads where the pool has no more; ``size``: what was asked for, where that is known."""
     what = "What is being loaded or made" if size is None else f"{format_bytes(size)} more of model state"
@@ -111,6 +124,7 @@ class GracePool:
         self._plugged = torch.cuda.memory.CUDAPluggableAllocator(
             str(self._allocator.path), "gh200_pool_alloc", "gh200_pool_free"
         )
+        self._pools: list[Any] = []
         self._pool = self._make()
 
     def _make(self, **options: Any) -> Any:
@@ -118,6 +132,7 @@ class GracePool:
 
         pool = torch.cuda.MemPool(self._plugged.allocator(), **options)
         _keep_forever(self._plugged, pool)
+        self._pools.append(pool)
         return pool
 
     @contextmanager
@@ -146,6 +161,14 @@ class GracePool:
 
     def state(self) -> PoolState:
         return self._allocator.state()
+
+    def share(self) -> Share:
+        """Its share, any reserve's included, of what torch says is reserved and allocated on the device."""
+        segments = [segment for pool in self._pools for segment in pool.snapshot()]
+        return Share(
+            reserved=sum(int(segment["total_size"]) for segment in segments),
+            allocated=sum(int(segment["allocated_size"]) for segment in segments),
+        )
 
     def reserve(self, size: int) -> Reserve:
         """Grace memory that torch may use where HBM has no more; counts against the pool's limit."""

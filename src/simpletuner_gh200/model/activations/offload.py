@@ -23,7 +23,7 @@ import torch
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.model.activations.arena import Arena
 from simpletuner_gh200.model.activations.link import Layout, Link
-from simpletuner_gh200.model.activations.policy import Rates
+from simpletuner_gh200.model.activations.policy import Mix, Rates
 from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, identities
 from simpletuner_gh200.model.activations.room import Room
 from simpletuner_gh200.model.activations.shape import Shape
@@ -33,9 +33,11 @@ from simpletuner_gh200.units import GIB
 logger = logging.getLogger("simpletuner_gh200")
 
 IN_FLIGHT = GIB
-"""Bytes whose copies to Grace may be under way; beyond it the oldest is waited for, on the device."""
+"""Bytes whose copies to Grace may be under way; beyond it the oldest is waited for, on the device.
+
+One larger tensor goes alone."""
 TOO_MANY = 3
-"""Copies that failed, after which nothing more is sent."""
+"""Copies to Grace that failed, after which nothing more is sent."""
 WHOLE = 2
 """A storage is copied whole unless it is so many times larger than the view."""
 ALIGNED = 512
@@ -68,7 +70,7 @@ class Offloader:
         self._in_flight = in_flight
         self._chosen = chosen
         self._under_way: deque[Saved] = deque()
-        self._sending = 0
+        self._sending = self._unsent = 0
         self._weights = Weights(())
         self._previous: Step | None = None
         self._none: dict[torch.dtype, torch.Tensor] = {}
@@ -112,10 +114,17 @@ class Offloader:
             self._release_oldest()
         step, self._previous = self._previous, None
         if step is not None:
-            if step.measuring:
-                self._room.end()
             step.learn()
             self.surprises += step.surprised
+
+    def mix_now(self, shape: Hashable) -> Mix | None:
+        """What a step of this shape would do in the room that there is now; None: it was never measured."""
+        self.finish()
+        known = self.shapes.get(shape)
+        if known is None:
+            return None
+        self._choose(shape, known)
+        return known.mix
 
     def _choose(self, key: Hashable, shape: Shape) -> None:
         if not shape.measured:
@@ -131,15 +140,21 @@ class Offloader:
         ``options`` are checkpointing's own keywords, ``rest`` the function's.
         """
         step = self.step_now
-        if step is None or "context_fn" in options:
+        if step is None or step.recomputing:
             return original(function, *args, **options, **rest)
+        if "context_fn" in options:
+            with step.inside_recomputed():
+                return original(function, *args, **options, **rest)
         if step.block is not None:
             return function(*args, **rest)
         recompute = step.recomputes_next(self._arena.room())
         needed = sum(part.nbytes for part in args if isinstance(part, torch.Tensor) and part.requires_grad)
         began = step.begin_block(needed, recomputed=recompute)
         try:
-            return original(function, *args, **options, **rest) if recompute else function(*args, **rest)
+            if not recompute:
+                return function(*args, **rest)
+            with step.inside_recomputed():
+                return original(function, *args, **options, **rest)
         finally:
             step.end_block(began)
 
@@ -190,7 +205,7 @@ class Offloader:
 
     def _send(self, saved: Saved, address: int) -> bool:
         """Queue the copy to Grace. False: the tensor stays where it is."""
-        if self.failed >= TOO_MANY or saved.size > self._in_flight:
+        if self._unsent >= TOO_MANY:
             return False
         while self._under_way and self._sending + saved.size > self._in_flight:
             self._release_oldest()
@@ -201,7 +216,7 @@ class Offloader:
         try:
             ticket = self._link.send(address, place[1], saved.size)
         except (MemoryRoomError, RuntimeError) as refused:
-            self._failed("to Grace", refused)  # the place is not used again: a copy may still write there
+            self._send_failed(refused)  # the place is not used again: a copy may still write there
             return False
         saved.place = place
         self.moved += saved.size
@@ -222,7 +237,7 @@ class Offloader:
                 if oldest.departure is not None and not self._link.done(oldest.departure):
                     return
             except MemoryRoomError as refused:
-                self._failed("to Grace", refused)
+                self._send_failed(refused)
                 return
             oldest.departure = None
             self._release_oldest()
@@ -256,6 +271,8 @@ class Offloader:
             return saved
         if saved.witness._version != saved.version:
             raise _changed(saved.layout[0], saved.layout[1], saved.version, saved.witness._version)
+        if saved.step.measuring:
+            self._read_needs_after_backward(saved.step)
         for later in saved.step.ask(saved):
             self._bring(later)
         layout = handle[1]
@@ -272,6 +289,13 @@ class Offloader:
             return there
         dtype, shape, stride = layout
         return torch.as_strided(there if dtype is saved.layout[0] else there.view(dtype), shape, stride, offset)
+
+    def _read_needs_after_backward(self, step: Step) -> None:
+        """Once for each backward pass: what an optimizer step or a validation takes later is no need of this one's."""
+        task = torch._C._current_graph_task_id()
+        if task >= 0 and task not in step.backward_passes:
+            step.backward_passes.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(self._room.end)
 
     def _here(self, saved: Saved) -> torch.Tensor:
         """Its bytes on the device, and the current stream behind their arrival."""
@@ -319,8 +343,13 @@ class Offloader:
         self.failed += 1
         if self.failed == 1:
             logger.warning("gh200: a saved tensor could not be copied %s: %s (said once)", where, str(refused))
-        if self.failed == TOO_MANY:
-            logger.warning("gh200: activations stay in HBM from here on: %d copies failed", self.failed)
+
+    def _send_failed(self, refused: Exception) -> None:
+        """One that can't be fetched ahead is fetched when it is needed; one that can't be sent fills HBM."""
+        self._failed("to Grace", refused)
+        self._unsent += 1
+        if self._unsent == TOO_MANY:
+            logger.warning("gh200: activations stay in HBM from here on: %d copies to Grace failed", self._unsent)
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ class Room(Protocol):
         """A step begins whose needs are to be learned: all that it saves leaves the device."""
 
     def end(self) -> None:
-        """That step is over."""
+        """A backward pass of that step is over, and nothing came after it. There may be more than one."""
 
     def bytes(self) -> int:
         """For the step that begins now."""
@@ -47,11 +47,14 @@ class DeviceRoom:
         device: torch.device,
         reserve: int,
         trained: Callable[[], Iterable[torch.Tensor]],
+        idle_in_grace: Callable[[], int] = lambda: 0,
     ) -> None:
+        """``idle_in_grace``: what torch counts as cached on the device without its being HBM."""
         self._driver = driver
         self._device = device
         self._reserve = reserve
         self._trained = trained
+        self._idle_in_grace = idle_in_grace
         self._before = 0
         self._needs = 0
 
@@ -65,6 +68,7 @@ class DeviceRoom:
     def bytes(self) -> int:
         free, total = self._driver.memory_info(self._device.index or 0)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        cached = max(cached - self._idle_in_grace(), 0)
         return activations_room(free + cached + self._gradients(), total, self._needs, self._reserve)
 
     def _lasting(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.model.activations.order import LearnedOrder, LookAhead
@@ -70,12 +71,17 @@ class Step:
         self._ahead: LookAhead | None = None
         self.surprised = self.complete = False
         self.measuring = shape.mix is None
+        self.backward_passes: set[int] = set()
+        """Whose end is waited for, to see what the step has needed; reentrant checkpoints have passes of their own."""
         self.measured: list[Measured] = []
         self._marks: list[tuple[Measured, Any, Any]] = []
         self._began: Any = link.mark() if self.measuring else None
         self._ended: Any = None
         self.block: int | None = None
         """The block that runs now, counted from 0."""
+        self.recomputing = False
+        """Inside a block that checkpointing runs once more in backward, outside of any step: then as now, a checkpoint
+        in it is checkpointing's own, or the two runs would differ in what they save."""
         self.blocks = self._others = self._largest = 0
 
     # -- forward -----------------------------------------------------------------------------------------
@@ -127,6 +133,14 @@ class Step:
             part = next(part for part in reversed(self.measured) if part.inside)
             self._marks.append((part, began, self._link.mark()))
             self._largest = max(self._largest, part.saved)
+
+    @contextmanager
+    def inside_recomputed(self) -> Iterator[None]:
+        self.recomputing = True
+        try:
+            yield
+        finally:
+            self.recomputing = False
 
     def end_forward(self, *, complete: bool) -> None:
         self.complete = complete

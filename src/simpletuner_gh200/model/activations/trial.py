@@ -1,4 +1,6 @@
-"""``auto``: a few steps with and a few without, and what was faster stays. Pure; times are handed in.
+"""``auto`` against checkpointing: a few steps with and a few without, and what was faster stays.
+
+Pure; times are handed in.
 
 Steps of different shapes are never compared: each shape has its own times, and its vote counts by how often it came.
 The two ways take turns, so that what slows the machine for a while slows both.
@@ -42,10 +44,6 @@ class Trial:
         if self.verdict is not None:
             return self.verdict.way
         return "with" if (self._steps // TURN) % 2 == 0 else "without"
-
-    def settle(self, way: Way, why: str) -> None:
-        """Something other than speed decides."""
-        self.verdict = Verdict(way, None, why)
 
     def took(self, shape: Hashable, seconds: float, *, counts: bool = True) -> None:
         """The step just gone, in the way that ``way`` said. ``counts``: false for one that was still learning."""

@@ -42,6 +42,9 @@ class ActivationsFeature(Feature):
         self._maker: SlabMaker | None = None
         self._rates: Rates | None = None
         self._trial: Trial | None = None
+        """Of ``auto`` against checkpointing, which fits into HBM whatever the trial says."""
+        self._where_needed = False
+        """``auto`` without checkpointing: no comparison, only shapes that fit into HBM and ones that don't."""
         self._patches = Patches()
         self._checkpointing = False
         self._last: tuple[Hashable, float, bool] | None = None
@@ -82,8 +85,10 @@ class ActivationsFeature(Feature):
     def before_train(self, trainer: Any) -> None:
         """Models and optimizer are in place: measure what is left, make the engine, stand beside checkpointing."""
         self._engine = self._make(trainer)
-        self._trial = Trial() if self._settings.activations == "auto" else None
         self._checkpointing = bool(getattr(trainer.config, "gradient_checkpointing", False))
+        auto = self._settings.activations == "auto"
+        self._where_needed = auto and not self._checkpointing
+        self._trial = Trial() if auto and self._checkpointing else None
         self._switch_checkpointing()
 
     def _make(self, trainer: Any) -> Offloader:
@@ -100,7 +105,7 @@ class ActivationsFeature(Feature):
         room: Room = NoRoom()
         if device.type == "cuda":
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
-            room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer))
+            room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer), self._idle_in_grace)
             self._rates = self._measure(link)
         logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
         return Offloader(
@@ -112,6 +117,9 @@ class ActivationsFeature(Feature):
             grace_limit=allowed.size,
             chosen=self._chosen,
         )
+
+    def _idle_in_grace(self) -> int:
+        return sum(feature.idle_in_grace() for feature in self.runtime.features_on)
 
     @staticmethod
     def _link(device: Any) -> Link:
@@ -154,11 +162,18 @@ class ActivationsFeature(Feature):
             return nullcontext()
         shape = shape_of(batch)
         self._took(shape)
-        if self._trial is not None and self._trial.way() == "without":
+        if self._goes_without(engine, shape):
             engine.finish()
             return nullcontext()
         inputs = [tensor for _name, tensor in tensors_of(batch)]
         return engine.step(shape, lambda: weights_of(trainer, trainer.model, trainer.accelerator), inputs)
+
+    def _goes_without(self, engine: Offloader, shape: Hashable) -> bool:
+        """Is this step left as SimpleTuner has it? Without checkpointing never before its own shape is known to fit."""
+        if self._where_needed:
+            mix = engine.mix_now(shape)
+            return mix is not None and not mix.offloaded
+        return self._trial is not None and self._trial.way() == "without"
 
     def _took(self, shape: Hashable) -> None:
         """From one forward pass to the next is a step; ``auto`` compares their times."""
@@ -170,8 +185,6 @@ class ActivationsFeature(Feature):
             before, started, counts = self._last
             self._trial.took(before, now - started, counts=counts)
         known = self._engine.shapes.get(shape)
-        if known is not None and known.mix is not None and known.mix.offloaded and not self._checkpointing:
-            self._trial.settle("with", "without it, and without checkpointing, a step does not fit into HBM")
         self._last = (shape, now, known is not None and known.known)
         verdict = self._trial.verdict
         if verdict is not None:
@@ -219,6 +232,13 @@ class ActivationsFeature(Feature):
 
     def _verdict(self) -> str:
         """What was chosen and what it gained or lost, in a sentence."""
+        if self._where_needed:
+            assert self._engine is not None
+            known = [shape.mix for shape in self._engine.shapes.values() if shape.mix is not None]
+            if not known:
+                return "still measuring"
+            moved = sum(bool(mix.offloaded) for mix in known)
+            return f"moved to Grace for {moved} of {len(known)} shapes of batches: steps of the others fit into HBM"
         if self._trial is None:
             where = "Grace" if self._rates is not None else "CPU memory, standing in for Grace"
             return f"in {where}, as asked"

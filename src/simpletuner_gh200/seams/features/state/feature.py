@@ -21,6 +21,7 @@ from simpletuner_gh200.seams.features.state.opening import (
     check,
     no_streaming,
     open_pool,
+    outliving_gradients,
     trained_bytes,
     unavailable,
 )
@@ -210,22 +211,27 @@ class StateFeature(Feature):
 
         assert self._opened is not None
         assert self._keeper is not None
-        ordinal, held = self._opened.ordinal, self._opened.pool.state().held
+        ordinal, in_grace = self._opened.ordinal, self._opened.pool.share()
         free, total = detect.current().memory_info(ordinal)
-        of_torch = max(torch.cuda.memory_reserved(ordinal) - held, 0)
-        at_once = sum(trained_bytes(caught.optimizer.param_groups) for caught in self._optimizers)
+        of_torch = max(torch.cuda.memory_reserved(ordinal) - in_grace.reserved, 0)
+        groups = [group for caught in self._optimizers for group in caught.optimizer.param_groups]
+        at_once = trained_bytes(groups)
         shadows = self._shadow.temporaries if self._shadow is not None else 0
         allowed = automatic_budget(
             total=total,
             elsewhere=max(total - free - of_torch, 0),
-            peak=max(torch.cuda.max_memory_allocated(ordinal) - held, 0),
-            at_step=max(torch.cuda.memory_allocated(ordinal) - held, 0) + max(at_once, shadows),
+            peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated, 0),
+            at_step=max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0) + max(at_once, shadows),
+            outliving=outliving_gradients(self.runtime.trainer, groups),
         )
         self._keeper.placement = replace(self._keeper.placement, budget=allowed.size)
         self._budget = allowed.why
         logger.info("gh200: up to %s of optimizer state stays in HBM (%s)", format_bytes(allowed.size), allowed.why)
         for caught in self._optimizers:
             caught.promote()
+
+    def idle_in_grace(self) -> int:
+        return self._opened.pool.share().idle if self._opened is not None else 0
 
     def _streaming_of(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
         """Decided when there is state in the pool, which is after the first step or the resume."""

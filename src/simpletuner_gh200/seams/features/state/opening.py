@@ -144,6 +144,14 @@ def trained_bytes(groups: Iterable[dict[str, Any]]) -> int:
     return sum(int(parameter.numel() * parameter.element_size()) for parameter in parameters)
 
 
+def outliving_gradients(trainer: Any, groups: Iterable[dict[str, Any]]) -> int:
+    """Bytes of gradients that are zeroed after a step, not let go, and so are there in the next forward pass."""
+    if getattr(trainer.config, "set_grads_to_none", False):
+        return 0
+    gradients = (parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None)
+    return sum(int(gradient.nbytes) for gradient in gradients)
+
+
 def unavailable(reason: str) -> FeatureUnavailable:
     return FeatureUnavailable(
         f"gh200_optimizations.use_uvm can't work here: {reason}", remedy="set use_uvm to false, or remove the key"
