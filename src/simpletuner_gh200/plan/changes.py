@@ -119,6 +119,14 @@ def options(facts: RunFacts, situation: Situation) -> Iterator[Option]:
             {"train_batch_size": half, "gradient_accumulation_steps": windows},
             replace(facts, batch=half, accumulation=windows),
         )
+    if facts.full and not facts.drops_gradients:
+        # Not exact: an optimizer still decays a parameter, and moves it by its momentum, where the gradient is zero.
+        yield Option(
+            "gradients dropped between steps: the same unless a parameter goes without one in some step",
+            {"set_grads_to_none": True},
+            replace(facts, drops_gradients=True),
+            exact=False,
+        )
     if facts.full and facts.optimizer != "ao-adamw8bit":
         yield Option(
             "8-bit optimizer state: other rounding",

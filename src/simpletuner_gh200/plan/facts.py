@@ -35,6 +35,8 @@ class RunFacts:
     batch: int = 1
     accumulation: int = 1
     """Micro-batches of the largest window."""
+    drops_gradients: bool = False
+    """Are gradients freed after each optimizer step? SimpleTuner's default fills them with zeros and keeps them."""
     ranks: int = 1
     sharded: bool = False
     checkpointing: bool = True
@@ -58,6 +60,11 @@ class RunFacts:
     @property
     def bytes_per_weight(self) -> int:
         return ELEMENT[self.weights]
+
+    @property
+    def gradients_outlive(self) -> bool:
+        """Are gradients of an earlier micro-batch or step there during a forward pass?"""
+        return self.accumulation > 1 or not self.drops_gradients
 
     @property
     def quantised(self) -> float | None:
@@ -88,6 +95,7 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         optimizer=str(values.get("optimizer") or "adamw_bf16"),
         batch=_whole(values.get("train_batch_size"), 4),
         accumulation=_accumulation(settings.part(RampSettings), values, count),
+        drops_gradients=truth(values.get("set_grads_to_none")) or truth(values.get("ramtorch")),
         ranks=count,
         sharded=truth(values.get("fsdp_enable")),
         checkpointing=truth(values.get("gradient_checkpointing"), default=True)

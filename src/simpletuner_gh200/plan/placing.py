@@ -109,7 +109,7 @@ def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace
     """Which blocks' saved tensors go to Grace; None where that is off, or saves nothing."""
     if facts.activations == "off" or machine.one_pool or not step.blocks:
         return None
-    resident = step.weights + step.gradients * (facts.accumulation > 1)
+    resident = step.weights + step.gradients * facts.gradients_outlive
     resident += 0 if facts.state_in_grace else state.bytes
     others = step.transient - sum(block.saved for block in step.blocks)
     room = machine.hbm - resident - max(others, 0) - device_headroom(machine.hbm)

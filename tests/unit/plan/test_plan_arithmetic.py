@@ -73,7 +73,7 @@ MUTATIONS = [
         {("ema", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
     ),
     ("a larger batch", {"batch": 2}, {("activations", "hbm")}),
-    ("accumulation", {"accumulation": 4}, {("activations", "hbm")}),
+    ("gradients dropped between steps", {"drops_gradients": True}, {("activations", "hbm")}),
     ("no checkpointing", {"checkpointing": False}, {("activations", "hbm")}),
     (
         "state in Grace",
@@ -113,12 +113,14 @@ def test_how_far_they_move():
     assert away["optimizer", "grace"] == -away["optimizer", "hbm"] == 60 * BILLION
 
 
-def test_gradients_of_earlier_micro_batches_are_there_in_the_next_forward_pass():
+def test_gradients_are_there_in_the_next_forward_pass_unless_a_step_drops_them():
     plain = facts(checkpointing=False)
-    alone = place(plain, sizes(), MACHINE).step
-    window = place(replace(plain, accumulation=2), sizes(), MACHINE).step
+    kept = place(plain, sizes(), MACHINE).step
+    dropped = place(replace(plain, drops_gradients=True), sizes(), MACHINE).step
+    window = place(replace(plain, drops_gradients=True, accumulation=2), sizes(), MACHINE).step
     saved = BLOCKS * 2 * GIB
-    assert alone.gradients + alone.transient == saved, "as gradients come, what was saved goes"
+    assert kept.gradients + kept.transient == saved + 20 * BILLION, "zeros take as much room as gradients"
+    assert dropped.gradients + dropped.transient == saved, "as gradients come, what was saved goes"
     assert window.gradients + window.transient == saved + 20 * BILLION
 
 
@@ -245,7 +247,8 @@ def test_a_change_says_what_it_does():
         after = facts()
         for key, value in change.settings.items():
             name = {"gh200_optimizations.use_uvm": "state_in_grace", "gradient_checkpointing": "checkpointing"}.get(key)
-            name = name or {"gh200_optimizations.activations": "activations", "optimizer": "optimizer"}[key]
+            name = name or {"set_grads_to_none": "drops_gradients", "optimizer": "optimizer"}.get(key)
+            name = name or {"gh200_optimizations.activations": "activations"}[key]
             after = replace(after, **{name: value})
         assert evaluate(after, situation()).fits == change.fits, change.what
 

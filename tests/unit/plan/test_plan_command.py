@@ -115,7 +115,7 @@ def test_the_simulator_grows_windows_with_the_ramp_and_meets_the_same_walls(conf
     assert "OUT_OF_MEMORY" in end["events"][-1]
     ramp = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 1, "target_effective_batch_size": 4}
     block = {"use_uvm": True, "uvm_access_pattern": "cpu_first", **ramp, "batch_rampup_steps": 4}
-    training_of(config, gh200_optimizations=block)
+    training_of(config, gh200_optimizations=block, set_grads_to_none=True)
     told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 6, "--json"))
     moments = told["simulation"]
     assert len(moments) == 6
@@ -125,6 +125,9 @@ def test_the_simulator_grows_windows_with_the_ramp_and_meets_the_same_walls(conf
     state = [event for moment in moments for event in moment["events"] if "optimizer state" in event]
     assert state == ["optimizer state: 66.5 GiB in Grace"]
     assert moments[-1]["hbm_peak"] > moments[0]["hbm_peak"], "gradients stay while a window is gathered"
+    training_of(config, set_grads_to_none=False)
+    kept = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 2, "--json"))["simulation"]
+    assert kept[-1]["hbm"] - moments[-1]["hbm"] > 22 * GIB, "SimpleTuner's default keeps them between steps"
 
 
 def test_a_simulated_device_refuses_what_it_does_not_have():
@@ -251,6 +254,8 @@ def test_facts_are_read_as_simpletuner_would(config):
     facts = read_facts(training_of(config, use_ema=True, ema_device="accelerator", gradient_accumulation_steps=2))
     assert (facts.full, facts.weights, facts.accumulation, facts.checkpointing) == (True, "bf16", 2, True)
     assert facts.ema_on_device
+    assert not facts.drops_gradients
+    assert read_facts(training_of(config, set_grads_to_none=True)).drops_gradients
     facts = read_facts(training_of(config, model_type="lora", mixed_precision="no", base_model_precision="int8-quanto"))
     assert (facts.full, facts.weights) == (False, "fp32")
     assert facts.quantised == pytest.approx(1.03)
