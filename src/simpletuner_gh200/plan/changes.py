@@ -111,13 +111,14 @@ def options(facts: RunFacts, situation: Situation) -> Iterator[Option]:
     ):
         fewer = replace(facts, checkpoints=1)
         yield Option("one checkpoint kept", {"checkpoints_total_limit": 1}, fewer)
-    if facts.batch > 1:
-        half = facts.batch // 2
-        windows = facts.accumulation * facts.batch // half
+    if facts.batch > 1 and not facts.ramped:  # a ramp decides about accumulation itself
+        smaller = _largest_part(facts.batch)
+        windows = facts.accumulation * facts.batch // smaller
         yield Option(
-            "half the micro-batch, twice the accumulation",
-            {"train_batch_size": half, "gradient_accumulation_steps": windows},
-            replace(facts, batch=half, accumulation=windows),
+            "a smaller micro-batch, as much more accumulation: other buckets and rounding",
+            {"train_batch_size": smaller, "gradient_accumulation_steps": windows},
+            replace(facts, batch=smaller, accumulation=windows),
+            exact=False,
         )
     if facts.full and not facts.drops_gradients:
         # Not exact: an optimizer still decays a parameter, and moves it by its momentum, where the gradient is zero.
@@ -141,6 +142,11 @@ def options(facts: RunFacts, situation: Situation) -> Iterator[Option]:
             replace(facts, base_precision="int8-quanto"),
             exact=False,
         )
+
+
+def _largest_part(batch: int) -> int:
+    """The largest proper divisor, so that no sample of an optimizer step is lost."""
+    return next(part for part in range(batch // 2, 0, -1) if batch % part == 0)
 
 
 def _places(facts: RunFacts, situation: Situation) -> Iterator[Option]:

@@ -35,6 +35,8 @@ class RunFacts:
     batch: int = 1
     accumulation: int = 1
     """Micro-batches of the largest window."""
+    ramped: bool = False
+    """Does the batch ramp decide about accumulation?"""
     drops_gradients: bool = False
     """Are gradients freed after each optimizer step? SimpleTuner's default fills them with zeros and keeps them."""
     ranks: int = 1
@@ -81,6 +83,7 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
     values = training.values
     options = {key: value for key, value in values.items() if key not in (*TRAINING_BLOCKS, "datasets")}
     caches = settings.part(CacheSettings)
+    ramp = settings.part(RampSettings)
     state = settings.part(StateSettings)
     kept = settings.part(ActivationSettings)
     precision = str(values.get("base_model_precision") or "no_change")
@@ -94,7 +97,8 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         base_precision=precision,
         optimizer=str(values.get("optimizer") or "adamw_bf16"),
         batch=_whole(values.get("train_batch_size"), 4),
-        accumulation=_accumulation(settings.part(RampSettings), values, count),
+        accumulation=_accumulation(ramp, values, count),
+        ramped=ramp.enable_batch_size_rampup,
         drops_gradients=truth(values.get("set_grads_to_none")) or truth(values.get("ramtorch")),
         ranks=count,
         sharded=truth(values.get("fsdp_enable")),

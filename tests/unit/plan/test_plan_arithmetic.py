@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simpletuner_gh200.model.optimizer_table import optimizers
-from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest
+from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest, options
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.placing import FRAGMENTS, Constants, place
 from simpletuner_gh200.plan.rows import PHASES, Table
@@ -260,6 +260,17 @@ def test_the_fastest_setting_of_a_run_that_fits():
     assert best.settings["gradient_checkpointing"] is False
     assert best.cost < 0
     assert fastest(changes(facts(checkpointing=False), roomy)) is None
+
+
+@pytest.mark.parametrize(("batch", "smaller"), [(2, 1), (5, 1), (6, 3), (9, 3)])
+def test_a_smaller_micro_batch_keeps_every_sample_and_is_not_called_exact(batch, smaller):
+    run = facts(batch=batch, accumulation=2)
+    (found,) = (option for option in options(run, situation()) if "train_batch_size" in option.settings)
+    assert found.settings["train_batch_size"] == smaller
+    assert found.settings["gradient_accumulation_steps"] * smaller == 2 * batch
+    assert not found.exact
+    ramped = options(replace(run, ramped=True), situation())
+    assert not [option for option in ramped if "train_batch_size" in option.settings], "accumulation is the ramp's"
 
 
 def test_a_single_pool_is_never_told_to_move_bytes():

@@ -263,6 +263,7 @@ def test_facts_are_read_as_simpletuner_would(config):
     block = {"enable_batch_size_rampup": True, **ramp, "activations": "auto"}
     facts = read_facts(training_of(config, train_batch_size=2, gh200_optimizations=block), ranks=2)
     assert (facts.accumulation, facts.ranks, facts.activations) == (4, 2, "auto")
+    assert facts.ramped
 
 
 def test_the_same_question_has_the_same_key_and_another_has_another(private_cache):
