@@ -58,6 +58,8 @@ class RunFacts:
     validates: bool = False
     vae_batch: int = 1
     checkpoints: int = 1
+    elsewhere: frozenset[str] = frozenset()
+    """Rows whose bytes SimpleTuner or an engine of its may keep in another place than we count them."""
 
     @property
     def bytes_per_weight(self) -> int:
@@ -119,7 +121,32 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         validates=not truth(values.get("validation_disable")),
         vae_batch=_whole(values.get("vae_batch_size"), 4),
         checkpoints=_whole(values.get("checkpoints_total_limit"), 5),
+        elsewhere=_elsewhere(values),
     )
+
+
+_MOVED_BY: Mapping[str, tuple[str, ...]] = {
+    "deepspeed_config": ("weights", "gradients", "optimizer"),
+    "fsdp_cpu_offload": ("weights", "gradients", "optimizer"),
+    "ramtorch": ("weights", "gradients", "optimizer"),
+    "ramtorch_text_encoder": ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"),
+    "ramtorch_vae": ("vae",),
+    "optimizer_cpu_offload_method": ("gradients", "optimizer"),
+    "optimizer_release_gradients": ("gradients",),
+    "musubi_blocks_to_swap": ("weights", "gradients"),
+    "enable_group_offload": ("weights", "gradients", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"),
+    "gradient_checkpointing_offload_attention": ("activations",),
+}
+"""SimpleTuner's switches, and what each keeps out of HBM, or frees early, in a measure that we do not know."""
+
+
+def _elsewhere(values: Mapping[str, Any]) -> frozenset[str]:
+    found = {row for key, rows in _MOVED_BY.items() if truth(values.get(key)) for row in rows}
+    if str(values.get("optimizer") or "").endswith("-paged"):
+        found.add("optimizer")  # its pages leave HBM under pressure
+    if str(values.get("gradient_checkpointing_backend") or "").startswith("unsloth"):
+        found.add("activations")
+    return frozenset(found)
 
 
 def _weights(values: Mapping[str, Any]) -> Weights:

@@ -74,8 +74,15 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
         rows.append(Row("context", "hbm", None, constants.context, context, constants.context_note))
     torchs = step.weights + step.gradients + step.transient + here
     rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
-    placed = table(row for row in rows if row.phase != "validate" or facts.validates)
+    placed = table(_doubted(row, facts) for row in rows if row.phase != "validate" or facts.validates)
     return Placed(placed.in_one_pool() if machine.one_pool else placed, step, state, here, there, mix)
+
+
+def _doubted(row: Row, facts: RunFacts) -> Row:
+    """What others may keep elsewhere is a guess, so that no refusal rests on it."""
+    if row.pool == "disk" or row.what not in facts.elsewhere:
+        return row
+    return replace(row, source="assumed", note=row.note or "another setting may keep it elsewhere")
 
 
 def _shard(facts: RunFacts, step: Step) -> Step:

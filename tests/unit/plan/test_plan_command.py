@@ -163,6 +163,32 @@ def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(confi
     assert quick.check_fit(training, driver=SimulatedDriver(nothing), root=host) is not None
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        {"deepspeed_config": "zero3.json"},
+        {"fsdp_cpu_offload": True},
+        {"ramtorch": True},
+        {"optimizer_cpu_offload_method": "torchao"},
+        {"optimizer": "bnb-adamw-paged"},
+        {"musubi_blocks_to_swap": 20, "optimizer_release_gradients": True},
+        {"enable_group_offload": True},
+    ],
+    ids=lambda moved: next(iter(moved)),
+)
+def test_no_refusal_rests_on_what_another_setting_keeps_elsewhere(config, moved):
+    tight = replace(MACHINES["gh200-96"], hbm=80 * 10**9)
+    assert make_plan(training_of(config), tight, trace=False).evaluated.certain_overflow["hbm"] > 0
+    plan = make_plan(training_of(config, **moved), tight, trace=False)
+    assert "hbm" not in plan.evaluated.certain_overflow
+    assert not plan.fits, "it may still be close"
+
+
+def test_a_switch_that_is_off_moves_nothing(config):
+    off = {"optimizer_cpu_offload_method": "none", "ramtorch": False, "musubi_blocks_to_swap": 0, "deepspeed_config": None}
+    assert read_facts(training_of(config, **off)).elsewhere == frozenset()
+
+
 def test_settings_are_chosen_so_that_they_fit():
     chosen = quick.advised(FLUX, MACHINES["gh200-96"])
     assert chosen["gh200_optimizations"]["use_uvm"] is True
