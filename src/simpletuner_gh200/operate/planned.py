@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.files import Located
-from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.config.training import Training, read_training
+from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.plan import calibration, quick
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
@@ -20,6 +20,15 @@ _NOT_TORCHS = ("context", "fragmentation")
 def check(located: Located, flags: Sequence[str], *, keep: bool) -> list[str]:
     """Raises where the run can't fit; leaves the plan beside a run that has a feature of ours on. Returns notices."""
     training = read_training(located, os.environ, flags=flags)
+    try:
+        return _check(training, keep=keep)
+    except GH200Error:
+        raise
+    except Exception as mistake:  # noqa: BLE001 - whatever is wrong with the plan, the run may be right
+        return [f"`gh200 plan` failed, and the run starts without it: {type(mistake).__name__}: {mistake}"]
+
+
+def _check(training: Training, *, keep: bool) -> list[str]:
     plan = quick.check_fit(training)
     if plan is None:
         return []

@@ -55,6 +55,16 @@ def test_what_cannot_fit_is_refused_before_it_starts(located):
         assert planned.check(located, [], keep=True) == [], "somebody tries it out"
 
 
+def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
+    def mistaken(*_arguments: object) -> None:
+        raise ZeroDivisionError("of the plan")
+
+    monkeypatch.setattr(quick, "quick_plan", mistaken)
+    with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
+        (notice,) = planned.check(located, [], keep=True)
+    assert "ZeroDivisionError: of the plan" in notice
+
+
 def test_a_plan_is_left_only_beside_a_run_that_has_a_feature_of_ours(located, tmp_path):
     with detect.using(NullDriver("no GPU here")):
         planned.check(located, [], keep=True)

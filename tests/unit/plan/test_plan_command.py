@@ -25,7 +25,7 @@ from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.plan.rows import PHASES, POOLS
-from simpletuner_gh200.plan.shapes import Shape, shapes_of
+from simpletuner_gh200.plan.shapes import Shape, read_data, shapes_of
 from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.units import GIB
 
@@ -185,7 +185,12 @@ def test_no_refusal_rests_on_what_another_setting_keeps_elsewhere(config, moved)
 
 
 def test_a_switch_that_is_off_moves_nothing(config):
-    off = {"optimizer_cpu_offload_method": "none", "ramtorch": False, "musubi_blocks_to_swap": 0, "deepspeed_config": None}
+    off = {
+        "optimizer_cpu_offload_method": "none",
+        "ramtorch": False,
+        "musubi_blocks_to_swap": 0,
+        "deepspeed_config": None,
+    }
     assert read_facts(training_of(config, **off)).elsewhere == frozenset()
 
 
@@ -239,6 +244,35 @@ def test_parameters_are_counted_from_headers_alone(tmp_path):
         "vae": (49, "measured", "vae"),
         "text_encoder": (0, "computed", "encoder"),
     }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        b"\x10",
+        struct.pack("<Q", 99) + b'{"x": {"dty',
+        struct.pack("<Q", 9) + b'{"x": {}}',
+    ],
+    ids=["pointer", "nothing", "truncated", "no-dtype"],
+)
+def test_weights_that_cannot_be_read_are_not_here(tmp_path, content):
+    safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
+    (tmp_path / "transformer" / "a-00002-of-00002.safetensors").write_bytes(content)
+    (tmp_path / "transformer" / "config.json").write_text('{"num_layers": 2}')
+    part = read_components(str(tmp_path), "flux", {})["transformer"]
+    assert (part.parameters, part.source, part.note) == (0, "computed", "its weights are not here")
+
+
+def test_a_link_that_leads_nowhere_is_not_counted(config, tmp_path):
+    data, cache = tmp_path / "data", tmp_path / "vae"
+    for folder in (data, cache):
+        folder.mkdir()
+        (folder / "here.png").write_bytes(b"12345")
+        (folder / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    entry = {"id": "x", "type": "local", "instance_data_dir": str(data), "cache_dir_vae": str(cache)}
+    found = read_data(training_of(config, datasets=[entry]), latent_bytes=1, embed_bytes=1)
+    assert (found.samples, found.latents) == (1, 5)
 
 
 def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path):
