@@ -14,7 +14,8 @@ from simpletuner_gh200.plan import calibration, quick
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
 
-_NOT_TORCHS = ("context", "fragmentation")
+_OURS = (("optimizer", "grace"), ("ema", "grace"), ("embeds", "hbm"))
+"""Rows of a plan that make the difference between a device and torch's account of it more than a context."""
 
 
 def check(located: Located, flags: Sequence[str], *, keep: bool) -> list[str]:
@@ -61,24 +62,23 @@ def compared(run: Recorded) -> list[tuple[str, str, str, str]]:
 
 
 def learn(config: Mapping[str, Any]) -> None:
-    """After a run: what its device held beyond torch's planned bytes is this machine's context from now on."""
+    """After a run: what its device held beyond what torch reserved is this machine's context from now on.
+
+    Nothing is learned where we had memory of our own on the device, or torch reserved some in Grace.
+    """
     output = Path(str(config.get("output_dir") or ""))
     plan = quick.kept(output)
-    if plan is None:
+    if plan is None or any((row["what"], row["pool"]) in _OURS for row in plan["bytes"]):
         return
     try:
         run = read_run(output)
     except UsageError:
         return
-    used = [int(value) for _step_number, value in run.series("device/used")]
-    torchs = sum(row["bytes"] for row in plan["bytes"] if _torch_in_training(row))
-    found = calibration.learned_context(torchs, max(used)) if used and torchs else None
+    reserved = dict(run.series("device/reserved"))
+    moments = [(int(used), int(reserved[n])) for n, used in run.series("device/used") if n in reserved]
+    found = calibration.learned_context(moments)
     if found is not None:
         calibration.remember(found, output.name)
-
-
-def _torch_in_training(row: Mapping[str, Any]) -> bool:
-    return row["pool"] == "hbm" and row["phase"] in (None, "train") and row["what"] not in _NOT_TORCHS
 
 
 def _held(plan: Mapping[str, Any], pool: str) -> int:

@@ -39,7 +39,6 @@ class Constants:
 
     context: int = 3 * GIB // 2
     context_note: str = "CUDA context, cuBLAS and cuDNN workspaces: 0.5 to 2.5 GiB"
-    context_measured: bool = False
     process: int = 6 * GIB
     process_note: str = "Python, torch and SimpleTuner: 4 to 10 GiB"
 
@@ -62,7 +61,7 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
     state = optimizer_state(facts, step.trained)
     grace_left = _grace_for_model(facts, sizes, machine, constants)
     mix = _mix(facts, step, state, machine, grace_left)
-    here, there = _divide_state(facts, step, state, machine, mix)
+    here, there = _divide_state(facts, step, state, machine, mix, constants.context)
     rows = [
         *_model(facts, step, state, here, there, mix),
         *_other_models(facts, sizes),
@@ -70,8 +69,7 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
         *_disk(facts, sizes, step, state),
     ]
     if machine.has_device:
-        context: Source = "measured" if constants.context_measured else "assumed"
-        rows.append(Row("context", "hbm", None, constants.context, context, constants.context_note))
+        rows.append(Row("context", "hbm", None, constants.context, "assumed", constants.context_note))
     torchs = step.weights + step.gradients + step.transient + here
     rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
     placed = table(_doubted(row, facts) for row in rows if row.phase != "validate" or facts.validates)
@@ -125,12 +123,14 @@ def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace
     return choose(step.blocks, hbm_room=room, grace_limit=limit, rates=Rates(machine.d2h, machine.h2d, machine.flops))
 
 
-def _divide_state(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, mix: Mix | None) -> tuple[int, int]:
+def _divide_state(
+    facts: RunFacts, step: Step, state: StateFacts, machine: Machine, mix: Mix | None, context: int
+) -> tuple[int, int]:
     """(in HBM, in Grace), as the run's own placement divides it."""
     if not facts.state_in_grace or machine.one_pool or not facts.full:
         return state.bytes, 0  # tensors of a LoRA are below what is worth placing
     peak = step.weights + step.gradients + step.transient - (mix.offloaded if mix else 0)
-    automatic = automatic_budget(total=machine.hbm, elsewhere=0, peak=peak, at_step=step.weights + step.gradients)
+    automatic = automatic_budget(total=machine.hbm, elsewhere=context, peak=peak, at_step=step.weights + step.gradients)
     budget = facts.state_budget if facts.state_budget is not None else automatic.size
     placement = Placement(facts.state_pattern, SMALLEST_PLACED, budget if facts.state_pattern == "gpu_first" else 0)
     whole, rest = divmod(state.bytes, STATE_PIECE)

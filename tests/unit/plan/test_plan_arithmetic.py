@@ -113,6 +113,13 @@ def test_how_far_they_move():
     assert away["optimizer", "grace"] == -away["optimizer", "hbm"] == 60 * BILLION
 
 
+def test_state_leaves_room_for_the_context_in_hbm():
+    run = facts(state_in_grace=True)
+    before = place(run, sizes(), MACHINE, Constants()).state_in_hbm
+    after = place(run, sizes(), MACHINE, replace(Constants(), context=Constants().context + 4 * GIB)).state_in_hbm
+    assert 0 < after < before == after + 4 * GIB
+
+
 def test_gradients_are_there_in_the_next_forward_pass_unless_a_step_drops_them():
     plain = facts(checkpointing=False)
     kept = place(plain, sizes(), MACHINE).step

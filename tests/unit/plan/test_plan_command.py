@@ -212,11 +212,14 @@ def test_a_plan_is_kept_beside_the_run(config, tmp_path):
 def test_what_a_run_measured_replaces_what_was_assumed(private_cache):
     here = replace(MACHINES["gh200-96"], name="this")
     assert calibration.constants_for(here) == Constants()
-    assert calibration.learned_context(40 * GIB, 42 * GIB) == 2 * GIB
-    assert calibration.learned_context(40 * GIB, 39 * GIB) is None, "less than planned is no context"
+    moments = [(42 * GIB, 40 * GIB), (43 * GIB, 41 * GIB), (43 * GIB, 40 * GIB)]
+    assert calibration.learned_context(moments) == 2 * GIB
+    assert calibration.learned_context([(39 * GIB, 40 * GIB)]) is None, "less than torch's is no context"
+    assert calibration.learned_context([(80 * GIB, 40 * GIB)]) is None, "somebody else's"
+    assert calibration.learned_context([]) is None
     calibration.remember(2 * GIB, "my-run")
     assert calibration.constants_for(here).context == 2 * GIB
-    assert calibration.constants_for(here).context_measured
+    assert "my-run" in calibration.constants_for(here).context_note
     assert calibration.constants_for(MACHINES["gh200-96"]) == Constants()
 
 
