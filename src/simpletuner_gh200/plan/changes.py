@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from simpletuner_gh200.memory.pool.refusal import Training, training_refusal
 from simpletuner_gh200.plan.bounds import Bounds, bounds
-from simpletuner_gh200.plan.facts import RunFacts
+from simpletuner_gh200.plan.facts import RunFacts, truth
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Constants, Placed, place
 from simpletuner_gh200.plan.rows import POOLS, Pool
 from simpletuner_gh200.plan.sizes import Sizes
+from simpletuner_gh200.seams.features.activations.refusals import refusal_of
 from simpletuner_gh200.units import format_seconds
 
 MOST_AT_ONCE = 3
@@ -154,12 +156,37 @@ def _places(facts: RunFacts, situation: Situation) -> Iterator[Option]:
     if situation.machine.one_pool or not situation.machine.has_device:
         return
     block = "gh200_optimizations"
-    if not facts.state_in_grace and facts.full and not facts.sharded:
-        yield Option("optimizer state in Grace", {f"{block}.use_uvm": True}, replace(facts, state_in_grace=True))
-    if facts.activations == "off" and not facts.checkpointing:
+    if not facts.state_in_grace and facts.full and not facts.sharded and _state_may_move(facts):
+        named = {} if situation.machine.coherent else {f"{block}.uvm_access_pattern": facts.state_pattern}
+        away = replace(facts, state_in_grace=True)
+        yield Option("optimizer state in Grace", {f"{block}.use_uvm": True, **named}, away)
+    if facts.activations == "off" and not facts.checkpointing and _activations_may_move(facts):
         yield Option("activations in Grace", {f"{block}.activations": "auto"}, replace(facts, activations="auto"))
     if facts.hbm_embeds:
         yield Option("no embeds in HBM", {"cache_config.hbm_limit_gb": 0}, replace(facts, hbm_embeds=0))
+
+
+def _state_may_move(facts: RunFacts) -> bool:
+    """Would the run take ``use_uvm``? Asked of what refuses there."""
+    on = _switched_on(facts)
+    asked = Training(
+        deepspeed="deepspeed_config" in on,
+        cpu_offload=on.get("optimizer_cpu_offload_method"),
+        ramtorch="ramtorch" in on,
+        releases_gradients="optimizer_release_gradients" in on,
+    )
+    return training_refusal(asked) is None
+
+
+def _activations_may_move(facts: RunFacts) -> bool:
+    on = _switched_on(facts)
+    engine = "DEEPSPEED" if "deepspeed_config" in on else "FSDP" if facts.sharded else "NO"
+    return refusal_of(on, engine) is None
+
+
+def _switched_on(facts: RunFacts) -> dict[str, Any]:
+    """Options that ask for something: files spell "off" in many ways, and the refusals expect SimpleTuner's values."""
+    return {key: value for key, value in facts.options.items() if truth(value)}
 
 
 def _recompute(facts: RunFacts, situation: Situation) -> Iterator[Option]:
@@ -174,7 +201,7 @@ def _recompute(facts: RunFacts, situation: Situation) -> Iterator[Option]:
         yield Option("checkpointing: blocks are computed twice", {**key, **off}, away)
         return
     yield Option("no checkpointing", key, replace(facts, checkpointing=False))
-    if not situation.machine.one_pool and situation.machine.has_device:
+    if not situation.machine.one_pool and situation.machine.has_device and _activations_may_move(facts):
         yield Option(
             "activations in Grace instead of checkpointing",
             {**key, "gh200_optimizations.activations": "auto"},

@@ -130,11 +130,22 @@ def _divide_state(
     if not facts.state_in_grace or machine.one_pool or not facts.full:
         return state.bytes, 0  # tensors of a LoRA are below what is worth placing
     peak = step.weights + step.gradients + step.transient - (mix.offloaded if mix else 0)
-    automatic = automatic_budget(total=machine.hbm, elsewhere=context, peak=peak, at_step=step.weights + step.gradients)
+    copies = step.trained * facts.bytes_per_weight
+    at_step = step.weights + step.gradients + max(copies, _ema_update(facts, copies))
+    automatic = automatic_budget(total=machine.hbm, elsewhere=context, peak=peak, at_step=at_step)
     budget = facts.state_budget if facts.state_budget is not None else automatic.size
     placement = Placement(facts.state_pattern, SMALLEST_PLACED, budget if facts.state_pattern == "gpu_first" else 0)
     whole, rest = divmod(state.bytes, STATE_PIECE)
     return split([*[STATE_PIECE] * whole, *([rest] if rest else [])], placement)
+
+
+def _ema_update(facts: RunFacts, copies: int) -> int:
+    """HBM that an update takes for a while: shadows of a CPU come over as a whole, and foreach makes a copy of its own.
+
+    With model state in Grace the shadows live there for the device to reach, whatever ``ema_device`` says.
+    """
+    fetched = not facts.ema_on_device and not facts.state_in_grace
+    return copies * (fetched + facts.ema_foreach) if facts.ema else 0
 
 
 def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int, mix: Mix | None) -> Iterator[Row]:
@@ -150,9 +161,9 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
     yield Row("gradients", "hbm", "train", step.gradients, gradients)
     offloaded = mix.offloaded if mix else 0
     copies = step.trained * facts.bytes_per_weight
-    foreach = copies if facts.ema_on_device and facts.ema_foreach else 0
-    note = "an EMA update by foreach" if foreach > step.transient else ""
-    yield Row("activations", "hbm", "train", max(step.transient - offloaded, foreach, 0), step.source, note)
+    update = _ema_update(facts, copies)
+    note = "an EMA update" if update > step.transient - offloaded else ""
+    yield Row("activations", "hbm", "train", max(step.transient - offloaded, update, 0), step.source, note)
     yield Row("activations", "grace", "train", offloaded, step.source, mix.why if mix else "")
     for phase in _TRAINED:
         yield Row("optimizer", "hbm", phase, here, state.source, facts.optimizer)

@@ -66,7 +66,11 @@ MUTATIONS = [
         {"optimizer": "torch-adamw"},
         {("optimizer", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
     ),
-    ("ema on the CPU", {"ema": True}, {("ema", "grace"), ("checkpoints", "disk"), ("checkpoint", "disk")}),
+    (
+        "ema on the CPU",
+        {"ema": True},
+        {("ema", "grace"), ("activations", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
+    ),
     (
         "ema on the device, one by one",
         {"ema": True, "ema_on_device": True, "ema_foreach": False},
@@ -118,6 +122,30 @@ def test_state_leaves_room_for_the_context_in_hbm():
     before = place(run, sizes(), MACHINE, Constants()).state_in_hbm
     after = place(run, sizes(), MACHINE, replace(Constants(), context=Constants().context + 4 * GIB)).state_in_hbm
     assert 0 < after < before == after + 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("changed", "copies"),
+    [
+        ({}, 2),
+        ({"ema_foreach": False}, 1),
+        ({"ema_on_device": True}, 1),
+        ({"state_in_grace": True, "state_pattern": "cpu_first"}, 1),
+        ({"state_in_grace": True, "state_pattern": "cpu_first", "ema_foreach": False}, 0),
+    ],
+)
+def test_an_ema_update_takes_hbm_for_shadows_that_come_and_for_the_copy_of_foreach(changed, copies):
+    usual = held(table())["activations", "hbm", "train"]
+    found = held(table(facts(ema=True, **changed)))["activations", "hbm", "train"]
+    assert found == max(copies * 20 * BILLION, usual)
+
+
+def test_state_leaves_room_for_the_ema_update():
+    run = facts(state_in_grace=True, ema=True)
+    alone = place(replace(run, ema=False), sizes(), MACHINE)
+    updated = place(run, sizes(), MACHINE)
+    assert alone.state_in_hbm == updated.state_in_hbm > 0, "one copy, as the optimizer's own step takes"
+    assert updated.table.held("train", "hbm") <= MACHINE.hbm
 
 
 def test_gradients_are_there_in_the_next_forward_pass_unless_a_step_drops_them():
@@ -278,6 +306,35 @@ def test_a_smaller_micro_batch_keeps_every_sample_and_is_not_called_exact(batch,
     assert not found.exact
     ramped = options(replace(run, ramped=True), situation())
     assert not [option for option in ramped if "train_batch_size" in option.settings], "accumulation is the ramp's"
+
+
+def offered(run, machine="gh200-96") -> set[str]:
+    return {key for option in options(run, situation(machine)) for key in option.settings}
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"deepspeed_config": "zero2.json"}, {"use_uvm", "activations"}),
+        ({"optimizer_cpu_offload_method": "torchao"}, {"use_uvm"}),
+        ({"ramtorch": True}, {"use_uvm", "activations"}),
+        ({"optimizer_release_gradients": "true"}, {"use_uvm"}),
+        ({"dynamo_backend": "inductor"}, {"activations"}),
+        ({"musubi_blocks_to_swap": "4"}, {"activations"}),
+        ({"ramtorch": "false", "optimizer_cpu_offload_method": "none", "dynamo_backend": "no"}, set()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_what_the_run_refuses_is_not_offered(given, refused, checkpointing):
+    ours = {f"gh200_optimizations.{key}" for key in ("use_uvm", "activations")}
+    found = offered(facts(options=given, checkpointing=checkpointing)) & ours
+    assert found == ours - {f"gh200_optimizations.{key}" for key in refused}
+
+
+def test_behind_pcie_the_access_pattern_is_written_down():
+    assert "gh200_optimizations.uvm_access_pattern" in offered(facts(), "h100"), "else the run refuses use_uvm there"
+    assert "gh200_optimizations.uvm_access_pattern" not in offered(facts())
 
 
 def test_a_single_pool_is_never_told_to_move_bytes():
