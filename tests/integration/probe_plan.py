@@ -23,9 +23,10 @@ def install(record: dict[str, Any]) -> None:
         model = self.model.get_trained_component(unwrap_model=False)
         held = [*model.parameters(), *model.buffers()]
         given = [leaf for leaf in torch.utils._pytree.tree_leaves(prepared_batch) if isinstance(leaf, torch.Tensor)]
-        known = storages([*held, *given])
+        earlier = storages(p.grad for p in model.parameters() if p.grad is not None)
+        known = {**storages([*held, *given]), **earlier}
         now.update(model=model, live=LiveBytes(known), saved=SavedBytes(known), hooks=ExitStack(), modes=ExitStack())
-        now["weights"] = sum(storages(held).values())
+        now["weights"], now["earlier"] = sum(storages(held).values()), sum(earlier.values())
         now["modes"].enter_context(now["live"])
         now["hooks"].enter_context(now["saved"].watching())
         return predict(self, prepared_batch, *args, **kwargs)
@@ -40,7 +41,8 @@ def install(record: dict[str, Any]) -> None:
                 "weights": now["weights"],
                 "gradients": sum(storages(gradients).values()),
                 "saved": now["saved"].bytes,
-                "peak": now["live"].peak,
+                "earlier": now["earlier"],
+                "peak": now["earlier"] + now["live"].peak,
             }
         )
         return result

@@ -21,7 +21,9 @@ def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
     assert plan.notes == ()
     run = workbench.train(probe=PROBE)
     assert run.ok, run.explain()
-    measured = run.records[0]["measured"][0]
+    first, measured = run.records[0]["measured"]
+    assert first["earlier"] == 0
+    assert measured["earlier"] == measured["gradients"] > 0, "SimpleTuner keeps gradients from one step to the next"
     rows = {(row.what, row.phase): row for row in plan.table.rows if row.pool == "grace"}
     foreseen = {what: rows[what, "train"].bytes for what in ("weights", "gradients", "optimizer", "activations")}
     assert foreseen["weights"] == pytest.approx(measured["weights"], rel=0.02)

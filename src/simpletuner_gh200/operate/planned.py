@@ -8,18 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.files import Located
-from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.config.training import Training, read_training
+from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.plan import calibration, quick
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
 
-_NOT_TORCHS = ("context", "fragmentation")
+_OURS = (("optimizer", "grace"), ("ema", "grace"), ("embeds", "hbm"))
+"""Rows of a plan that make the difference between a device and torch's account of it more than a context."""
 
 
 def check(located: Located, flags: Sequence[str], *, keep: bool) -> list[str]:
     """Raises where the run can't fit; leaves the plan beside a run that has a feature of ours on. Returns notices."""
     training = read_training(located, os.environ, flags=flags)
+    try:
+        return _check(training, keep=keep)
+    except GH200Error:
+        raise
+    except Exception as mistake:  # noqa: BLE001 - whatever is wrong with the plan, the run may be right
+        return [f"`gh200 plan` failed, and the run starts without it: {type(mistake).__name__}: {mistake}"]
+
+
+def _check(training: Training, *, keep: bool) -> list[str]:
     plan = quick.check_fit(training)
     if plan is None:
         return []
@@ -52,24 +62,23 @@ def compared(run: Recorded) -> list[tuple[str, str, str, str]]:
 
 
 def learn(config: Mapping[str, Any]) -> None:
-    """After a run: what its device held beyond torch's planned bytes is this machine's context from now on."""
+    """After a run: what its device held beyond what torch reserved is this machine's context from now on.
+
+    Nothing is learned where we had memory of our own on the device, or torch reserved some in Grace.
+    """
     output = Path(str(config.get("output_dir") or ""))
     plan = quick.kept(output)
-    if plan is None:
+    if plan is None or any((row["what"], row["pool"]) in _OURS for row in plan["bytes"]):
         return
     try:
         run = read_run(output)
     except UsageError:
         return
-    used = [int(value) for _step_number, value in run.series("device/used")]
-    torchs = sum(row["bytes"] for row in plan["bytes"] if _torch_in_training(row))
-    found = calibration.learned_context(torchs, max(used)) if used and torchs else None
+    reserved = dict(run.series("device/reserved"))
+    moments = [(int(used), int(reserved[n])) for n, used in run.series("device/used") if n in reserved]
+    found = calibration.learned_context(moments)
     if found is not None:
         calibration.remember(found, output.name)
-
-
-def _torch_in_training(row: Mapping[str, Any]) -> bool:
-    return row["pool"] == "hbm" and row["phase"] in (None, "train") and row["what"] not in _NOT_TORCHS
 
 
 def _held(plan: Mapping[str, Any], pool: str) -> int:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from simpletuner_gh200.memory.pool.refusal import Training, training_refusal
 from simpletuner_gh200.plan.bounds import Bounds, bounds
-from simpletuner_gh200.plan.facts import RunFacts
+from simpletuner_gh200.plan.facts import RunFacts, truth
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Constants, Placed, place
 from simpletuner_gh200.plan.rows import POOLS, Pool
 from simpletuner_gh200.plan.sizes import Sizes
+from simpletuner_gh200.seams.features.activations.refusals import refusal_of
 from simpletuner_gh200.units import format_seconds
 
 MOST_AT_ONCE = 3
@@ -111,13 +113,22 @@ def options(facts: RunFacts, situation: Situation) -> Iterator[Option]:
     ):
         fewer = replace(facts, checkpoints=1)
         yield Option("one checkpoint kept", {"checkpoints_total_limit": 1}, fewer)
-    if facts.batch > 1:
-        half = facts.batch // 2
-        windows = facts.accumulation * facts.batch // half
+    if facts.batch > 1 and not facts.ramped:  # a ramp decides about accumulation itself
+        smaller = _largest_part(facts.batch)
+        windows = facts.accumulation * facts.batch // smaller
         yield Option(
-            "half the micro-batch, twice the accumulation",
-            {"train_batch_size": half, "gradient_accumulation_steps": windows},
-            replace(facts, batch=half, accumulation=windows),
+            "a smaller micro-batch, as much more accumulation: other buckets and rounding",
+            {"train_batch_size": smaller, "gradient_accumulation_steps": windows},
+            replace(facts, batch=smaller, accumulation=windows),
+            exact=False,
+        )
+    if facts.full and not facts.drops_gradients:
+        # Not exact: an optimizer still decays a parameter, and moves it by its momentum, where the gradient is zero.
+        yield Option(
+            "gradients dropped between steps: the same unless a parameter goes without one in some step",
+            {"set_grads_to_none": True},
+            replace(facts, drops_gradients=True),
+            exact=False,
         )
     if facts.full and facts.optimizer != "ao-adamw8bit":
         yield Option(
@@ -135,17 +146,47 @@ def options(facts: RunFacts, situation: Situation) -> Iterator[Option]:
         )
 
 
+def _largest_part(batch: int) -> int:
+    """The largest proper divisor, so that no sample of an optimizer step is lost."""
+    return next(part for part in range(batch // 2, 0, -1) if batch % part == 0)
+
+
 def _places(facts: RunFacts, situation: Situation) -> Iterator[Option]:
     """Where bytes live; a single pool has nowhere else."""
     if situation.machine.one_pool or not situation.machine.has_device:
         return
     block = "gh200_optimizations"
-    if not facts.state_in_grace and facts.full and not facts.sharded:
-        yield Option("optimizer state in Grace", {f"{block}.use_uvm": True}, replace(facts, state_in_grace=True))
-    if facts.activations == "off" and not facts.checkpointing:
+    if not facts.state_in_grace and facts.full and not facts.sharded and _state_may_move(facts):
+        named = {} if situation.machine.coherent else {f"{block}.uvm_access_pattern": facts.state_pattern}
+        away = replace(facts, state_in_grace=True)
+        yield Option("optimizer state in Grace", {f"{block}.use_uvm": True, **named}, away)
+    if facts.activations == "off" and not facts.checkpointing and _activations_may_move(facts):
         yield Option("activations in Grace", {f"{block}.activations": "auto"}, replace(facts, activations="auto"))
     if facts.hbm_embeds:
         yield Option("no embeds in HBM", {"cache_config.hbm_limit_gb": 0}, replace(facts, hbm_embeds=0))
+
+
+def _state_may_move(facts: RunFacts) -> bool:
+    """Would the run take ``use_uvm``? Asked of what refuses there."""
+    on = _switched_on(facts)
+    asked = Training(
+        deepspeed="deepspeed_config" in on,
+        cpu_offload=on.get("optimizer_cpu_offload_method"),
+        ramtorch="ramtorch" in on,
+        releases_gradients="optimizer_release_gradients" in on,
+    )
+    return training_refusal(asked) is None
+
+
+def _activations_may_move(facts: RunFacts) -> bool:
+    on = _switched_on(facts)
+    engine = "DEEPSPEED" if "deepspeed_config" in on else "FSDP" if facts.sharded else "NO"
+    return refusal_of(on, engine) is None
+
+
+def _switched_on(facts: RunFacts) -> dict[str, Any]:
+    """Options that ask for something: files spell "off" in many ways, and the refusals expect SimpleTuner's values."""
+    return {key: value for key, value in facts.options.items() if truth(value)}
 
 
 def _recompute(facts: RunFacts, situation: Situation) -> Iterator[Option]:
@@ -160,7 +201,7 @@ def _recompute(facts: RunFacts, situation: Situation) -> Iterator[Option]:
         yield Option("checkpointing: blocks are computed twice", {**key, **off}, away)
         return
     yield Option("no checkpointing", key, replace(facts, checkpointing=False))
-    if not situation.machine.one_pool and situation.machine.has_device:
+    if not situation.machine.one_pool and situation.machine.has_device and _activations_may_move(facts):
         yield Option(
             "activations in Grace instead of checkpointing",
             {**key, "gh200_optimizations.activations": "auto"},

@@ -35,6 +35,10 @@ class RunFacts:
     batch: int = 1
     accumulation: int = 1
     """Micro-batches of the largest window."""
+    ramped: bool = False
+    """Does the batch ramp decide about accumulation?"""
+    drops_gradients: bool = False
+    """Are gradients freed after each optimizer step? SimpleTuner's default fills them with zeros and keeps them."""
     ranks: int = 1
     sharded: bool = False
     checkpointing: bool = True
@@ -54,10 +58,17 @@ class RunFacts:
     validates: bool = False
     vae_batch: int = 1
     checkpoints: int = 1
+    elsewhere: frozenset[str] = frozenset()
+    """Rows whose bytes SimpleTuner or an engine of its may keep in another place than we count them."""
 
     @property
     def bytes_per_weight(self) -> int:
         return ELEMENT[self.weights]
+
+    @property
+    def gradients_outlive(self) -> bool:
+        """Are gradients of an earlier micro-batch or step there during a forward pass?"""
+        return self.accumulation > 1 or not self.drops_gradients
 
     @property
     def quantised(self) -> float | None:
@@ -74,6 +85,7 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
     values = training.values
     options = {key: value for key, value in values.items() if key not in (*TRAINING_BLOCKS, "datasets")}
     caches = settings.part(CacheSettings)
+    ramp = settings.part(RampSettings)
     state = settings.part(StateSettings)
     kept = settings.part(ActivationSettings)
     precision = str(values.get("base_model_precision") or "no_change")
@@ -87,7 +99,9 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         base_precision=precision,
         optimizer=str(values.get("optimizer") or "adamw_bf16"),
         batch=_whole(values.get("train_batch_size"), 4),
-        accumulation=_accumulation(settings.part(RampSettings), values, count),
+        accumulation=_accumulation(ramp, values, count),
+        ramped=ramp.enable_batch_size_rampup,
+        drops_gradients=truth(values.get("set_grads_to_none")) or truth(values.get("ramtorch")),
         ranks=count,
         sharded=truth(values.get("fsdp_enable")),
         checkpointing=truth(values.get("gradient_checkpointing"), default=True)
@@ -107,7 +121,32 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         validates=not truth(values.get("validation_disable")),
         vae_batch=_whole(values.get("vae_batch_size"), 4),
         checkpoints=_whole(values.get("checkpoints_total_limit"), 5),
+        elsewhere=_elsewhere(values),
     )
+
+
+_MOVED_BY: Mapping[str, tuple[str, ...]] = {
+    "deepspeed_config": ("weights", "gradients", "optimizer"),
+    "fsdp_cpu_offload": ("weights", "gradients", "optimizer"),
+    "ramtorch": ("weights", "gradients", "optimizer"),
+    "ramtorch_text_encoder": ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"),
+    "ramtorch_vae": ("vae",),
+    "optimizer_cpu_offload_method": ("gradients", "optimizer"),
+    "optimizer_release_gradients": ("gradients",),
+    "musubi_blocks_to_swap": ("weights", "gradients"),
+    "enable_group_offload": ("weights", "gradients", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"),
+    "gradient_checkpointing_offload_attention": ("activations",),
+}
+"""SimpleTuner's switches, and what each keeps out of HBM, or frees early, in a measure that we do not know."""
+
+
+def _elsewhere(values: Mapping[str, Any]) -> frozenset[str]:
+    found = {row for key, rows in _MOVED_BY.items() if truth(values.get(key)) for row in rows}
+    if str(values.get("optimizer") or "").endswith("-paged"):
+        found.add("optimizer")  # its pages leave HBM under pressure
+    if str(values.get("gradient_checkpointing_backend") or "").startswith("unsloth"):
+        found.add("activations")
+    return frozenset(found)
 
 
 def _weights(values: Mapping[str, Any]) -> Weights:

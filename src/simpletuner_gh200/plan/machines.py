@@ -38,6 +38,8 @@ class Machine:
     disk: int | None = None
     """Bytes free; None: not known."""
     has_device: bool = True
+    coherent: bool = True
+    """Is the CPU's memory reached over a coherent link? Model state goes behind PCIe only where it is asked for."""
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -113,6 +115,7 @@ MACHINES = {
             h2d=55 * GB,
             d2h=55 * GB,
             in_place=40 * GB,
+            coherent=False,
             sources={"hbm": "cited: NVIDIA", "grace": "assumed", "h2d": "cited: PCIe 5 x16", "flops": "assumed"},
         ),
     )

@@ -66,11 +66,19 @@ def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:
 def _in_folder(folder: Path) -> Iterator[Component]:
     for place in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_NOT_MODELS)):
         config = _json(place / "config.json")
-        parameters = sum(count for file in _weight_files(place) for count in _counts(file))
+        parameters = _parameters(place)
         if parameters:
             yield Component(place.name, parameters, "measured", config, f"safetensors headers in {place}")
         elif config is not None:
             yield Component(place.name, 0, "computed", config, "its weights are not here")
+
+
+def _parameters(place: Path) -> int:
+    """0 where one file has no header that can be read: a pointer to large storage, a download that stopped."""
+    try:
+        return sum(count for file in _weight_files(place) for count in _counts(file))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return 0
 
 
 def _weight_files(place: Path) -> list[Path]:

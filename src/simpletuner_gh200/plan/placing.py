@@ -39,7 +39,6 @@ class Constants:
 
     context: int = 3 * GIB // 2
     context_note: str = "CUDA context, cuBLAS and cuDNN workspaces: 0.5 to 2.5 GiB"
-    context_measured: bool = False
     process: int = 6 * GIB
     process_note: str = "Python, torch and SimpleTuner: 4 to 10 GiB"
 
@@ -62,7 +61,7 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
     state = optimizer_state(facts, step.trained)
     grace_left = _grace_for_model(facts, sizes, machine, constants)
     mix = _mix(facts, step, state, machine, grace_left)
-    here, there = _divide_state(facts, step, state, machine, mix)
+    here, there = _divide_state(facts, step, state, machine, mix, constants.context)
     rows = [
         *_model(facts, step, state, here, there, mix),
         *_other_models(facts, sizes),
@@ -70,12 +69,18 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
         *_disk(facts, sizes, step, state),
     ]
     if machine.has_device:
-        context: Source = "measured" if constants.context_measured else "assumed"
-        rows.append(Row("context", "hbm", None, constants.context, context, constants.context_note))
+        rows.append(Row("context", "hbm", None, constants.context, "assumed", constants.context_note))
     torchs = step.weights + step.gradients + step.transient + here
     rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
-    placed = table(row for row in rows if row.phase != "validate" or facts.validates)
+    placed = table(_doubted(row, facts) for row in rows if row.phase != "validate" or facts.validates)
     return Placed(placed.in_one_pool() if machine.one_pool else placed, step, state, here, there, mix)
+
+
+def _doubted(row: Row, facts: RunFacts) -> Row:
+    """What others may keep elsewhere is a guess, so that no refusal rests on it."""
+    if row.pool == "disk" or row.what not in facts.elsewhere:
+        return row
+    return replace(row, source="assumed", note=row.note or "another setting may keep it elsewhere")
 
 
 def _shard(facts: RunFacts, step: Step) -> Step:
@@ -109,7 +114,7 @@ def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace
     """Which blocks' saved tensors go to Grace; None where that is off, or saves nothing."""
     if facts.activations == "off" or machine.one_pool or not step.blocks:
         return None
-    resident = step.weights + step.gradients * (facts.accumulation > 1)
+    resident = step.weights + step.gradients * facts.gradients_outlive
     resident += 0 if facts.state_in_grace else state.bytes
     others = step.transient - sum(block.saved for block in step.blocks)
     room = machine.hbm - resident - max(others, 0) - device_headroom(machine.hbm)
@@ -118,16 +123,29 @@ def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace
     return choose(step.blocks, hbm_room=room, grace_limit=limit, rates=Rates(machine.d2h, machine.h2d, machine.flops))
 
 
-def _divide_state(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, mix: Mix | None) -> tuple[int, int]:
+def _divide_state(
+    facts: RunFacts, step: Step, state: StateFacts, machine: Machine, mix: Mix | None, context: int
+) -> tuple[int, int]:
     """(in HBM, in Grace), as the run's own placement divides it."""
     if not facts.state_in_grace or machine.one_pool or not facts.full:
         return state.bytes, 0  # tensors of a LoRA are below what is worth placing
     peak = step.weights + step.gradients + step.transient - (mix.offloaded if mix else 0)
-    automatic = automatic_budget(total=machine.hbm, elsewhere=0, peak=peak, at_step=step.weights + step.gradients)
+    copies = step.trained * facts.bytes_per_weight
+    at_step = step.weights + step.gradients + max(copies, _ema_update(facts, copies))
+    automatic = automatic_budget(total=machine.hbm, elsewhere=context, peak=peak, at_step=at_step)
     budget = facts.state_budget if facts.state_budget is not None else automatic.size
     placement = Placement(facts.state_pattern, SMALLEST_PLACED, budget if facts.state_pattern == "gpu_first" else 0)
     whole, rest = divmod(state.bytes, STATE_PIECE)
     return split([*[STATE_PIECE] * whole, *([rest] if rest else [])], placement)
+
+
+def _ema_update(facts: RunFacts, copies: int) -> int:
+    """HBM that an update takes for a while: shadows of a CPU come over as a whole, and foreach makes a copy of its own.
+
+    With model state in Grace the shadows live there for the device to reach, whatever ``ema_device`` says.
+    """
+    fetched = not facts.ema_on_device and not facts.state_in_grace
+    return copies * (fetched + facts.ema_foreach) if facts.ema else 0
 
 
 def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int, mix: Mix | None) -> Iterator[Row]:
@@ -143,9 +161,9 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
     yield Row("gradients", "hbm", "train", step.gradients, gradients)
     offloaded = mix.offloaded if mix else 0
     copies = step.trained * facts.bytes_per_weight
-    foreach = copies if facts.ema_on_device and facts.ema_foreach else 0
-    note = "an EMA update by foreach" if foreach > step.transient else ""
-    yield Row("activations", "hbm", "train", max(step.transient - offloaded, foreach, 0), step.source, note)
+    update = _ema_update(facts, copies)
+    note = "an EMA update" if update > step.transient - offloaded else ""
+    yield Row("activations", "hbm", "train", max(step.transient - offloaded, update, 0), step.source, note)
     yield Row("activations", "grace", "train", offloaded, step.source, mix.why if mix else "")
     for phase in _TRAINED:
         yield Row("optimizer", "hbm", phase, here, state.source, facts.optimizer)

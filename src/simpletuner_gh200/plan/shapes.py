@@ -182,7 +182,11 @@ def _files(folder: Path | None, until: float | None) -> Iterator[tuple[str, int]
         return
     for place, _folders, names in os.walk(folder):
         for name in names:
-            yield name, os.stat(os.path.join(place, name)).st_size
+            try:
+                size = os.stat(os.path.join(place, name)).st_size
+            except OSError:
+                continue  # a link that leads nowhere, or a file that went away just now
+            yield name, size
             if until is not None and time.monotonic() > until:
                 return
 

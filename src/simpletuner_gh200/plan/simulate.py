@@ -116,6 +116,8 @@ class Simulation:
     driver: SimulatedDriver = field(init=False)
     _grace: dict[str, int] = field(default_factory=dict)
     _events: list[str] = field(default_factory=list)
+    _gradients: int | None = None
+    """Where they are on the device."""
 
     def __post_init__(self) -> None:
         self.driver = SimulatedDriver(self.situation.machine)
@@ -177,7 +179,8 @@ class Simulation:
     def _step(self, step: int, windows: int) -> int:
         placed = self._placed(windows)
         self._fill(step)
-        gradients = self._take("gradients", placed.step.gradients)
+        if step == 0 or self.facts.drops_gradients:
+            self._gradients = self._take("gradients", placed.step.gradients)
         moved = placed.mix.offloaded if placed.mix else 0
         transient = self._take("activations", max(placed.step.transient - moved, 0))
         if moved:
@@ -186,7 +189,8 @@ class Simulation:
         self._give_back("activations", transient)
         if step == 0:
             self._make_state(placed)
-        self._give_back("gradients", gradients)
+        if self.facts.drops_gradients:
+            self._give_back("gradients", self._gradients)
         self._relieve(step)
         return max(peak, self.driver.held)
 

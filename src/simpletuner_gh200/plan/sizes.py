@@ -62,8 +62,7 @@ def one_step(facts: RunFacts, sizes: Sizes) -> Step:
     whole = trace.whole
     scale = facts.batch / sizes.traced_batch
     forward, beyond = whole.forward * scale, (whole.peak - whole.gradients) * scale
-    # Gradients of earlier micro-batches are there during the forward pass of the next ones.
-    transient = forward if facts.accumulation > 1 else max(forward - whole.gradients, beyond)
+    transient = forward if facts.gradients_outlive else forward - whole.gradients
     return Step(
         parameters=whole.parameters,
         trained=whole.trained,

@@ -17,6 +17,8 @@ from simpletuner_gh200.operate import planned
 from simpletuner_gh200.operate.report.page import build
 from simpletuner_gh200.plan import calibration, quick
 from simpletuner_gh200.plan.machines import MACHINES
+from simpletuner_gh200.plan.placing import Constants
+from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.units import GIB
@@ -37,11 +39,17 @@ def located(tmp_path: Path) -> Located:
     return Located.at(file)
 
 
-def recorded(output: Path, used: int) -> None:
+def recorded(output: Path, used: int, **more: int) -> None:
     """Telemetry of three steps with so much in use on the device."""
     (output / "gh200").mkdir(parents=True, exist_ok=True)
     steps = [
-        {"kind": "step", "step": n, "step_seconds": 1.0 + n, "device": {"used": used - n}, "host": {"resident": GIB}}
+        {
+            "kind": "step",
+            "step": n,
+            "step_seconds": 1.0 + n,
+            "device": {"used": used, **more},
+            "host": {"resident": GIB},
+        }
         for n in range(3)
     ]
     lines = [{"kind": "start", "step": 0}, *steps]
@@ -53,6 +61,16 @@ def test_what_cannot_fit_is_refused_before_it_starts(located):
         planned.check(located, [], keep=True)
     with detect.using(NullDriver("no GPU here")):
         assert planned.check(located, [], keep=True) == [], "somebody tries it out"
+
+
+def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
+    def mistaken(*_arguments: object) -> None:
+        raise ZeroDivisionError("of the plan")
+
+    monkeypatch.setattr(quick, "quick_plan", mistaken)
+    with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
+        (notice,) = planned.check(located, [], keep=True)
+    assert "ZeroDivisionError: of the plan" in notice
 
 
 def test_a_plan_is_left_only_beside_a_run_that_has_a_feature_of_ours(located, tmp_path):
@@ -80,11 +98,27 @@ def test_the_report_shows_planned_against_measured(located, tmp_path):
 def test_a_run_on_a_device_calibrates_the_next_plan(located, tmp_path, private_cache):
     plan = quick.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
     output = tmp_path / "output"
-    torchs = sum(row.bytes for row in plan.table.of("train", "hbm") if row.what not in ("context", "fragmentation"))
     quick.keep(plan, output)
-    planned.learn({"output_dir": str(output)})
     here = replace(MACHINES["gh200-96"], name="this")
-    assert not calibration.constants_for(here).context_measured, "nothing was recorded yet"
-    recorded(output, used=torchs + 3 * GIB)
+
+    def learned() -> int:
+        planned.learn({"output_dir": str(output)})
+        return calibration.constants_for(here).context
+
+    assumed = Constants().context
+    assert learned() == assumed, "nothing was recorded yet"
+    recorded(output, used=43 * GIB)
+    assert learned() == assumed, "what torch reserved is not known"
+    recorded(output, used=43 * GIB, reserved=40 * GIB)
+    assert learned() == 3 * GIB
+    again = make_plan(read_training(located, {}), here, trace=False)
+    assert {row.source for row in again.table.rows if row.what == "context"} == {"assumed"}, "no refusal rests on it"
+
+
+def test_nothing_is_learned_where_torch_reserves_memory_in_grace(located, tmp_path, private_cache):
+    training = read_training(located, {}, flags=['--gh200_optimizations={"use_uvm": true}'])
+    output = tmp_path / "output"
+    quick.keep(quick.quick_plan(training, MACHINES["gh200-96"]), output)
+    recorded(output, used=43 * GIB, reserved=40 * GIB)
     planned.learn({"output_dir": str(output)})
-    assert calibration.constants_for(here).context == 3 * GIB
+    assert calibration.constants_for(replace(MACHINES["gh200-96"], name="this")) == Constants()

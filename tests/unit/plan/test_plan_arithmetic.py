@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simpletuner_gh200.model.optimizer_table import optimizers
-from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest
+from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest, options
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.placing import FRAGMENTS, Constants, place
 from simpletuner_gh200.plan.rows import PHASES, Table
@@ -66,14 +66,18 @@ MUTATIONS = [
         {"optimizer": "torch-adamw"},
         {("optimizer", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
     ),
-    ("ema on the CPU", {"ema": True}, {("ema", "grace"), ("checkpoints", "disk"), ("checkpoint", "disk")}),
+    (
+        "ema on the CPU",
+        {"ema": True},
+        {("ema", "grace"), ("activations", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
+    ),
     (
         "ema on the device, one by one",
         {"ema": True, "ema_on_device": True, "ema_foreach": False},
         {("ema", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
     ),
     ("a larger batch", {"batch": 2}, {("activations", "hbm")}),
-    ("accumulation", {"accumulation": 4}, {("activations", "hbm")}),
+    ("gradients dropped between steps", {"drops_gradients": True}, {("activations", "hbm")}),
     ("no checkpointing", {"checkpointing": False}, {("activations", "hbm")}),
     (
         "state in Grace",
@@ -113,12 +117,45 @@ def test_how_far_they_move():
     assert away["optimizer", "grace"] == -away["optimizer", "hbm"] == 60 * BILLION
 
 
-def test_gradients_of_earlier_micro_batches_are_there_in_the_next_forward_pass():
+def test_state_leaves_room_for_the_context_in_hbm():
+    run = facts(state_in_grace=True)
+    before = place(run, sizes(), MACHINE, Constants()).state_in_hbm
+    after = place(run, sizes(), MACHINE, replace(Constants(), context=Constants().context + 4 * GIB)).state_in_hbm
+    assert 0 < after < before == after + 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("changed", "copies"),
+    [
+        ({}, 2),
+        ({"ema_foreach": False}, 1),
+        ({"ema_on_device": True}, 1),
+        ({"state_in_grace": True, "state_pattern": "cpu_first"}, 1),
+        ({"state_in_grace": True, "state_pattern": "cpu_first", "ema_foreach": False}, 0),
+    ],
+)
+def test_an_ema_update_takes_hbm_for_shadows_that_come_and_for_the_copy_of_foreach(changed, copies):
+    usual = held(table())["activations", "hbm", "train"]
+    found = held(table(facts(ema=True, **changed)))["activations", "hbm", "train"]
+    assert found == max(copies * 20 * BILLION, usual)
+
+
+def test_state_leaves_room_for_the_ema_update():
+    run = facts(state_in_grace=True, ema=True)
+    alone = place(replace(run, ema=False), sizes(), MACHINE)
+    updated = place(run, sizes(), MACHINE)
+    assert alone.state_in_hbm == updated.state_in_hbm > 0, "one copy, as the optimizer's own step takes"
+    assert updated.table.held("train", "hbm") <= MACHINE.hbm
+
+
+def test_gradients_are_there_in_the_next_forward_pass_unless_a_step_drops_them():
     plain = facts(checkpointing=False)
-    alone = place(plain, sizes(), MACHINE).step
-    window = place(replace(plain, accumulation=2), sizes(), MACHINE).step
+    kept = place(plain, sizes(), MACHINE).step
+    dropped = place(replace(plain, drops_gradients=True), sizes(), MACHINE).step
+    window = place(replace(plain, drops_gradients=True, accumulation=2), sizes(), MACHINE).step
     saved = BLOCKS * 2 * GIB
-    assert alone.gradients + alone.transient == saved, "as gradients come, what was saved goes"
+    assert kept.gradients + kept.transient == saved + 20 * BILLION, "zeros take as much room as gradients"
+    assert dropped.gradients + dropped.transient == saved, "as gradients come, what was saved goes"
     assert window.gradients + window.transient == saved + 20 * BILLION
 
 
@@ -245,7 +282,8 @@ def test_a_change_says_what_it_does():
         after = facts()
         for key, value in change.settings.items():
             name = {"gh200_optimizations.use_uvm": "state_in_grace", "gradient_checkpointing": "checkpointing"}.get(key)
-            name = name or {"gh200_optimizations.activations": "activations", "optimizer": "optimizer"}[key]
+            name = name or {"set_grads_to_none": "drops_gradients", "optimizer": "optimizer"}.get(key)
+            name = name or {"gh200_optimizations.activations": "activations"}[key]
             after = replace(after, **{name: value})
         assert evaluate(after, situation()).fits == change.fits, change.what
 
@@ -257,6 +295,46 @@ def test_the_fastest_setting_of_a_run_that_fits():
     assert best.settings["gradient_checkpointing"] is False
     assert best.cost < 0
     assert fastest(changes(facts(checkpointing=False), roomy)) is None
+
+
+@pytest.mark.parametrize(("batch", "smaller"), [(2, 1), (5, 1), (6, 3), (9, 3)])
+def test_a_smaller_micro_batch_keeps_every_sample_and_is_not_called_exact(batch, smaller):
+    run = facts(batch=batch, accumulation=2)
+    (found,) = (option for option in options(run, situation()) if "train_batch_size" in option.settings)
+    assert found.settings["train_batch_size"] == smaller
+    assert found.settings["gradient_accumulation_steps"] * smaller == 2 * batch
+    assert not found.exact
+    ramped = options(replace(run, ramped=True), situation())
+    assert not [option for option in ramped if "train_batch_size" in option.settings], "accumulation is the ramp's"
+
+
+def offered(run, machine="gh200-96") -> set[str]:
+    return {key for option in options(run, situation(machine)) for key in option.settings}
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"deepspeed_config": "zero2.json"}, {"use_uvm", "activations"}),
+        ({"optimizer_cpu_offload_method": "torchao"}, {"use_uvm"}),
+        ({"ramtorch": True}, {"use_uvm", "activations"}),
+        ({"optimizer_release_gradients": "true"}, {"use_uvm"}),
+        ({"dynamo_backend": "inductor"}, {"activations"}),
+        ({"musubi_blocks_to_swap": "4"}, {"activations"}),
+        ({"ramtorch": "false", "optimizer_cpu_offload_method": "none", "dynamo_backend": "no"}, set()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_what_the_run_refuses_is_not_offered(given, refused, checkpointing):
+    ours = {f"gh200_optimizations.{key}" for key in ("use_uvm", "activations")}
+    found = offered(facts(options=given, checkpointing=checkpointing)) & ours
+    assert found == ours - {f"gh200_optimizations.{key}" for key in refused}
+
+
+def test_behind_pcie_the_access_pattern_is_written_down():
+    assert "gh200_optimizations.uvm_access_pattern" in offered(facts(), "h100"), "else the run refuses use_uvm there"
+    assert "gh200_optimizations.uvm_access_pattern" not in offered(facts())
 
 
 def test_a_single_pool_is_never_told_to_move_bytes():

@@ -25,7 +25,7 @@ from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.plan.rows import PHASES, POOLS
-from simpletuner_gh200.plan.shapes import Shape, shapes_of
+from simpletuner_gh200.plan.shapes import Shape, read_data, shapes_of
 from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.units import GIB
 
@@ -115,7 +115,7 @@ def test_the_simulator_grows_windows_with_the_ramp_and_meets_the_same_walls(conf
     assert "OUT_OF_MEMORY" in end["events"][-1]
     ramp = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 1, "target_effective_batch_size": 4}
     block = {"use_uvm": True, "uvm_access_pattern": "cpu_first", **ramp, "batch_rampup_steps": 4}
-    training_of(config, gh200_optimizations=block)
+    training_of(config, gh200_optimizations=block, set_grads_to_none=True)
     told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 6, "--json"))
     moments = told["simulation"]
     assert len(moments) == 6
@@ -125,6 +125,9 @@ def test_the_simulator_grows_windows_with_the_ramp_and_meets_the_same_walls(conf
     state = [event for moment in moments for event in moment["events"] if "optimizer state" in event]
     assert state == ["optimizer state: 66.5 GiB in Grace"]
     assert moments[-1]["hbm_peak"] > moments[0]["hbm_peak"], "gradients stay while a window is gathered"
+    training_of(config, set_grads_to_none=False)
+    kept = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 2, "--json"))["simulation"]
+    assert kept[-1]["hbm"] - moments[-1]["hbm"] > 22 * GIB, "SimpleTuner's default keeps them between steps"
 
 
 def test_a_simulated_device_refuses_what_it_does_not_have():
@@ -160,6 +163,37 @@ def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(confi
     assert quick.check_fit(training, driver=SimulatedDriver(nothing), root=host) is not None
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        {"deepspeed_config": "zero3.json"},
+        {"fsdp_cpu_offload": True},
+        {"ramtorch": True},
+        {"optimizer_cpu_offload_method": "torchao"},
+        {"optimizer": "bnb-adamw-paged"},
+        {"musubi_blocks_to_swap": 20, "optimizer_release_gradients": True},
+        {"enable_group_offload": True},
+    ],
+    ids=lambda moved: next(iter(moved)),
+)
+def test_no_refusal_rests_on_what_another_setting_keeps_elsewhere(config, moved):
+    tight = replace(MACHINES["gh200-96"], hbm=80 * 10**9)
+    assert make_plan(training_of(config), tight, trace=False).evaluated.certain_overflow["hbm"] > 0
+    plan = make_plan(training_of(config, **moved), tight, trace=False)
+    assert "hbm" not in plan.evaluated.certain_overflow
+    assert not plan.fits, "it may still be close"
+
+
+def test_a_switch_that_is_off_moves_nothing(config):
+    off = {
+        "optimizer_cpu_offload_method": "none",
+        "ramtorch": False,
+        "musubi_blocks_to_swap": 0,
+        "deepspeed_config": None,
+    }
+    assert read_facts(training_of(config, **off)).elsewhere == frozenset()
+
+
 def test_settings_are_chosen_so_that_they_fit():
     chosen = quick.advised(FLUX, MACHINES["gh200-96"])
     assert chosen["gh200_optimizations"]["use_uvm"] is True
@@ -178,11 +212,14 @@ def test_a_plan_is_kept_beside_the_run(config, tmp_path):
 def test_what_a_run_measured_replaces_what_was_assumed(private_cache):
     here = replace(MACHINES["gh200-96"], name="this")
     assert calibration.constants_for(here) == Constants()
-    assert calibration.learned_context(40 * GIB, 42 * GIB) == 2 * GIB
-    assert calibration.learned_context(40 * GIB, 39 * GIB) is None, "less than planned is no context"
+    moments = [(42 * GIB, 40 * GIB), (43 * GIB, 41 * GIB), (43 * GIB, 40 * GIB)]
+    assert calibration.learned_context(moments) == 2 * GIB
+    assert calibration.learned_context([(39 * GIB, 40 * GIB)]) is None, "less than torch's is no context"
+    assert calibration.learned_context([(80 * GIB, 40 * GIB)]) is None, "somebody else's"
+    assert calibration.learned_context([]) is None
     calibration.remember(2 * GIB, "my-run")
     assert calibration.constants_for(here).context == 2 * GIB
-    assert calibration.constants_for(here).context_measured
+    assert "my-run" in calibration.constants_for(here).context_note
     assert calibration.constants_for(MACHINES["gh200-96"]) == Constants()
 
 
@@ -210,6 +247,35 @@ def test_parameters_are_counted_from_headers_alone(tmp_path):
         "vae": (49, "measured", "vae"),
         "text_encoder": (0, "computed", "encoder"),
     }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        b"\x10",
+        struct.pack("<Q", 99) + b'{"x": {"dty',
+        struct.pack("<Q", 9) + b'{"x": {}}',
+    ],
+    ids=["pointer", "nothing", "truncated", "no-dtype"],
+)
+def test_weights_that_cannot_be_read_are_not_here(tmp_path, content):
+    safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
+    (tmp_path / "transformer" / "a-00002-of-00002.safetensors").write_bytes(content)
+    (tmp_path / "transformer" / "config.json").write_text('{"num_layers": 2}')
+    part = read_components(str(tmp_path), "flux", {})["transformer"]
+    assert (part.parameters, part.source, part.note) == (0, "computed", "its weights are not here")
+
+
+def test_a_link_that_leads_nowhere_is_not_counted(config, tmp_path):
+    data, cache = tmp_path / "data", tmp_path / "vae"
+    for folder in (data, cache):
+        folder.mkdir()
+        (folder / "here.png").write_bytes(b"12345")
+        (folder / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    entry = {"id": "x", "type": "local", "instance_data_dir": str(data), "cache_dir_vae": str(cache)}
+    found = read_data(training_of(config, datasets=[entry]), latent_bytes=1, embed_bytes=1)
+    assert (found.samples, found.latents) == (1, 5)
 
 
 def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path):
@@ -251,6 +317,8 @@ def test_facts_are_read_as_simpletuner_would(config):
     facts = read_facts(training_of(config, use_ema=True, ema_device="accelerator", gradient_accumulation_steps=2))
     assert (facts.full, facts.weights, facts.accumulation, facts.checkpointing) == (True, "bf16", 2, True)
     assert facts.ema_on_device
+    assert not facts.drops_gradients
+    assert read_facts(training_of(config, set_grads_to_none=True)).drops_gradients
     facts = read_facts(training_of(config, model_type="lora", mixed_precision="no", base_model_precision="int8-quanto"))
     assert (facts.full, facts.weights) == (False, "fp32")
     assert facts.quantised == pytest.approx(1.03)
@@ -258,6 +326,7 @@ def test_facts_are_read_as_simpletuner_would(config):
     block = {"enable_batch_size_rampup": True, **ramp, "activations": "auto"}
     facts = read_facts(training_of(config, train_batch_size=2, gh200_optimizations=block), ranks=2)
     assert (facts.accumulation, facts.ranks, facts.activations) == (4, 2, "auto")
+    assert facts.ramped
 
 
 def test_the_same_question_has_the_same_key_and_another_has_another(private_cache):

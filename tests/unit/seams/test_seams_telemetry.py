@@ -13,8 +13,10 @@ import pytest
 
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
+from simpletuner_gh200.memory.driver.nvml import NvmlMemory
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
+from simpletuner_gh200.seams.features.telemetry.sources import _device_numbers
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.upstream.features import ON
@@ -169,3 +171,8 @@ def test_once_broken_thread_and_file_are_still_let_go(loop, monkeypatch) -> None
     runtime.close()
     assert threading.active_count() < before
     assert telemetry._sink._fd is None
+
+
+def test_a_device_tells_what_torch_reserved_of_it():
+    device: Any = SimpleNamespace(memory=lambda: NvmlMemory(96, 43, 53), link_traffic=lambda: None)
+    assert _device_numbers(device, lambda: 40) == {"total": 96, "used": 43, "free": 53, "reserved": 40}

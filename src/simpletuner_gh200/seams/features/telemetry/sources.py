@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -73,15 +73,17 @@ def _device(trainer: Any) -> Source | None:
     except FeatureUnavailable as missing:
         logger.info("gh200: no device numbers in telemetry: %s", missing.message)
         return None
-    return partial(_device_numbers, asked)
+    from torch.cuda import memory_reserved
+
+    return partial(_device_numbers, asked, partial(memory_reserved, place))
 
 
-def _device_numbers(device: NvmlDevice) -> Mapping[str, Any]:
-    """Only what the device has an answer to."""
+def _device_numbers(device: NvmlDevice, of_torch: Callable[[], int]) -> Mapping[str, Any]:
+    """Only what the device has an answer to; ``reserved`` is what of it torch's allocator took."""
     numbers: dict[str, Any] = {}
     memory = device.memory()
     if memory is not None:
-        numbers.update(total=memory.total, used=memory.used, free=memory.free)
+        numbers.update(total=memory.total, used=memory.used, free=memory.free, reserved=of_torch())
     traffic = device.link_traffic()
     if traffic is not None:
         numbers.update(link_in_per_second=traffic[0], link_out_per_second=traffic[1])
