@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,11 +173,17 @@ def _accelerate_config(environment: Mapping[str, str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def run(planned: LaunchCommand, output: Path | None = None, *, checkpoint_on_interrupt: bool = False) -> Ended:
+def run(
+    planned: LaunchCommand,
+    output: Path | None = None,
+    *,
+    checkpoint_on_interrupt: bool = False,
+    once_ours: Callable[[], None] = lambda: None,
+) -> Ended:
     """Start it, watch it to its end, and judge by what the ranks say, not by 0 alone.
 
     ``output``: its output folder, which no other job may use meanwhile. ``checkpoint_on_interrupt``: Ctrl-C asks for a
-    checkpoint too.
+    checkpoint too. ``once_ours`` is called when the folder is this job's, before anything is started.
     """
     asking = (*ASKING, signal.SIGINT) if checkpoint_on_interrupt else ASKING
     environment = {**os.environ, **planned.environment}
@@ -185,6 +191,7 @@ def run(planned: LaunchCommand, output: Path | None = None, *, checkpoint_on_int
         lock = None
         if output is not None and locks_for_its_job(planned.command, environment):
             lock = held.enter_context(run_lock.held(output))
+        once_ours()
         watched = watch(planned.command, environment, lock, checkpoint_on=asking)
     summaries = [watched.summaries[rank] for rank in sorted(watched.summaries, key=int)]
     keep = os.environ.get(KEEP_SUMMARY)

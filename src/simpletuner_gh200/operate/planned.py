@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.plan import calibration, quick
+from simpletuner_gh200.plan.planning import Plan
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
 
@@ -18,8 +20,23 @@ _OURS = (("optimizer", "grace"), ("ema", "grace"), ("embeds", "hbm"))
 """Rows of a plan that make the difference between a device and torch's account of it more than a context."""
 
 
-def check(located: Located, flags: Sequence[str], *, keep: bool) -> list[str]:
-    """Raises where the run can't fit; leaves the plan beside a run that has a feature of ours on. Returns notices."""
+@dataclass(frozen=True)
+class Checked:
+    """What the plan says of a run that may start."""
+
+    notes: tuple[str, ...] = ()
+    plan: Plan | None = None
+    """To be left beside the run; None where it has no feature of ours on."""
+    output: Path | None = None
+
+    def keep(self) -> None:
+        """Leave the plan beside the run; for whoever has its output folder to himself."""
+        if self.plan is not None and self.output is not None:
+            quick.keep(self.plan, self.output)
+
+
+def check(located: Located, flags: Sequence[str]) -> Checked:
+    """Raises where the run can't fit. Writes nothing."""
     training = read_training(located, os.environ, flags=flags)
     try:
         return _check(training, keep=keep)
@@ -32,15 +49,13 @@ def check(located: Located, flags: Sequence[str], *, keep: bool) -> list[str]:
 def _check(training: Training, *, keep: bool) -> list[str]:
     plan = quick.check_fit(training)
     if plan is None:
-        return []
+        return Checked()
+    close = plan.machine.has_device and not plan.fits
+    notes = ("by `gh200 plan`, with what it assumes, this run is close to what the machine has",) if close else ()
     output = training.values.get("output_dir")
-    if keep and output and training.settings is not None and training.settings.any_given:
-        quick.keep(plan, Path(str(output)))
-    return (
-        []
-        if plan.fits or not plan.machine.has_device
-        else ["by `gh200 plan`, with what it assumes, this run is close to what the machine has"]
-    )
+    if not output or training.settings is None or not training.settings.any_given:
+        return Checked(notes)
+    return Checked(notes, plan, Path(str(output)))
 
 
 def compared(run: Recorded) -> list[tuple[str, str, str, str]]:

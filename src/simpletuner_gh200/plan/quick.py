@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +56,11 @@ def check_fit(training: Training, *, driver: Driver | None = None, root: Path = 
 def keep(plan: Plan, output: Path) -> None:
     """Leave the plan beside the run; a folder that can't be written is not this file's business."""
     target = output / FILE
+    draft = target.with_suffix(f".{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(plan.to_json()), encoding="utf-8")
+        draft.write_text(json.dumps(plan.to_json()), encoding="utf-8")
+        draft.replace(target)
     except OSError:
         return
 

@@ -73,7 +73,7 @@ def point_at(config: str) -> None:
 
 
 def _close_at_exit(runtime: Runtime) -> None:
-    """Stop our quiet work before Python waits for it: at exit it joins every pool's threads, then calls ``atexit``.
+    """Stop our quiet work before Python waits for it: at exit it joins every pool, and calls ``atexit`` after that.
 
     The earlier hooks run newest first: so ours, which stops what the pools are at, comes before the pools' own. Should
     a thread still be training then, Python waits for it, and closing waits for ``atexit``.

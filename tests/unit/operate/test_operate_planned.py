@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.errors import GH200Error, RunFailed
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.operate import planned
+from simpletuner_gh200.operate import launching, planned, run_lock
 from simpletuner_gh200.operate.report.page import build
 from simpletuner_gh200.plan import calibration, quick
 from simpletuner_gh200.plan.machines import MACHINES
@@ -58,9 +59,9 @@ def recorded(output: Path, used: int, **more: int) -> None:
 
 def test_what_cannot_fit_is_refused_before_it_starts(located):
     with detect.using(SimulatedDriver(MACHINES["gh200-96"])), pytest.raises(RunFailed, match="does not fit"):
-        planned.check(located, [], keep=True)
+        planned.check(located, [])
     with detect.using(NullDriver("no GPU here")):
-        assert planned.check(located, [], keep=True) == [], "somebody tries it out"
+        assert planned.check(located, []).notes == (), "somebody tries it out"
 
 
 def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
@@ -75,12 +76,22 @@ def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
 
 def test_a_plan_is_left_only_beside_a_run_that_has_a_feature_of_ours(located, tmp_path):
     with detect.using(NullDriver("no GPU here")):
-        planned.check(located, [], keep=True)
+        planned.check(located, []).keep()
         assert not (tmp_path / "output").exists(), "off means off"
-        planned.check(located, ['--cache_config={"vae_cache_type": "unified_memory"}'], keep=False)
-        assert not (tmp_path / "output").exists()
-        planned.check(located, ['--cache_config={"vae_cache_type": "unified_memory"}'], keep=True)
+        found = planned.check(located, ['--cache_config={"vae_cache_type": "unified_memory"}'])
+        assert not (tmp_path / "output").exists(), "nothing is written before the run has the folder to itself"
+    found.keep()
     assert quick.kept(tmp_path / "output") is not None
+    assert [path.name for path in (tmp_path / "output" / "gh200").iterdir()] == ["plan.json"], "and no draft"
+
+
+def test_the_plan_of_a_run_in_progress_stays_when_a_second_job_is_refused(located, tmp_path):
+    output = tmp_path / "output"
+    command = launching.LaunchCommand((sys.executable, "-m", "simpletuner_gh200.launch"), {})
+    kept = []
+    with run_lock.held(output), pytest.raises(GH200Error):
+        launching.run(command, output, once_ours=lambda: kept.append(True))
+    assert not kept
 
 
 def test_the_report_shows_planned_against_measured(located, tmp_path):

@@ -59,17 +59,15 @@ def train(
         _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
         ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
-    notes = [*ready.notes]
-    if plan and ready.checked.config:
-        notes += planned.check(ready.checked.located, flags, keep=not dry_run)
-    for note in notes:
+    found = planned.check(ready.checked.located, flags) if plan and ready.checked.config else planned.Checked()
+    for note in (*ready.notes, *found.notes):
         _say(redact_text(note))
     if dry_run:
         say(ready.launch.shown())
         return
     values = ready.checked.config
     output = Path(str(values["output_dir"])) if values.get("output_dir") else None
-    ended = launching.run(ready.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt)
+    ended = launching.run(ready.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep)
     if ended.signal is not None or (ended.exit_code and not ended.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line
     with _whatever_becomes_of("what the run did"):

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,7 @@ class CachesFeature(Feature):
     def memory_relief(self) -> list[Relief]:
         """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
         tables = self._caches.tables if self._caches is not None else {}
-        return [
-            Relief(f"cache {name}", lambda table=table: int(table.control.held), table.give_back)
-            for name, table in tables.items()
-        ]
+        return [Relief(f"cache {name}", partial(_held, table), table.give_back) for name, table in tables.items()]
 
     def memory_to_come(self) -> int:
         return self._caches.memory_to_come if self._caches is not None else 0
@@ -241,6 +239,10 @@ class CachesFeature(Feature):
         allowed = embeds_allowance(driver.capabilities(driver.home), free, gib_to_bytes(limit))
         logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed.size), allowed.why)
         tier.allow(allowed.size)
+
+
+def _held(table: Table) -> int:
+    return table.control.held
 
 
 def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
