@@ -182,7 +182,7 @@ class Simulation:
         if step == 0 or self.facts.drops_gradients:
             self._gradients = self._take("gradients", placed.step.gradients)
         moved = placed.mix.offloaded if placed.mix else 0
-        transient = self._take("activations", max(placed.step.transient - moved, 0))
+        transient = self._take("activations", placed.transient)
         if moved:
             self._grace["activations"] = moved
         peak = self.driver.held
