@@ -106,15 +106,17 @@ def _shard(facts: RunFacts, step: Step) -> Step:
 
 
 def _grace_for_model(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> int:
-    held = sizes.data.held + _cached(facts, sizes, machine) + constants.process
-    return max(machine.grace - held, 0)
+    """Of one rank; what the node holds once is divided among its ranks."""
+    shared = (sizes.data.held + _cached(facts, sizes, machine)) // machine.sharing(facts.ranks)
+    return max(machine.grace - shared - constants.process, 0)
 
 
 def _cached(facts: RunFacts, sizes: Sizes, machine: Machine) -> int:
-    """What the unified caches hold: what there is of the kinds we serve, within their allowance."""
+    """What a node's unified caches hold: what there is of the kinds we serve, within their allowance."""
     wanted = sizes.data.latents * facts.unified.get("vae", False) + sizes.data.embeds * facts.unified.get("text", False)
-    left = max(machine.grace - sizes.data.held, 0)
-    host = HostMemory(machine.grace, left, left, machine.name)
+    node = machine.grace * machine.sharing(facts.ranks)
+    left = max(node - sizes.data.held, 0)
+    host = HostMemory(node, left, left, machine.name)
     return min(wanted, caches_allowance(facts.cache_limit, host, single_pool=machine.one_pool))
 
 
@@ -127,7 +129,9 @@ def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace
     others = step.forward - sum(block.saved for block in step.blocks)
     room = max(machine.hbm - resident - max(others, 0) - device_headroom(machine.hbm), 0)
     asked = None if facts.activation_limit is None else facts.activation_limit / GIB
-    allowed = activations_allowance(asked, HostMemory(machine.grace, grace, grace, machine.name), facts.ranks)
+    ranks = machine.sharing(facts.ranks)
+    node = HostMemory(machine.grace * ranks, grace * ranks, grace * ranks, machine.name)
+    allowed = activations_allowance(asked, node, ranks)
     rates = Rates(machine.d2h, machine.h2d, machine.flops)
     return choose(step.blocks, hbm_room=room, grace_limit=allowed.size, rates=rates)
 
@@ -215,7 +219,7 @@ def _other_models(facts: RunFacts, sizes: Sizes) -> Iterator[Row]:
 
 def _host(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> Iterator[Row]:
     data = sizes.data
-    share = max(facts.ranks, 1) if not machine.one_pool else 1
+    share = machine.sharing(facts.ranks)
     yield Row("datasets", "grace", None, data.held // share, "measured", "once per node")
     if data.held:
         yield Row("staging", "grace", "load", STAGING_WORK, "computed")

@@ -245,7 +245,7 @@ def test_a_blocks_forward_pass_is_its_part_of_the_step(full, checkpointed, passe
 
 @pytest.mark.parametrize("changed", [{}, {"checkpointing": False, **AWAY}], ids=["usual", "activations in Grace"])
 def test_fragments_are_a_share_of_what_torch_holds(changed):
-    found = table(facts(**changed))
+    found = table(facts(**changed), machine=replace(MACHINE, hbm=70 * 10**9))
     torchs = sum(
         row.bytes
         for row in found.of("train", "hbm")
@@ -285,6 +285,18 @@ def test_shards_share_what_is_sharded():
     assert shared.step.gradients == alone.step.gradients // 4
     assert shared.state.bytes == alone.state.bytes // 4
     assert shared.step.transient > alone.step.transient, "a block is gathered while it is used"
+
+
+def test_ranks_of_one_node_share_its_memory_and_what_it_holds_once():
+    node = replace(MACHINE, grace=4 * MACHINE.grace, devices=4)
+    run = facts(ranks=4, unified={"vae": True, "text": True})
+    rank = node.of_one_rank(4)
+    assert (rank.grace, rank.sharing(4), rank.sharing(2), rank.sharing(8)) == (MACHINE.grace, 4, 2, 4)
+    shared, whole = held(table(run, machine=rank)), held(table(run))
+    assert shared["datasets", "grace", None] == 3 * GIB // 4
+    assert shared["caches", "grace", "train"] == 5 * GIB // 4
+    assert whole["datasets", "grace", None] == 3 * GIB, "four nodes with one device each hold it four times"
+    assert whole["caches", "grace", "train"] == 5 * GIB
 
 
 # -- bounds and changes ------------------------------------------------------------------------------------------
