@@ -38,6 +38,8 @@ class Machine:
     disk: int | None = None
     """Bytes free; None: not known."""
     has_device: bool = True
+    devices: int = 1
+    """On the node: their ranks share its CPU memory."""
     coherent: bool = True
     """Is the CPU's memory reached over a coherent link? Model state goes behind PCIe only where it is asked for."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +47,14 @@ class Machine:
     @property
     def one_pool(self) -> bool:
         return self.hbm == 0
+
+    def sharing(self, ranks: int) -> int:
+        """How many of a run's ranks are on one node."""
+        return max(min(ranks, self.devices), 1)
+
+    def of_one_rank(self, ranks: int) -> Machine:
+        """With its part of the CPU memory of a whole node."""
+        return replace(self, grace=self.grace // self.sharing(ranks))
 
     def capacity(self, pool: str) -> int | None:
         return {"hbm": self.hbm, "grace": self.grace, "disk": self.disk}[pool]
@@ -156,6 +166,7 @@ def this_machine(*, output: str | None = None, driver: Driver | None = None, roo
         title=caps.name,
         hbm=caps.device_total,
         grace=host.available,
+        devices=driver.device_count(),
         disk=disk,
         sources={**near.sources, **measured},
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from simpletuner_gh200.memory.ceilings import (
     IDLE_BUFFERS,
     STAGING_WORK,
+    activations_allowance,
     caches_allowance,
     device_headroom,
-    state_reserve,
 )
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.model.activations.policy import Mix, Rates, choose
@@ -54,13 +54,20 @@ class Placed:
     state_in_grace: int
     mix: Mix | None
 
+    @property
+    def transient(self) -> int:
+        """Of the step, as far as it stays in HBM."""
+        return _stays(self.step, self.mix)
+
 
 def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants | None = None) -> Placed:
     constants = constants or Constants()
+    if machine.one_pool:
+        facts = replace(facts, activations="off")  # refused there: what moves would only be there twice
     step = _shard(facts, one_step(facts, sizes))
     state = optimizer_state(facts, step.trained)
     grace_left = _grace_for_model(facts, sizes, machine, constants)
-    mix = _mix(facts, step, state, machine, grace_left)
+    mix = _mix(facts, step, state, machine, grace_left, constants.context)
     here, there = _divide_state(facts, step, state, machine, mix, constants.context)
     rows = [
         *_model(facts, step, state, here, there, mix),
@@ -70,7 +77,7 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
     ]
     if machine.has_device:
         rows.append(Row("context", "hbm", None, constants.context, "assumed", constants.context_note))
-    torchs = step.weights + step.gradients + step.transient + here
+    torchs = step.weights + step.gradients + _stays(step, mix) + here
     rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
     placed = table(_doubted(row, facts) for row in rows if row.phase != "validate" or facts.validates)
     return Placed(placed.in_one_pool() if machine.one_pool else placed, step, state, here, there, mix)
@@ -94,33 +101,49 @@ def _shard(facts: RunFacts, step: Step) -> Step:
         gradients=step.gradients // facts.ranks,
         trained=step.trained // facts.ranks,
         transient=step.transient + gathered,
+        forward=step.forward + gathered,
     )
 
 
 def _grace_for_model(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> int:
-    held = sizes.data.held + _cached(facts, sizes, machine) + constants.process
-    return max(machine.grace - held - state_reserve(machine.grace), 0)
+    """Of one rank; what the node holds once is divided among its ranks."""
+    shared = (sizes.data.held + _cached(facts, sizes, machine)) // machine.sharing(facts.ranks)
+    return max(machine.grace - shared - constants.process, 0)
 
 
 def _cached(facts: RunFacts, sizes: Sizes, machine: Machine) -> int:
-    """What the unified caches hold: what there is of the kinds we serve, within their allowance."""
+    """What a node's unified caches hold: what there is of the kinds we serve, within their allowance."""
     wanted = sizes.data.latents * facts.unified.get("vae", False) + sizes.data.embeds * facts.unified.get("text", False)
-    left = max(machine.grace - sizes.data.held, 0)
-    host = HostMemory(machine.grace, left, left, machine.name)
+    node = machine.grace * machine.sharing(facts.ranks)
+    left = max(node - sizes.data.held, 0)
+    host = HostMemory(node, left, left, machine.name)
     return min(wanted, caches_allowance(facts.cache_limit, host, single_pool=machine.one_pool))
 
 
-def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace: int) -> Mix | None:
-    """Which blocks' saved tensors go to Grace; None where that is off, or saves nothing."""
-    if facts.activations == "off" or machine.one_pool or not step.blocks:
+def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace: int, context: int) -> Mix | None:
+    """Which blocks' saved tensors go to Grace; None where that is off. ``grace`` is what is free when the run asks."""
+    if facts.activations == "off" or not step.blocks:
         return None
-    resident = step.weights + step.gradients * facts.gradients_outlive
+    resident = context + step.weights + step.gradients * facts.gradients_outlive
     resident += 0 if facts.state_in_grace else state.bytes
-    others = step.transient - sum(block.saved for block in step.blocks)
-    room = machine.hbm - resident - max(others, 0) - device_headroom(machine.hbm)
-    room = 0 if facts.activations == "grace" else max(room, 0)
-    limit = min(facts.activation_limit or grace, grace)
-    return choose(step.blocks, hbm_room=room, grace_limit=limit, rates=Rates(machine.d2h, machine.h2d, machine.flops))
+    others = step.forward - sum(block.saved for block in step.blocks)
+    room = max(machine.hbm - resident - max(others, 0) - device_headroom(machine.hbm), 0)
+    asked = None if facts.activation_limit is None else facts.activation_limit / GIB
+    ranks = machine.sharing(facts.ranks)
+    node = HostMemory(machine.grace * ranks, grace * ranks, grace * ranks, machine.name)
+    allowed = activations_allowance(asked, node, ranks)
+    rates = Rates(machine.d2h, machine.h2d, machine.flops)
+    return choose(step.blocks, hbm_room=room, grace_limit=allowed.size, rates=rates)
+
+
+def _stays(step: Step, mix: Mix | None) -> int:
+    """Of what a step takes for a while, the bytes in HBM: without what is in Grace, or computed again."""
+    if mix is None:
+        return step.transient
+    again = max(
+        (block.saved for block, to in zip(step.blocks, mix.choices, strict=True) if to == "recompute"), default=0
+    )
+    return max(step.transient - mix.offloaded - max(mix.recomputed - again, 0), 0)
 
 
 def _divide_state(
@@ -129,7 +152,7 @@ def _divide_state(
     """(in HBM, in Grace), as the run's own placement divides it."""
     if not facts.state_in_grace or machine.one_pool or not facts.full:
         return state.bytes, 0  # tensors of a LoRA are below what is worth placing
-    peak = step.weights + step.gradients + step.transient - (mix.offloaded if mix else 0)
+    peak = step.weights + step.gradients + _stays(step, mix)
     copies = step.trained * facts.bytes_per_weight
     at_step = step.weights + step.gradients + max(copies, _ema_update(facts, copies))
     automatic = automatic_budget(total=machine.hbm, elsewhere=context, peak=peak, at_step=at_step)
@@ -162,8 +185,9 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
     offloaded = mix.offloaded if mix else 0
     copies = step.trained * facts.bytes_per_weight
     update = _ema_update(facts, copies)
-    note = "an EMA update" if update > step.transient - offloaded else ""
-    yield Row("activations", "hbm", "train", max(step.transient - offloaded, update, 0), step.source, note)
+    stays = _stays(step, mix)
+    note = "an EMA update" if update > stays else ""
+    yield Row("activations", "hbm", "train", max(stays, update), step.source, note)
     yield Row("activations", "grace", "train", offloaded, step.source, mix.why if mix else "")
     for phase in _TRAINED:
         yield Row("optimizer", "hbm", phase, here, state.source, facts.optimizer)
@@ -195,7 +219,7 @@ def _other_models(facts: RunFacts, sizes: Sizes) -> Iterator[Row]:
 
 def _host(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> Iterator[Row]:
     data = sizes.data
-    share = max(facts.ranks, 1) if not machine.one_pool else 1
+    share = machine.sharing(facts.ranks)
     yield Row("datasets", "grace", None, data.held // share, "measured", "once per node")
     if data.held:
         yield Row("staging", "grace", "load", STAGING_WORK, "computed")

@@ -84,6 +84,7 @@ def make_plan(
     facts = read_facts(training, ranks=ranks)
     if not facts.family:
         raise UsageError("the configuration names no model_family", remedy="set model_family")
+    machine = machine.of_one_rank(facts.ranks)
     like = "hopper" if machine.has_device else "cpu"
     sizes, notes = read_sizes(training, facts, like=like, trace=trace, patience=patience)
     situation = Situation(sizes, machine, constants_for(machine))

@@ -140,6 +140,10 @@ class Simulation:
         told, self._events = tuple(self._events), []
         return Moment(step, micro_batches, self.driver.held, peak, sum(self._grace.values()), told)
 
+    @property
+    def _sharing(self) -> int:
+        return self.situation.machine.sharing(self.facts.ranks)
+
     def _host(self) -> HostMemory:
         total = self.situation.machine.grace
         left = max(total - sum(self._grace.values()), 0)
@@ -150,11 +154,11 @@ class Simulation:
         caps = self.driver.capabilities(0)
         self._grace["process"] = constants.process
         allowed = dataset_allowance(None, self._host(), single_pool=self.situation.machine.one_pool)
-        if sizes.data.held > allowed.size:
+        if sizes.data.held // self._sharing > allowed.size:
             raise FeatureUnavailable(
                 f"datasets of {format_bytes(sizes.data.held)} where {allowed.why} allow {format_bytes(allowed.size)}"
             )
-        self._grace["datasets"] = sizes.data.held
+        self._grace["datasets"] = sizes.data.held // self._sharing
         if any(self.facts.unified.values()):
             kind = choose_kind("auto", caps, ranks=self.facts.ranks)
             self._events.append(f"caches in {kind.kind} memory: {kind.reason}")
@@ -182,7 +186,7 @@ class Simulation:
         if step == 0 or self.facts.drops_gradients:
             self._gradients = self._take("gradients", placed.step.gradients)
         moved = placed.mix.offloaded if placed.mix else 0
-        transient = self._take("activations", max(placed.step.transient - moved, 0))
+        transient = self._take("activations", placed.transient)
         if moved:
             self._grace["activations"] = moved
         peak = self.driver.held
@@ -224,6 +228,7 @@ class Simulation:
         """Caches fill while training runs, within their allowance."""
         data, unified = self.situation.sizes.data, self.facts.unified
         wanted = data.latents * unified.get("vae", False) + data.embeds * unified.get("text", False)
+        wanted //= self._sharing
         held = self._grace.get("caches", 0)
         host = self._host()
         host = replace(host, available=host.available + held)

@@ -46,6 +46,8 @@ class Step:
     gradients: int
     transient: int
     """Beyond weights and gradients at the peak."""
+    forward: int
+    """Beyond weights, and gradients of before, at the end of the forward pass."""
     saved: int
     flops: float
     weights_source: Source
@@ -55,8 +57,12 @@ class Step:
 
 
 def one_step(facts: RunFacts, sizes: Sizes) -> Step:
-    """From the trace; without one, what is certain: weights, and for full training their gradients."""
-    trace = sizes.traces.get(facts.checkpointing)
+    """From the trace; without one, what is certain: weights, and for full training their gradients.
+
+    Where activations go to Grace the run switches checkpointing off block by block, so the plain trace is its basis.
+    """
+    checkpointed = facts.checkpointing and (facts.activations == "off" or False not in sizes.traces)
+    trace = sizes.traces.get(checkpointed)
     if trace is None:
         return _untraced(facts, sizes)
     whole = trace.whole
@@ -69,11 +75,12 @@ def one_step(facts: RunFacts, sizes: Sizes) -> Step:
         weights=_weights(facts, whole),
         gradients=whole.gradients,
         transient=round(max(transient, beyond)),
+        forward=round(forward),
         saved=round(whole.saved * scale),
         flops=whole.flops * scale,
         weights_source="computed",
         source="assumed" if sizes.guessed else "computed",
-        blocks=_blocks(trace, scale),
+        blocks=_blocks(trace, scale, passes=(3 if facts.full else 2) + checkpointed, recomputable=facts.checkpointing),
     )
 
 
@@ -83,13 +90,19 @@ def _weights(facts: RunFacts, whole: Counted) -> int:
     return round((whole.parameters - whole.trained) * facts.quantised) + whole.trained_bytes
 
 
-def _blocks(trace: Trace, scale: float) -> tuple[Block, ...]:
-    """In the order of the forward pass; what belongs to no stack can neither be moved nor computed again."""
+def _blocks(trace: Trace, scale: float, *, passes: int, recomputable: bool) -> tuple[Block, ...]:
+    """In the order of the forward pass; what belongs to no stack can neither be moved nor computed again.
+
+    ``passes``: how many times a step computes as much as a forward pass: once forward, once for gradients of inputs,
+    once for those of weights, once more where it is checkpointed. Only a block that SimpleTuner would checkpoint can be
+    computed again.
+    """
     each = (
         Block(
             saved=round(stack.each.saved * scale),
-            work=stack.each.flops * scale / 3,
+            work=stack.each.flops * scale / passes,
             inputs=round(stack.each.saved * scale / 50),
+            recomputable=recomputable,
         )
         for stack in trace.stacks.values()
         for _ in range(stack.count)
@@ -107,6 +120,7 @@ def _untraced(facts: RunFacts, sizes: Sizes) -> Step:
         weights=round(count * each),
         gradients=trained * facts.bytes_per_weight,
         transient=0,
+        forward=0,
         saved=0,
         flops=0.0,
         weights_source=sizes.denoiser.source,

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from simpletuner_gh200.memory.ceilings import activations_allowance, device_headroom
+from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.model.optimizer_table import optimizers
 from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest, options
 from simpletuner_gh200.plan.machines import MACHINES
@@ -186,8 +188,64 @@ def test_a_quantised_base_model_shrinks_the_frozen_weights_alone():
     assert 0.5 < small / plain < 0.53
 
 
-def test_fragments_are_a_share_of_what_torch_holds():
-    found = table()
+# -- activations in Grace, as the run decides --------------------------------------------------------------------
+
+AWAY = {"state_in_grace": True, "state_pattern": "cpu_first", "activations": "auto"}
+
+
+def test_checkpointing_gives_way_to_activations_in_grace_block_by_block():
+    found = place(facts(checkpointing=True, **AWAY), sizes(), MACHINE)
+    assert found.step.saved == BLOCKS * 2 * GIB, "as without checkpointing"
+    assert found.mix is not None
+    assert all(block.recomputable for block in found.step.blocks)
+    plain = place(facts(checkpointing=False, **AWAY), sizes(), MACHINE)
+    assert not any(block.recomputable for block in plain.step.blocks), "SimpleTuner checkpoints nothing then"
+    pool = place(facts(checkpointing=True, **AWAY), sizes(), MACHINES["gb10"])
+    assert (pool.mix, pool.step.saved) == (None, BLOCKS * GIB // 16), "one pool: checkpointed as ever"
+
+
+def test_both_modes_keep_in_hbm_what_there_is_room_for():
+    chosen = {
+        mode: place(facts(checkpointing=False, **{**AWAY, "activations": mode}), sizes(), MACHINE).mix
+        for mode in ("auto", "grace")
+    }
+    assert chosen["auto"] == chosen["grace"]
+    assert chosen["grace"].kept > 0
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_what_stays_of_a_forward_pass_has_room_beside_what_is_held_then(dropped):
+    tight = replace(MACHINE, hbm=70 * 10**9)
+    found = place(facts(checkpointing=False, drops_gradients=dropped, **AWAY), sizes(), tight)
+    assert found.mix is not None
+    held_then = found.step.weights + found.step.gradients * (not dropped)
+    room = tight.hbm - device_headroom(tight.hbm) - Constants().context
+    assert held_then + found.step.forward - found.mix.offloaded <= room
+    assert found.table.held("train", "hbm", certain=True) <= room
+
+
+def test_activations_take_the_share_of_grace_that_the_run_allows_them():
+    small = replace(MACHINE, hbm=45 * 10**9, grace=60 * 10**9)
+    found = place(facts(checkpointing=True, **AWAY), sizes(), small).mix
+    left = small.grace - sizes().data.held - Constants().process
+    allowed = activations_allowance(None, HostMemory(small.grace, left, left, ""), 1).size
+    assert found is not None
+    assert allowed - 2 * GIB < found.offloaded <= allowed
+    assert found.recomputed > 0, "the rest is computed again"
+
+
+@pytest.mark.parametrize(
+    ("full", "checkpointed", "passes"), [(True, False, 3), (False, False, 2), (True, True, 4), (False, True, 3)]
+)
+def test_a_blocks_forward_pass_is_its_part_of_the_step(full, checkpointed, passes):
+    known = sizes(traces={checkpointed: trace(checkpointed=checkpointed)})
+    step = place(facts(full=full, checkpointing=checkpointed), known, MACHINE).step
+    assert step.blocks[0].work == pytest.approx(trace(checkpointed=checkpointed).stacks["blocks"].each.flops / passes)
+
+
+@pytest.mark.parametrize("changed", [{}, {"checkpointing": False, **AWAY}], ids=["usual", "activations in Grace"])
+def test_fragments_are_a_share_of_what_torch_holds(changed):
+    found = table(facts(**changed), machine=replace(MACHINE, hbm=70 * 10**9))
     torchs = sum(
         row.bytes
         for row in found.of("train", "hbm")
@@ -227,6 +285,18 @@ def test_shards_share_what_is_sharded():
     assert shared.step.gradients == alone.step.gradients // 4
     assert shared.state.bytes == alone.state.bytes // 4
     assert shared.step.transient > alone.step.transient, "a block is gathered while it is used"
+
+
+def test_ranks_of_one_node_share_its_memory_and_what_it_holds_once():
+    node = replace(MACHINE, grace=4 * MACHINE.grace, devices=4)
+    run = facts(ranks=4, unified={"vae": True, "text": True})
+    rank = node.of_one_rank(4)
+    assert (rank.grace, rank.sharing(4), rank.sharing(2), rank.sharing(8)) == (MACHINE.grace, 4, 2, 4)
+    shared, whole = held(table(run, machine=rank)), held(table(run))
+    assert shared["datasets", "grace", None] == 3 * GIB // 4
+    assert shared["caches", "grace", "train"] == 5 * GIB // 4
+    assert whole["datasets", "grace", None] == 3 * GIB, "four nodes with one device each hold it four times"
+    assert whole["caches", "grace", "train"] == 5 * GIB
 
 
 # -- bounds and changes ------------------------------------------------------------------------------------------

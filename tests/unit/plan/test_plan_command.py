@@ -356,6 +356,12 @@ def test_this_machine_is_what_the_driver_says():
         machine("gh300")
 
 
+def test_a_plan_is_that_of_one_rank_of_the_node(config):
+    node = replace(MACHINES["gh200-96"], devices=4)
+    plan = make_plan(read_training(Located.at(config), {}), node, ranks=4, trace=False)
+    assert plan.machine.grace == plan.situation.machine.grace == node.grace // 4
+
+
 def test_a_model_family_is_needed(tmp_path):
     file = tmp_path / "config.json"
     file.write_text("{}")
