@@ -39,14 +39,14 @@ def check(located: Located, flags: Sequence[str]) -> Checked:
     """Raises where the run can't fit. Writes nothing."""
     training = read_training(located, os.environ, flags=flags)
     try:
-        return _check(training, keep=keep)
+        return _check(training)
     except GH200Error:
         raise
     except Exception as mistake:  # noqa: BLE001 - whatever is wrong with the plan, the run may be right
-        return [f"`gh200 plan` failed, and the run starts without it: {type(mistake).__name__}: {mistake}"]
+        return Checked((f"`gh200 plan` failed, and the run starts without it: {type(mistake).__name__}: {mistake}",))
 
 
-def _check(training: Training, *, keep: bool) -> list[str]:
+def _check(training: Training) -> Checked:
     plan = quick.check_fit(training)
     if plan is None:
         return Checked()
