@@ -70,7 +70,7 @@ def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
 
     monkeypatch.setattr(quick, "quick_plan", mistaken)
     with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
-        (notice,) = planned.check(located, [], keep=True)
+        (notice,) = planned.check(located, []).notes
     assert "ZeroDivisionError: of the plan" in notice
 
 
