@@ -31,6 +31,7 @@ def metadata(tmp_path: Path, repository: str) -> Message:
     shutil.copy(ROOT / "src" / "simpletuner_gh200" / "__init__.py", package)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert project.count('\nrepository = ""\n') == 1
+    project = "".join(line for line in project.splitlines(keepends=True) if "simpletuner_gh200/shipped/" not in line)
     (tree / "pyproject.toml").write_text(project.replace('\nrepository = ""\n', f'\nrepository = "{repository}"\n'))
     uv = uv_command()
     assert uv is not None

@@ -153,7 +153,7 @@ def test_the_matrices_are_run_on_the_tree_and_recorded(repository: Path, monkeyp
     assert "2 passed, 1 failed, 0 skipped; U1 s: why" in record.result
 
 
-def test_the_hook_is_two_statements_at_the_end(finished: Finished) -> None:
+def test_the_hook_is_three_statements_at_the_end(finished: Finished) -> None:
     text = (finished.root / "simpletuner/__init__.py").read_text(encoding="utf-8")
     assert text.startswith("__version__ = '2.0'\n")
     assert text.endswith(vendor.HOOK)
@@ -181,7 +181,7 @@ def test_the_patch_brings_the_fork_back_onto_its_base(finished: Finished, tmp_pa
 def test_the_manifest_lists_every_component_with_its_size(finished: Finished) -> None:
     text = (finished.root / steps.MANIFEST).read_text(encoding="utf-8")
     assert "| cache | The purpose of cache. | 1 | 1 | none: new files |" in text
-    assert "| hook | end of `simpletuner/__init__.py` | 1 | 2 |" in text
+    assert "| hook | end of `simpletuner/__init__.py` | 1 | 3 |" in text
 
 
 def test_the_checklist_says_what_the_fork_had_done(finished: Finished) -> None:

@@ -1,4 +1,4 @@
-"""Our package inside the tree: copied as it is under ``simpletuner/gh200/vendor``, and hooked in with two lines."""
+"""Our package inside the tree: copied as it is under ``simpletuner/gh200/vendor``, and hooked in with three lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ from simpletuner_gh200.operate.rebase.components import (
 from simpletuner_gh200.operate.rebase.journal import write_whole
 
 HOOKED = "simpletuner/__init__.py"
-HOOK = "from simpletuner.gh200 import activate_unless_disabled as _gh200  # noqa: E402\n\n_gh200()\n"
+HOOK = (
+    '__import__("sys").modules.pop("simpletuner.gh200", None)\n'
+    "from simpletuner.gh200 import activate_unless_disabled as _gh200  # noqa: E402\n\n_gh200()\n"
+)
+"""The first line lets go of the alias that an installed simpletuner-gh200 leaves there: the tree's own package wins."""
 
 ENTRY = '''"""simpletuner-gh200, vendored: see docs/GH200_PATCH_MANIFEST.md. `SIMPLETUNER_GH200=0` turns it off."""
 
@@ -85,7 +89,7 @@ def write_entry(root: Path) -> list[str]:
 
 
 def add_hook(root: Path) -> list[str]:
-    """Two lines at the end of SimpleTuner's own package file; adding them twice is the same as once."""
+    """Three lines at the end of SimpleTuner's own package file; adding them twice is the same as once."""
     path = root / HOOKED
     text = path.read_text(encoding="utf-8")
     if HOOK not in text:
