@@ -67,7 +67,7 @@ def test_a_fork_is_replaced_by_the_extension_and_can_be_had_back(fork: Path) -> 
     assert git(fork, "diff", "--diff-filter=MDR", "--name-only", "upstream", "HEAD") == "simpletuner/__init__.py"
     checklist = (fork / "GH200_REBASE_CHECKLIST.md").read_text(encoding="utf-8")
     assert "Trainer._consume_manual_validation_request (whole)" in checklist
-    assert "trainer.train" in checklist
+    assert f"- [ ] {TRAINER}:" in checklist, "added at the end of the file, where no seam is: for a person"
     for passed in ("contract: passed", "active, with the public names: passed", "kill switch: passed"):
         assert passed in checklist
 

@@ -16,7 +16,9 @@ from simpletuner_gh200.bench.suite import Suite, interleaved
 
 PTH_LINE = (
     'import os, sys; gh200 = type(sys)("simpletuner.gh200"); '
-    'gh200.__getattr__ = lambda name: __import__("simpletuner_gh200.older_names", fromlist=["x"]).answer(name); '
+    "gh200.__getattr__ = lambda name: getattr(object(), name) "
+    'if name[:2] == "__" and name not in ("__path__", "__all__") '
+    'else __import__("simpletuner_gh200.older_names", fromlist=["x"]).answer(name); '
     'sys.modules.setdefault("simpletuner.gh200", gh200); '
     'os.environ.get("SIMPLETUNER_GH200") == "1" and '
     '__import__("simpletuner_gh200.startup", fromlist=["x"]).on_interpreter_start()\n'
