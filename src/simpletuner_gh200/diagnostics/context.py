@@ -90,7 +90,11 @@ class Context:
     def nvidia_gpus(self) -> tuple[str, ...]:
         """PCI addresses of NVIDIA GPUs, whether or not a driver is loaded for them."""
         found = []
-        for folder in sorted((self.root / "sys/bus/pci/devices").glob("*")):
+        try:
+            folders = sorted((self.root / "sys/bus/pci/devices").iterdir())
+        except OSError:  # no PCI here, or not for this user
+            return ()
+        for folder in folders:
             kind = self.read(f"sys/bus/pci/devices/{folder.name}/class") or ""
             vendor = self.read(f"sys/bus/pci/devices/{folder.name}/vendor")
             if vendor == _NVIDIA_VENDOR and kind.startswith(_DISPLAY_CLASSES):
