@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,9 +166,8 @@ def test_a_link_to_a_file_system_that_others_write_to_is_not_relied_on(tmp_path,
     """The link lies on a local one; where it leads, nobody tells us of changes."""
     monkeypatch.setattr(watch.FolderWatch, "reliable", property(lambda self: True))
     # As above: whether the kernel has a watch left is not what is asked here.
-    monkeypatch.setattr(
-        watch, "_libc", SimpleNamespace(inotify_init1=lambda _flags: -1, inotify_add_watch=lambda *_: 1)
-    )
+    kernel = SimpleNamespace(inotify_init1=lambda _flags: -1, inotify_add_watch=lambda *_: 1)
+    monkeypatch.setattr(watch, "_libc", kernel)
     (tmp_path / "there").symlink_to("/proc/self/task")
     (tmp_path / "here").symlink_to(tmp_path)
     watching = watch.FolderWatch()
