@@ -221,6 +221,24 @@ def test_what_is_not_finite_is_seen(dtype, odd, way, tmp_path):
     table.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_not_finite_is_seen_wherever_it_is(dtype, way, tmp_path):
+    """Checksum and look go over the bytes together, some hundreds at a time, and what is left over by itself."""
+    count = 700
+    places = [0, 1, 31, 32, 127, 128, 129, 255, 256, 511, 640, 641, 698, 699]
+    paths = [tmp_path / f"{place}.pt" for place in places]
+    for path, place in zip(paths, places, strict=True):
+        value = torch.linspace(-1e30, 1e30, count).to(dtype)
+        value[place] = float("nan")
+        path.write_bytes(content_of({"latents": value, "part": torch.arange(9)[2:5]}, gzipped=place % 2 == 0))
+    whole = tmp_path / "whole.pt"
+    whole.write_bytes(content_of({"latents": torch.linspace(-1e30, 1e30, count).to(dtype)}, gzipped=False))
+    table = filled([*paths, whole])
+    assert [table.find(str(path)).finite for path in paths] == [False] * len(paths)
+    assert table.find(str(whole)).finite
+    table.close()
+
+
 def test_more_than_the_budget_is_not_taken(way, tmp_path):
     paths = [tmp_path / f"{number}.pt" for number in range(30)]
     for path in paths:

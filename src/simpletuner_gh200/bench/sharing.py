@@ -127,7 +127,7 @@ def _be_a_cache_rank(folder: Path) -> None:
     from simpletuner_gh200.cache.listing import cache_files
     from simpletuner_gh200.cache.service import Caches, Wanted
 
-    paths = [path for path, _ in cache_files(str(folder))]
+    paths = list(cache_files(str(folder)).paths())
     load_file(paths[0])  # torch's own first-use memory is not ours
     before = _pss_without_libraries()
     wanted = [Wanted("latents", "vae", str(folder))]

@@ -145,7 +145,7 @@ def _take_apart(paths: list[str], shapes: Shapes) -> None:
     taker, at, some = FileTaker(library, shapes, look_for_nan=True), 0, 16
     while at < len(paths):
         taken = taker.take(paths[at : at + some])
-        assert all(file.status == TAKEN for file in taken)
+        assert taker.counts[TAKEN] == len(taken)
         at, some = at + len(taken), min(2 * len(taken), 256)
 
 

@@ -5,14 +5,15 @@ to the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.copying import address_of, copy_rows
+from simpletuner_gh200.cache.entries import Found
 from simpletuner_gh200.cache.layout import Leaf
-from simpletuner_gh200.cache.record import contiguous_strides, tensor_maker
-from simpletuner_gh200.cache.table import Found
+from simpletuner_gh200.cache.record import Bytes, contiguous_strides, tensor_maker
 from simpletuner_gh200.memory.copier import SlabRange
 
 if TYPE_CHECKING:
@@ -22,15 +23,23 @@ if TYPE_CHECKING:
 
 
 def same_tensor(leaves: Sequence[Leaf | None]) -> Leaf | None:
-    """The first leaf, if all are there and alike but for their place in the payload, and can be stacked here."""
+    """The first leaf, if all are there and alike but for place and strides, and can be stacked here.
+
+    Strides may differ: a lone remainder of a VAE batch comes contiguous, the others channels-last.
+    """
     first = leaves[0]
     if first is None or first.grad or not first.count:
         return None
-    if all(leaf is first for leaf in leaves):  # of one layout, as most batches are
+    if leaves.count(first) == len(leaves):  # of one layout, as most batches are; that is seen by identity first
         return first
-    alike = (first.dtype, first.shape, first.strides, False)
-    same = all(leaf is not None and (leaf.dtype, leaf.shape, leaf.strides, leaf.grad) == alike for leaf in leaves)
+    alike = (first.dtype, first.shape, False)
+    same = all(leaf is not None and (leaf.dtype, leaf.shape, leaf.grad) == alike for leaf in leaves)
     return first if same else None
+
+
+def same_strides(leaves: Sequence[Leaf]) -> bool:
+    strides = leaves[0].strides
+    return all(leaf.strides == strides for leaf in leaves)
 
 
 @lru_cache(maxsize=4096)
@@ -41,6 +50,15 @@ def stack_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None, count
     if strides is None:
         return contiguous_strides((count, *shape))
     return tuple(torch.stack([torch.empty_strided(shape, strides)] * count).stride())
+
+
+@lru_cache(maxsize=4096)
+def mixed_strides(shape: tuple[int, ...], strides: tuple[tuple[int, ...] | None, ...]) -> tuple[int, ...]:
+    """The same where each tensor has strides of its own."""
+    import torch
+
+    tensors = [torch.empty_strided(shape, own or contiguous_strides(shape)) for own in strides]
+    return tuple(torch.stack(tensors).stride())
 
 
 def rows_of(flat: torch.Tensor, leaf: Leaf, count: int) -> torch.Tensor:
@@ -57,22 +75,63 @@ def rows_of(flat: torch.Tensor, leaf: Leaf, count: int) -> torch.Tensor:
 
 def assemble(entries: Sequence[Found], leaves: Sequence[Leaf], pool: BufferPool) -> torch.Tensor:
     """What ``torch.stack`` of those tensors would give. The leaves must be alike: see ``same_tensor``."""
-    import torch
-
     leaf, count = leaves[0], len(entries)
-    dtype: torch.dtype = getattr(torch, leaf.dtype)
-    size = leaf.count * dtype.itemsize
-    buffer = pool.get(size * count)
-    wanted = stack_strides(leaf.shape, leaf.strides, count)
-    batch = torch.as_strided(torch.from_numpy(buffer).view(dtype), (count, *leaf.shape), wanted)
-    if leaf.strides is None or wanted[1:] == leaf.strides:
+    alike = leaves.count(leaf) == count  # of one layout, as most batches are
+    stack = leaf.stacks.get(count) if alike else None
+    if stack is None:
+        stack = _stack_of(leaves)
+        if alike:
+            leaf.stacks[count] = stack
+    buffer = pool.get(stack.row * count)
+    batch = stack.tensor_on(buffer)
+    if stack.by_row:
         # By address: slicing arrays would cost as much as copying a small latent.
-        start = address_of(buffer)
-        copy_rows(start, [one.address + place.offset for one, place in zip(entries, leaves, strict=True)], size)
+        if alike:
+            places = [one.address for one in entries]
+            copy_rows(address_of(buffer), places, stack.row, skip=leaf.offset)
+        else:
+            places = [one.address + place.offset for one, place in zip(entries, leaves, strict=True)]
+            copy_rows(address_of(buffer), places, stack.row)
     else:
         for row, entry, place in zip(batch, entries, leaves, strict=True):
             row.copy_(tensor_maker(entry.payload)(place))
     return batch
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """So many tensors as ``torch.stack`` gives them."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """None where they are contiguous."""
+    row: int
+    """Bytes of each."""
+    by_row: bool
+    """Each lies in one piece in the stack, as it does by itself."""
+
+    def tensor_on(self, buffer: Bytes) -> torch.Tensor:
+        import torch
+
+        flat = torch.frombuffer(buffer, dtype=self.dtype)
+        return flat.view(self.shape) if self.strides is None else flat.as_strided(self.shape, self.strides)
+
+
+def _stack_of(leaves: Sequence[Leaf]) -> _Stack:
+    import torch
+
+    leaf, shape = leaves[0], (len(leaves), *leaves[0].shape)
+    dtype: torch.dtype = getattr(torch, leaf.dtype)
+    alike = same_strides(leaves)
+    wanted = stack_strides(leaf.shape, leaf.strides, len(leaves)) if alike else _mixed(leaves)
+    by_row = alike and (leaf.strides is None or wanted[1:] == leaf.strides)
+    strides = None if wanted == contiguous_strides(shape) else wanted
+    return _Stack(dtype, shape, strides, leaf.count * dtype.itemsize, by_row)
+
+
+def _mixed(leaves: Sequence[Leaf]) -> tuple[int, ...]:
+    return mixed_strides(leaves[0].shape, tuple(leaf.strides for leaf in leaves))
 
 
 def stacked(tensors: Sequence[torch.Tensor], pool: BufferPool, *, joined: bool) -> torch.Tensor | None:
@@ -140,4 +199,11 @@ class DeviceDelivery:
                 for entry, leaf in zip(entries, leaves, strict=True)
             ]
         )
-        return None if flat is None else rows_of(flat.view(dtype), leaves[0], len(entries))
+        if flat is None:
+            return None
+        if same_strides(leaves):
+            return rows_of(flat.view(dtype), leaves[0], len(entries))
+        rows = zip(flat.view(dtype).chunk(len(entries)), leaves, strict=True)
+        return torch.stack(
+            [torch.as_strided(row, leaf.shape, leaf.strides or contiguous_strides(leaf.shape)) for row, leaf in rows]
+        )

@@ -5,21 +5,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
-from simpletuner_gh200.cache.slots import FINITE, ORDINARY, key_of, source_words
-from simpletuner_gh200.cache.table import Ready, Table
+import numpy as np
+
+from simpletuner_gh200.cache.entries import Ready
+from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cache.tensor_files import (
     CHANGED,
     GONE,
+    MOST_FILES,
     MOST_SHAPES,
     REFUSED,
     TAKEN,
     FileTaker,
     Shapes,
-    TakenFile,
+    described,
 )
-
-MOST_FILES = 256
-"""Of a batch."""
 
 NOT_READ_NATIVELY = "read one by one"
 """Counted for each file that is not as torch usually writes it; what became of it is counted besides."""
@@ -40,50 +40,57 @@ class BatchFiller:
         """Files of the next batch: as many as the last ones had room for."""
         self._pays = True
 
-    def fill(self, paths: Sequence[str]) -> tuple[int, int]:
+    def fill(self, paths: Sequence[str], keys: np.ndarray) -> tuple[int, int]:
         """Take in the first of ``paths``, at least one: how many were looked at, and how many bytes were read."""
         if not self._pays:
             return 1, self._one_by_one(paths[0])
         some = paths[: self._expected]
-        taken = self._taker.take(some)
-        self._expected = min(2 * len(taken), MOST_FILES)
-        size = self._publish(some, taken)
-        for path, file in zip(some, taken, strict=False):
-            size += self._otherwise(path, file)
+        files = self._taker.take(some)
+        count = len(files)
+        if count < len(some) or len(some) == self._expected:  # else there were no more to take
+            self._expected = min(2 * count, MOST_FILES)
+        counts, status = self._taker.counts, files["status"]
+        taken = np.flatnonzero(status == TAKEN)
+        size = self._publish(files, taken, keys) if len(taken) else 0
+        if len(taken) < count:
+            # Copied: what goes the old way may ask for memory, and these rows are the taker's.
+            others = [(number, files[number].copy()) for number in np.flatnonzero(status != TAKEN).tolist()]
+            size += sum(self._otherwise(paths[number], file) for number, file in others)
         # Where every file has a pickle of its own, reading them twice gains nothing.
         full = len(self._shapes.known) >= MOST_SHAPES
-        self._pays = not full or any(file.status in (TAKEN, REFUSED) for file in taken)
-        return len(taken), size
+        self._pays = not full or counts[TAKEN] + counts[REFUSED] > 0
+        return count, size
 
-    def _publish(self, paths: Sequence[str], taken: Sequence[TakenFile]) -> int:
-        numbers, ready, size = [], [], 0
-        for number, file in enumerate(taken):
-            if file.status != TAKEN or file.shape is None:
-                continue
-            flags = (FINITE if file.finite else 0) | (ORDINARY if file.ordinary else 0)
-            source = source_words(file.size, file.mtime_ns, file.inode)
-            ready.append(Ready(key_of(paths[number]), file.shape.layout, file.shape.payload_size, flags, source))
-            numbers.append(number)
-            size += file.size
-        if ready:
-            self._table.publish_many(
-                ready,
-                lambda writer, which, offsets: self._taker.put(
-                    [numbers[at] for at in which], offsets, fd=writer.fd, address=writer.address
-                ),
-            )
-        return size
+    def _publish(self, files: np.ndarray, taken: np.ndarray, keys: np.ndarray) -> int:
+        chosen = files[taken]
+        shapes = self._shapes.known
+        flags, sources = described(chosen)
+        kinds = chosen["shape"].astype(np.intp)
+        ready = Ready(
+            keys=keys[taken],
+            layouts=[shape.layout for shape in shapes],
+            kinds=kinds,
+            sizes=np.array([shape.payload_size for shape in shapes], np.uint64)[kinds],
+            flags=flags,
+            sources=sources,
+        )
+        self._table.publish_many(
+            ready,
+            lambda writer, which, offsets: self._taker.put(taken[which], offsets, fd=writer.fd, address=writer.address),
+        )
+        return int(chosen["size"].sum())
 
-    def _otherwise(self, path: str, file: TakenFile) -> int:
+    def _otherwise(self, path: str, file: np.ndarray) -> int:
         """What was not taken: said why, or taken the old way. Bytes read."""
-        statistics = self._table.statistics
-        if file.status in (TAKEN, GONE):
+        statistics, status = self._table.statistics, int(file["status"])
+        if status == GONE:
             return 0
-        if file.status == CHANGED:
+        if status == CHANGED:
             statistics.fall_back("changed while it was read")
             return 0
-        if file.status == REFUSED and file.shape is not None and file.shape.refusal:
-            statistics.fall_back(file.shape.refusal)
-            return file.size
+        refusal = self._shapes.known[int(file["shape"])].refusal if status == REFUSED else None
+        if refusal:
+            statistics.fall_back(refusal)
+            return int(file["size"])
         statistics.fall_back(NOT_READ_NATIVELY)
         return self._one_by_one(path)

@@ -7,12 +7,14 @@ so plain threads do. torch's own thread pool is not used: it hangs in forked chi
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import memmove
 from functools import cache
 
 from simpletuner_gh200.cache.record import Bytes
+from simpletuner_gh200.cache.tensor_files import usable
 
 Job = tuple[int, int, int]
 """(destination, source, size)"""
@@ -25,14 +27,21 @@ MOST_THREADS = 8
 _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
-def copy_rows(target: int, sources: Sequence[int], size: int) -> None:
-    """Copy ``size`` bytes from each of ``sources``, one after the other, to ``target``; returns when all are there."""
+def copy_rows(target: int, sources: Sequence[int], size: int, *, skip: int = 0) -> None:
+    """Copy ``size`` bytes from each of ``sources``, one after the other, to ``target``; returns when all are there.
+
+    ``skip``: bytes that each of them begins with and that are not wanted.
+    """
     if size * len(sources) < PARALLEL_FROM or (threads := min(MOST_THREADS, _cores())) < 2:
+        rows, library = array("Q", sources), usable()
+        if library is not None:  # in one call: each gives the interpreter's lock away and takes it back
+            library.gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
+            return
         for source in sources:
-            memmove(target, source, size)
+            memmove(target, source + skip, size)
             target += size
         return
-    jobs = [(target + index * size, source, size) for index, source in enumerate(sources)]
+    jobs = [(target + index * size, source + skip, size) for index, source in enumerate(sources)]
     parts = split(jobs, threads)
     waiting: list[Future[None]] = [_helpers().submit(_copy, part) for part in parts[1:]]
     _copy(parts[0])

@@ -15,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from simpletuner_gh200.cache.batch_fill import BatchFiller
 from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
-from simpletuner_gh200.cache.slots import key_of
+from simpletuner_gh200.cache.slots import keys_of
 from simpletuner_gh200.cache.source import OPEN_FLAGS, source_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cache.tensor_files import Shapes, usable
@@ -108,8 +110,8 @@ def take_in(table: Table, path: str, load: Callable[[str], Any] = load_file) -> 
     return table.publish(path, record, before)
 
 
-HANDED_OUT = 512
-"""Paths that a filling thread asks for at a time."""
+HANDED_OUT = 128
+"""Paths that a filling thread asks for at a time: few enough that none is left alone with the last ones for long."""
 
 
 def fill(
@@ -130,10 +132,6 @@ def fill(
     shapes, library = Shapes(), usable()
     waiting, handing_out = iter(paths), threading.Lock()
 
-    def wanted(path: str) -> bool:
-        key = key_of(path)
-        return key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None
-
     def one_by_one(path: str) -> int:
         return _size_of(path) if take_in(table, path) else 0
 
@@ -145,12 +143,15 @@ def fill(
                 some = list(islice(waiting, HANDED_OUT))
             if not some:
                 return
-            lacking = [path for path in some if wanted(path)]
+            keys = keys_of(some)
+            wanted = table.lacks(keys) & (keys[:, 0] % np.uint64(parts) == part)
+            lacking = [some[number] for number in np.flatnonzero(wanted).tolist()]
+            keys = keys[wanted]
             if progress is not None:
                 progress.advance(len(some) - len(lacking))
             while lacking and not pace.ended:
-                done, size = filler.fill(lacking) if filler is not None else (1, one_by_one(lacking[0]))
-                del lacking[:done]
+                done, size = filler.fill(lacking, keys) if filler is not None else (1, one_by_one(lacking[0]))
+                lacking, keys = lacking[done:], keys[done:]
                 if progress is not None:
                     progress.advance(done, size)
                 pace.rest(size)

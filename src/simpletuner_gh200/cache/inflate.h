@@ -21,6 +21,37 @@
 #endif
 #endif
 
+/* -- numbers that are none -------------------------------------------------------------------------------------- */
+
+/* Made for several processors, of which the loader chooses, where it can. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define MANY_AT_ONCE __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
+#else
+#define MANY_AT_ONCE
+#endif
+
+/* Adding one to exponent bits that are all set carries into the sign bit, which they never reach otherwise. Done on
+ * eight bytes at a time, whatever the size of a number: nothing carries from one into the next. */
+struct look {
+    uint64_t mask, one; /* the exponent bits of each number in a word, and the lowest of them; 0: nothing is looked for */
+    uint64_t found;     /* mask + one in any of its bits where a number is none */
+};
+
+MANY_AT_ONCE static uint64_t carries(const unsigned char *data, size_t words, uint64_t mask, uint64_t one) {
+    uint64_t found = 0, word;
+    for (size_t at = 0; at < words; at++) {
+        memcpy(&word, data + 8 * at, 8);
+        found |= (word & mask) + one;
+    }
+    return found;
+}
+
+static void look_at(const unsigned char *data, size_t size, struct look *look) {
+    uint64_t last = 0;
+    memcpy(&last, data + size / 8 * 8, size % 8);
+    look->found |= carries(data, size / 8, look->mask, look->one) | ((last & look->mask) + look->one);
+}
+
 /* -- CRC-32, as gzip and zip define it ------------------------------------------------------------------------- */
 
 static uint32_t crc_table[8][256];
@@ -76,28 +107,36 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t crc_by_folding(uint32_t
 #define WIDE(part, by, next) \
     _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(part, by, 0x00), _mm512_clmulepi64_epi128(part, by, 0x11), next, 0x96)
 
-/* The same, 256 bytes at a time, where the processor multiplies four at once. */
+#define LOOK(part) seen = _mm512_or_si512(seen, _mm512_add_epi64(_mm512_and_si512(part, mask), one))
+
+/* The same, 256 bytes at a time, where the processor multiplies four at once; all but the last size % 256 of them are
+ * looked at on the way, which costs nothing beside the multiplying. */
 __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.1"))) static uint32_t crc_by_wide_folding(
-    uint32_t crc, const unsigned char *data, size_t size) {
+    uint32_t crc, const unsigned char *data, size_t size, struct look *look) {
     const __m512i by_sixteen = _mm512_broadcast_i32x4(_mm_set_epi64x(0x1322d1430, 0x11542778a));
     const __m512i by_four = _mm512_broadcast_i32x4(_mm_set_epi64x(0x1c6e41596, 0x154442bd4));
     const __m128i by_one = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
     __m512i part0 = _mm512_loadu_si512(data), part1 = _mm512_loadu_si512(data + 64);
     __m512i part2 = _mm512_loadu_si512(data + 128), part3 = _mm512_loadu_si512(data + 192);
+    const __m512i mask = _mm512_set1_epi64((int64_t)look->mask), one = _mm512_set1_epi64((int64_t)look->one);
+    __m512i seen = _mm512_setzero_si512();
+    LOOK(part0), LOOK(part1), LOOK(part2), LOOK(part3);
     part0 = _mm512_xor_si512(part0, _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
     for (data += 256, size -= 256; size >= 256; data += 256, size -= 256) {
-        part0 = WIDE(part0, by_sixteen, _mm512_loadu_si512(data));
-        part1 = WIDE(part1, by_sixteen, _mm512_loadu_si512(data + 64));
-        part2 = WIDE(part2, by_sixteen, _mm512_loadu_si512(data + 128));
-        part3 = WIDE(part3, by_sixteen, _mm512_loadu_si512(data + 192));
+        __m512i next0 = _mm512_loadu_si512(data), next1 = _mm512_loadu_si512(data + 64);
+        __m512i next2 = _mm512_loadu_si512(data + 128), next3 = _mm512_loadu_si512(data + 192);
+        LOOK(next0), LOOK(next1), LOOK(next2), LOOK(next3);
+        part0 = WIDE(part0, by_sixteen, next0), part1 = WIDE(part1, by_sixteen, next1);
+        part2 = WIDE(part2, by_sixteen, next2), part3 = WIDE(part3, by_sixteen, next3);
     }
+    look->found |= (uint64_t)_mm512_reduce_or_epi64(seen);
     __m512i whole = WIDE(WIDE(WIDE(part0, by_four, part1), by_four, part2), by_four, part3);
-    __m128i one = _mm512_castsi512_si128(whole);
-    one = FOLD(one, by_one, _mm512_extracti32x4_epi32(whole, 1));
-    one = FOLD(one, by_one, _mm512_extracti32x4_epi32(whole, 2));
-    one = FOLD(one, by_one, _mm512_extracti32x4_epi32(whole, 3));
+    __m128i last = _mm512_castsi512_si128(whole);
+    last = FOLD(last, by_one, _mm512_extracti32x4_epi32(whole, 1));
+    last = FOLD(last, by_one, _mm512_extracti32x4_epi32(whole, 2));
+    last = FOLD(last, by_one, _mm512_extracti32x4_epi32(whole, 3));
     unsigned char rest[16];
-    _mm_storeu_si128((__m128i *)rest, one);
+    _mm_storeu_si128((__m128i *)rest, last);
     return crc_by_table(crc_by_table(0, rest, 16), data, size);
 }
 #elif defined(__aarch64__)
@@ -113,17 +152,38 @@ __attribute__((target("+crc"))) static uint32_t crc_by_instruction(uint32_t crc,
 }
 #endif
 
-static uint32_t crc32_of(const unsigned char *data, size_t size) {
+static uint32_t crc32_narrow(uint32_t crc, const unsigned char *data, size_t size) {
+#if defined(__x86_64__)
+    if (size >= 64 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
+        return ~crc_by_folding(~crc, data, size);
+#elif defined(__aarch64__)
+    if (getauxval(AT_HWCAP) & HWCAP_CRC32) return ~crc_by_instruction(~crc, data, size);
+#endif
+    return ~crc_by_table(~crc, data, size);
+}
+
+#define LOOKED_AT_ONCE 16384 /* stays in the innermost cache from one look to the next */
+
+/* The checksum of what came before, which had this one, and of these bytes; looks at all of them besides. */
+static uint32_t crc32_looking(uint32_t crc, const unsigned char *data, size_t size, struct look *look) {
     pthread_once(&crc_made, make_crc_table);
 #if defined(__x86_64__)
-    if (size >= 256 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
-        return ~crc_by_wide_folding(~0u, data, size);
-    if (size >= 64 && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"))
-        return ~crc_by_folding(~0u, data, size);
-#elif defined(__aarch64__)
-    if (getauxval(AT_HWCAP) & HWCAP_CRC32) return ~crc_by_instruction(~0u, data, size);
+    if (size >= 256 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq")) {
+        look_at(data + size / 256 * 256, size % 256, look);
+        return ~crc_by_wide_folding(~crc, data, size, look);
+    }
 #endif
-    return ~crc_by_table(~0u, data, size);
+    for (size_t at = 0; at < size; at += LOOKED_AT_ONCE) {
+        size_t some = size - at < LOOKED_AT_ONCE ? size - at : LOOKED_AT_ONCE;
+        crc = crc32_narrow(crc, data + at, some);
+        if (look->mask) look_at(data + at, some, look);
+    }
+    return crc;
+}
+
+static uint32_t crc32_of(const unsigned char *data, size_t size) {
+    struct look nothing = {0, 0, 0};
+    return crc32_looking(0, data, size, &nothing);
 }
 
 /* -- DEFLATE ---------------------------------------------------------------------------------------------------- */

@@ -93,7 +93,7 @@ def verify(cache: PackedCache) -> dict[str, Any]:
 
 def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
     """One pack of everything that is on disk now: dead entries go, missing ones are taken in."""
-    paths = [path for path, _ in cache_files(cache.source)]
+    paths = list(cache_files(cache.source).paths())
     table = Table(cache.name, Control.create(len(paths) + 256, label=cache.name, shared=False), look_for_nan=True)
     packs = PackFolder(cache.folder, made_by=None)
     try:

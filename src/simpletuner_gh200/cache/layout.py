@@ -45,6 +45,11 @@ class Leaf:
     def count(self) -> int:
         return math.prod(self.shape)
 
+    @cached_property
+    def stacks(self) -> dict[int, Any]:
+        """What ``batch`` knows of stacks of so many of these."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -17,29 +17,81 @@ logger = logging.getLogger("simpletuner_gh200")
 
 SUFFIX = ".pt"
 ENTRIES_BYTES = 64 << 10
-_SHORTEST_ENTRY = 24
-"""Of a directory, in bytes: bounds how many fit."""
+
+SAMPLES = 64
+"""Files of which the sizes are asked where only about how much they come to has to be known."""
+
+
+@dataclass
+class _Part:
+    """Some files of one folder."""
+
+    folder: str
+    names: list[bytes]
+    sizes: np.ndarray | None
+    """None until somebody needs them: asking for them takes ten times as long as listing the names."""
 
 
 @dataclass
 class CacheListing:
     """The files of one cache. Paths are put together only when they are asked for: a start needs counts and sizes."""
 
-    folders: list[tuple[str, list[bytes], np.ndarray]] = field(default_factory=list)
+    parts: list[_Part] = field(default_factory=list)
     count: int = 0
-    size: int = 0
 
-    def add(self, folder: str, names: list[bytes], sizes: np.ndarray) -> None:
-        self.folders.append((folder, names, sizes))
+    def add(self, folder: str, names: list[bytes], sizes: np.ndarray | None) -> None:
+        self.parts.append(_Part(folder, names, sizes))
         self.count += len(names)
-        self.size += int(sizes.sum())
+
+    @property
+    def measured(self) -> bool:
+        return all(part.sizes is not None for part in self.parts)
+
+    def measure(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Ask for the sizes that nobody asked for yet; a file that went meanwhile has none."""
+        for part in self.parts:
+            if part.sizes is None:
+                tick()
+                part.sizes = _sizes(part.folder, part.names)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files; about, from a sample, where they were not measured."""
+        known = sum(int(part.sizes.sum()) for part in self.parts if part.sizes is not None)
+        rest = [part for part in self.parts if part.sizes is None]
+        if not rest:
+            return known
+        count = sum(len(part.names) for part in rest)
+        asked = [_sizes(part.folder, some) for part in rest if (some := part.names[:: max(count // SAMPLES, 1)])]
+        return known + int(np.concatenate(asked).mean() * count)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         """(absolute path, size)"""
-        for folder, names, sizes in self.folders:
-            prefix = folder.rstrip("/") + "/"
-            for name, size in zip(names, sizes.tolist(), strict=True):
+        self.measure()
+        for part in self.parts:
+            assert part.sizes is not None
+            prefix = part.folder.rstrip("/") + "/"
+            for name, size in zip(part.names, part.sizes.tolist(), strict=True):
                 yield prefix + os.fsdecode(name), size
+
+    def paths(self) -> Iterator[str]:
+        for part in self.parts:
+            prefix = part.folder.rstrip("/") + "/"
+            yield from (prefix + os.fsdecode(name) for name in part.names)
+
+
+def _sizes(folder: str, names: list[bytes]) -> np.ndarray:
+    found, library = np.zeros(len(names), np.uint64), usable()
+    assert library is not None  # without it every file was looked at when it was listed
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # it went with all that was in it
+        return found
+    try:
+        library.gh200_file_sizes(fd, b"\0".join(names), len(names), found.ctypes.data)
+    finally:
+        os.close(fd)
+    return found
 
 
 def cache_files(folder: str, tick: Callable[[], None] = lambda: None) -> CacheListing:
@@ -80,13 +132,12 @@ def _list_natively(
 ) -> list[str]:
     """Put plain cache files on the list; the names of whatever else is there."""
     scratch, names, others = (ctypes.create_string_buffer(ENTRIES_BYTES) for _ in range(3))
-    sizes = np.zeros(ENTRIES_BYTES // _SHORTEST_ENTRY, np.uint64)
     counts = (ctypes.c_uint64 * 4)()
     left: list[str] = []
     while True:
         more = library.gh200_list_tensors(
             *(fd, SUFFIX.encode(), scratch, ENTRIES_BYTES),
-            *(names, sizes.ctypes.data, others, counts),
+            *(names, others, counts),
         )
         if more < 0:
             raise OSError(-more, os.strerror(-more))
@@ -95,7 +146,7 @@ def _list_natively(
         tick()
         plain, odd, plain_bytes, odd_bytes = counts
         if plain:
-            listing.add(folder, ctypes.string_at(names, plain_bytes - 1).split(b"\0"), sizes[:plain].copy())
+            listing.add(folder, ctypes.string_at(names, plain_bytes - 1).split(b"\0"), None)
         if odd:
             left += map(os.fsdecode, ctypes.string_at(others, odd_bytes - 1).split(b"\0"))
 

@@ -204,7 +204,7 @@ class Pack:
 
     def _refuse_untrusted(self, found: os.stat_result) -> None:
         if not stat.S_ISREG(found.st_mode):
-            raise UntrustedPack(f"{self.path} is no regular file")
+            raise UntrustedPack(f"{self.path} is not a regular file")
         if not is_ours(found):
             raise UntrustedPack(f"{self.path} belongs to user {found.st_uid}, not to us")
         if found.st_mode & 0o022:
@@ -213,7 +213,7 @@ class Pack:
     def _read_index(self) -> tuple[np.ndarray, str, bytes]:
         raw = os.pread(self.fd, _HEADER.size + 8, 0)
         if len(raw) < _HEADER.size + 8 or not raw.startswith(MAGIC):
-            raise self._damaged("no header of a pack")
+            raise self._damaged("it has no pack header")
         _, schema, _, count, at, length, checksum, size, maker = _HEADER.unpack_from(raw)
         if schema > SCHEMA:
             raise UntrustedPack(
@@ -228,7 +228,7 @@ class Pack:
         paths_at = count * ROW.itemsize + maker
         if size != self.size or at + length > size or paths_at > length:
             raise self._damaged(f"{self.size} bytes, the header says {size}")
-        index = os.pread(self.fd, length, at)
+        index = _read_whole(self.fd, length, at)
         if len(index) != length or xxhash.xxh3_64_intdigest(index) != checksum:
             raise self._damaged("the index's checksum is wrong")
         rows = np.frombuffer(index, ROW, count)
@@ -260,7 +260,7 @@ class Pack:
         """
         if self.layout(entry) is None:
             return None
-        buffer = _hot_buffer(entry.length)
+        buffer = hot_buffer(entry.length)
         got = 0
         try:
             while got < entry.length:
@@ -302,7 +302,16 @@ class Pack:
         self.close()
 
 
-def _hot_buffer(size: int) -> Bytes:
+def _read_whole(fd: int, length: int, at: int) -> bytes:
+    """So many bytes, or what there is of them. One call gives 2 GiB at most: the index of ten million entries."""
+    parts = []
+    while length and (part := os.pread(fd, length, at)):
+        parts.append(part)
+        at, length = at + len(part), length - len(part)
+    return b"".join(parts)
+
+
+def hot_buffer(size: int) -> Bytes:
     """One buffer per thread, so that what was read is still in the processor's cache when it is hashed and copied."""
     buffer: Bytes | None = getattr(_local, "buffer", None)
     if buffer is None or buffer.nbytes < size:

@@ -11,14 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from simpletuner_gh200.cache.disk_room import DiskFull, DiskRoom
+from simpletuner_gh200.cache.entries import Found
 from simpletuner_gh200.cache.pack import DamagedPack, Item, OutdatedPack, Pack, PackEntry, UntrustedPack, write_pack
 from simpletuner_gh200.cache.pack_contents import Contents, Held, Loaded, PackUse, Source
 from simpletuner_gh200.cache.pack_place import PackPlace
 from simpletuner_gh200.cache.pack_reading import PackIndex, stretches, take_many
 from simpletuner_gh200.cache.slots import FINITE
-from simpletuner_gh200.cache.source import Recognizer, identify
-from simpletuner_gh200.cache.table import Found, Table
+from simpletuner_gh200.cache.source import Recognizer, Seen, identify
+from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.telemetry.progress import Progress
@@ -104,18 +107,20 @@ class PackFolder:
         part, parts = share
 
         def wanted(entry: PackEntry) -> bool:
-            key = entry.key
-            mine = key.low % parts == part and table.admits(key) and table.control.slots.get(key) is None
-            return mine and (table.allowed is None or table.control.held + entry.length <= table.allowed)
+            return parts == 1 or entry.key.low % parts == part
 
         def take(pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
             pace.begin()
             found: list[tuple[State, Source | None]] = [("left out", None) for _ in entries]
+            seen: list[Seen] = []
             if not pace.ended:
-                found = self._look(pack, entries)
-            chosen = [at for at, (_, source) in enumerate(found) if source is not None and wanted(entries[at])]
-            sources = [source for at in chosen if (source := found[at][1]) is not None]
-            states = take_many(pack, [entries[at] for at in chosen], sources, table) if chosen else []
+                seen = self._see(pack, entries)
+                found = self._states(pack, entries, seen)
+            lacking = table.lacks(np.array([entry.key for entry in entries], np.uint64).reshape(-1, 2)).tolist()
+            chosen = [
+                at for at, (_, source) in enumerate(found) if source is not None and lacking[at] and wanted(entries[at])
+            ]
+            states = take_many(pack, [entries[at] for at in chosen], [seen[at] for at in chosen], table)
             held = dict(zip(chosen, states, strict=True))
             size = sum(entry.length for entry in entries)
             if progress is not None:
@@ -132,7 +137,21 @@ class PackFolder:
 
     def _look(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
         """Without reading payloads."""
-        return [self._look_at(pack, entry) for entry in entries]
+        return self._states(pack, entries, self._see(pack, entries))
+
+    def _see(self, pack: Pack, entries: Sequence[PackEntry]) -> list[Seen]:
+        return self._recognizer.sources([(entry.path, entry.identity) for entry in entries])
+
+    def _states(
+        self, pack: Pack, entries: Sequence[PackEntry], seen: Sequence[Seen]
+    ) -> list[tuple[State, Source | None]]:
+        name = pack.path.name
+        return [
+            ("damaged", None)
+            if self._damaged and (name, entry.path) in self._damaged
+            else ("changed" if one.source is None else "alive", one.source)
+            for entry, one in zip(entries, seen, strict=True)
+        ]
 
     def _look_closely(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
         found = self._look(pack, entries)
@@ -140,12 +159,6 @@ class PackFolder:
             ("damaged", None) if source is not None and pack.payload(entry) is None else (state, source)
             for entry, (state, source) in zip(entries, found, strict=True)
         ]
-
-    def _look_at(self, pack: Pack, entry: PackEntry) -> tuple[State, Source | None]:
-        if (pack.path.name, entry.path) in self._damaged:
-            return "damaged", None
-        source = self._recognizer.source(entry.path, entry.identity)
-        return ("changed" if source is None else "alive"), source
 
     def _survey(
         self,
@@ -180,8 +193,10 @@ class PackFolder:
             contents.worthless.append(name)
             level = logging.INFO if isinstance(damaged, OutdatedPack) else logging.WARNING
             reason = damaged.message
-        except (OSError, UntrustedPack) as refused:  # not ours to remove, and no reason to stop
+        except UntrustedPack as refused:  # not ours to remove, and no reason to stop
             level, reason = logging.WARNING, f"a pack can't be read: {refused}"
+        except OSError as refused:
+            level, reason = logging.WARNING, f"a pack can't be read: {self.folder / name}: {refused.strerror}"
         done.notes.append(reason)
         logger.log(level, "gh200: %s; its entries are made again", reason)
         return None

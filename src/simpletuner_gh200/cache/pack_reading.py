@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import xxhash
 
-from simpletuner_gh200.cache.pack import Pack, PackEntry
+from simpletuner_gh200.cache.entries import Ready
+from simpletuner_gh200.cache.pack import Pack, PackEntry, hot_buffer
 from simpletuner_gh200.cache.record import Bytes, Record
 from simpletuner_gh200.cache.segment import Writer
 from simpletuner_gh200.cache.slots import FINITE, Key, key_of
-from simpletuner_gh200.cache.source import ordinary
-from simpletuner_gh200.cache.table import Ready, Table
+from simpletuner_gh200.cache.source import Seen
+from simpletuner_gh200.cache.table import Table
 
 SPAN_BYTES = 1 << 20
 """Of a pack that is read at once: entries lie one behind the other, and small ones are many."""
@@ -41,15 +42,18 @@ def stretches(pack: Pack) -> Iterator[tuple[int, int]]:
 
 
 class Span:
-    """The payloads of neighbouring entries, read at once where they are small."""
+    """The payloads of neighbouring entries, read at once where they are small, or where there is but one.
+
+    Into memory of this thread that its next span uses again: fresh pages cost more than all the rest.
+    """
 
     def __init__(self, pack: Pack, entries: Sequence[PackEntry]) -> None:
         self._pack = pack
         self._start = entries[0].offset
         size = entries[-1].offset + entries[-1].length - self._start
         self._bytes: Bytes | None = None
-        if 0 <= size <= SPAN_BYTES and len(entries) > 1:
-            self._bytes = np.empty(size, np.uint8)
+        if 0 <= size <= SPAN_BYTES or len(entries) == 1:
+            self._bytes = hot_buffer(size)
             if not _read_into(pack.fd, self._bytes, self._start):
                 self._bytes = None  # then each entry tells by itself
 
@@ -57,7 +61,7 @@ class Span:
         """None where the bytes are not those that were written, or can't be read."""
         if self._bytes is None:
             found = self._pack.payload(entry)
-            return None if found is None else found.copy()
+            return None if found is None else found.copy()  # the next one is read to where this is
         start = entry.offset - self._start
         found = self._bytes[start : start + entry.length]
         return found if xxhash.xxh3_64_intdigest(found) == entry.checksum else None
@@ -89,25 +93,29 @@ def _read_into(fd: int, buffer: Bytes, offset: int) -> bool:
     return True
 
 
-def take_many(pack: Pack, entries: Sequence[PackEntry], sources: Sequence[Source], table: Table) -> list[bool | None]:
-    """Publish entries of one stretch: whether each is held now, None for one that is damaged."""
+def take_many(pack: Pack, entries: Sequence[PackEntry], seen: Sequence[Seen], table: Table) -> list[bool | None]:
+    """Publish entries of one stretch whose files are as they were: whether each is held now, None for a damaged one."""
+    if not entries:
+        return []
     span = Span(pack, entries)
-    ready: list[Ready] = []
+    ready: list[int] = []
+    layouts: list[bytes] = []
     payloads: list[Bytes] = []
     starts: list[int] = []
     states: list[bool | None] = []
-    for entry, source in zip(entries, sources, strict=True):
+    for number, entry in enumerate(entries):
         payload, layout = span.payload(entry), pack.layout(entry)
         if payload is None or layout is None:
             states.append(None)
             continue
-        flags = (entry.flags & FINITE) | ordinary(entry.path)
-        ready.append(Ready(entry.key, layout, entry.length, flags, source))
+        ready.append(number)
+        layouts.append(layout)
         payloads.append(payload)
         starts.append(entry.offset)
         states.append(True)
 
-    def put(writer: Writer, which: list[int], offsets: list[int]) -> None:
+    def put(writer: Writer, numbers: np.ndarray, places: np.ndarray) -> None:
+        which, offsets = numbers.tolist(), places.tolist()
         for first, last in _runs([starts[number] for number in which], offsets):
             whole = span.between(starts[which[first]], starts[which[last]] + payloads[which[last]].nbytes)
             if whole is not None:
@@ -116,11 +124,24 @@ def take_many(pack: Pack, entries: Sequence[PackEntry], sources: Sequence[Source
             for at in range(first, last + 1):
                 writer.fill(offsets[at], [(0, payloads[which[at]])])
 
-    if not ready or table.publish_many(ready, put) == len(ready):
+    if not ready or table.publish_many(_columns(entries, seen, ready, layouts), put) == len(ready):
         return states
     return [
         state and table.control.slots.get(entry.key) is not None for entry, state in zip(entries, states, strict=True)
     ]
+
+
+def _columns(entries: Sequence[PackEntry], seen: Sequence[Seen], which: list[int], layouts: list[bytes]) -> Ready:
+    flags = [entries[at].flags & FINITE | seen[at].ordinary for at in which]
+    different = {text: number for number, text in enumerate(dict.fromkeys(layouts))}
+    return Ready(
+        keys=np.array([entries[at].key for at in which], np.uint64),
+        layouts=list(different),
+        kinds=np.array([different[text] for text in layouts], np.intp),
+        sizes=np.array([entries[at].length for at in which], np.uint64),
+        flags=np.array(flags, np.uint64),
+        sources=np.array([seen[at].source for at in which], np.uint64),
+    )
 
 
 class PackIndex:

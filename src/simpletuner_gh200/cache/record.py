@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -201,13 +202,25 @@ def copying_maker(payload: Bytes) -> Callable[[Leaf], torch.Tensor]:
 
 def tensor_on(data: Bytes, leaf: Leaf, offset: int) -> torch.Tensor:
     """The tensor that ``leaf`` describes, on the bytes of ``data`` from ``offset``."""
+    frombuffer, dtype = _torch_for(leaf.dtype)
+    count, strides = leaf.count, leaf.strides
+    if not count:
+        return _empty(leaf, dtype)
+    flat: torch.Tensor = frombuffer(data, dtype=dtype, count=count, offset=offset)
+    made = flat.view(leaf.shape) if strides is None else flat.as_strided(leaf.shape, strides)
+    return made.detach().requires_grad_() if leaf.grad else made
+
+
+@cache
+def _torch_for(dtype: str) -> tuple[Any, torch.dtype]:
+    """Asked for once: every hit needs them, and importing anew and looking up by name costs as much as a small copy."""
     import torch
 
-    dtype: torch.dtype = getattr(torch, leaf.dtype)
-    strides = leaf.strides
-    if not leaf.count:
-        made = torch.empty_strided(leaf.shape, strides or contiguous_strides(leaf.shape), dtype=dtype)
-    else:
-        flat = torch.frombuffer(data, dtype=dtype, count=leaf.count, offset=offset)
-        made = flat.view(leaf.shape) if strides is None else torch.as_strided(flat, leaf.shape, strides)
+    return torch.frombuffer, getattr(torch, dtype)
+
+
+def _empty(leaf: Leaf, dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
+    made = torch.empty_strided(leaf.shape, leaf.strides or contiguous_strides(leaf.shape), dtype=dtype)
     return made.detach().requires_grad_() if leaf.grad else made

@@ -10,8 +10,10 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from simpletuner_gh200.cache.lending import LEND_FROM, Lender
-from simpletuner_gh200.cache.record import Bytes, aligned
+from simpletuner_gh200.cache.record import ALIGNMENT, Bytes, aligned
 from simpletuner_gh200.memory.mapping import PAGE, map_file
 from simpletuner_gh200.memory.slab import Slab
 
@@ -103,6 +105,20 @@ def place(used: int, size: int) -> int:
     if size >= LEND_FROM:
         return -(-used // PAGE) * PAGE
     return aligned(used)
+
+
+def places(used: int, sizes: np.ndarray) -> np.ndarray:
+    """Where further entries of these sizes start, one behind the other."""
+    lent = sizes >= LEND_FROM
+    if not len(sizes) or lent.any() != lent.all():
+        starts = []
+        for size in sizes.tolist():
+            starts.append(place(used, size))
+            used = starts[-1] + size
+        return np.array(starts, np.uint64)
+    unit = PAGE if lent[0] else ALIGNMENT
+    steps = -(-sizes.astype(np.int64) // unit) * unit
+    return (np.cumsum(steps) - steps + place(used, int(sizes[0]))).astype(np.uint64)
 
 
 def _write_all(fd: int, data: Bytes, offset: int) -> None:

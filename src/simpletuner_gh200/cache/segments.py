@@ -13,8 +13,8 @@ from simpletuner_gh200.cache import layout as layouts
 from simpletuner_gh200.cache.control import Control, SegmentRow
 from simpletuner_gh200.cache.layout import Layout
 from simpletuner_gh200.cache.record import aligned
-from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer, place
-from simpletuner_gh200.cache.slots import Range, Slot
+from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer, place, places
+from simpletuner_gh200.cache.slots import Range, Slot, pack
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.mapping import PAGE
 from simpletuner_gh200.memory.slab import Slab
@@ -41,6 +41,18 @@ class Place(NamedTuple):
     writer: Writer
     layout: Range
     payload: Range
+
+
+class Room(NamedTuple):
+    """Room for some of many payloads, in one segment."""
+
+    writer: Writer
+    segment: int
+    numbers: np.ndarray
+    """Which of them."""
+    offsets: np.ndarray
+    layouts: np.ndarray
+    """Where each one's layout is, in the words of a slot."""
 
 
 class Segments:
@@ -123,7 +135,7 @@ class Segments:
         """Room for a payload and, where it is new here, its layout's text; None where the budget has none."""
         known = self._stored.get(text)
         needed = size + (0 if known else aligned(len(text) + 8) + 64)
-        if allowed is not None and self._control.held + needed > allowed:
+        if allowed is not None and self._control.held + self._taken_by(text, size, needed) > allowed:
             return None
         number, writer = self._writer_for(needed)
         before = writer.used
@@ -132,24 +144,59 @@ class Segments:
         self._control.hold(writer.used - before, number)
         return Place(writer, layout, payload)
 
-    def reserve_many(self, wanted: Sequence[tuple[bytes, int]], allowed: int | None) -> list[Place | None]:
-        """The same for many, of which most find their layout stored and their room in one segment."""
-        places: list[Place | None] = []
-        while len(places) < len(wanted):
-            if self._writer is not None:
-                number, writer = self._writer
-                left = writer.size if allowed is None else allowed - self._control.held
-                before, end = writer.used, min(writer.end, writer.used + left)
-                for text, size in wanted[len(places) :]:
-                    layout, start = self._stored.get(text), place(writer.used, size)
-                    if layout is None or start + size > end:
-                        break
-                    writer.used = start + size
-                    places.append(Place(writer, layout, Range(number, start)))
-                self._control.hold(writer.used - before, number)
-            if len(places) < len(wanted):
-                places.append(self.reserve(*wanted[len(places)], allowed))
-        return places
+    def _taken_by(self, text: bytes, size: int, needed: int) -> int:
+        """Bytes that a payload and its layout will take to the last one, gaps for alignment included."""
+        fits = self._writer is not None and self._writer[1].room_for(needed)
+        start = end = self._writer[1].used if self._writer is not None and fits else 0
+        for part in (size,) if text in self._stored else (len(text) + 8, size):
+            end = place(end, part) + part
+        return end - start
+
+    def reserve_many(
+        self, texts: Sequence[bytes], kinds: np.ndarray, sizes: np.ndarray, allowed: int | None
+    ) -> list[Room]:
+        """The same for many, of which most find their layout stored and their room in one segment.
+
+        ``kinds``: which of ``texts`` is the layout of each.
+        What the budget has no room for is in none of the rooms.
+        """
+        rooms: list[Room] = []
+        at = 0
+        while at < len(kinds):
+            room = self._room_from(at, texts, kinds, sizes, allowed)
+            if room is None:
+                one = self.reserve(texts[kinds[at]], int(sizes[at]), allowed)
+                at += 1
+                if one is None:
+                    continue
+                layout = np.array([pack(one.layout)], np.uint64)
+                where = np.array([one.payload.offset], np.uint64)
+                room = Room(one.writer, one.payload.segment, np.array([at - 1]), where, layout)
+            else:
+                at += len(room.numbers)
+            rooms.append(room)
+        return rooms
+
+    def _room_from(
+        self, at: int, texts: Sequence[bytes], kinds: np.ndarray, sizes: np.ndarray, allowed: int | None
+    ) -> Room | None:
+        """For as many as the segment that is written has room for; None where the first needs more than that."""
+        if self._writer is None:
+            return None
+        number, writer = self._writer
+        stored = [self._stored.get(text) for text in texts]
+        layouts = np.array([pack(known) if known else 0 for known in stored], np.uint64)[kinds[at:]]
+        unknown = np.flatnonzero(layouts == 0)  # no place is 0: segments are counted from 1
+        sizes = sizes[at : at + int(unknown[0])] if len(unknown) else sizes[at:]
+        starts = places(writer.used, sizes)
+        ends = starts + sizes
+        left = writer.size if allowed is None else max(allowed - self._control.held, 0)
+        count = int(np.searchsorted(ends, min(writer.end, writer.used + left), side="right"))
+        if not count:
+            return None
+        self._control.hold(int(ends[count - 1]) - writer.used, number)
+        writer.used = int(ends[count - 1])
+        return Room(writer, number, np.arange(at, at + count), starts[:count], layouts[:count])
 
     def add(self, segment: Segment) -> int:
         """List a segment, so that this and other ranks find its bytes."""

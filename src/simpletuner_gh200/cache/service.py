@@ -9,11 +9,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import fill
+from simpletuner_gh200.cache.fill import HANDED_OUT, fill
 from simpletuner_gh200.cache.listing import CacheListing, cache_files
 from simpletuner_gh200.cache.pack_contents import Loaded
 from simpletuner_gh200.cache.pack_folder import PackFolder
@@ -22,7 +25,7 @@ from simpletuner_gh200.cache.pack_reading import PackIndex
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.segments import GROWTH
 from simpletuner_gh200.cache.sizing import Selection, agree, everything, select
-from simpletuner_gh200.cache.slots import key_of
+from simpletuner_gh200.cache.slots import key_of, keys_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.background import BackgroundJob
@@ -40,6 +43,9 @@ logger = logging.getLogger("simpletuner_gh200")
 MOST_WORKERS = 72
 
 TIGHT_GROWTH = 64 * MIB
+
+NO_DOUBT = 2
+"""So many times over must caches fit for their size to be taken from a sample of their files."""
 
 FillTime = Literal["start", "background", "lazy"]
 
@@ -103,7 +109,7 @@ class Caches:
         host = host_memory()
         left = replace(host, available=max(host.available - promised, 0))
         self.allowed = caches_allowance(allowed, left, single_pool=single_pool())
-        needs = {name: (files.count, files.size) for name, files in self.files.items()}
+        needs = self._needs()
         self._complete = self._bytes_when_complete(needs)
         self.copies = agree(group, near, self._complete, self.allowed, memory_nodes)
         shares = divide(needs, self.allowed // len(self.copies.groups))
@@ -112,6 +118,15 @@ class Caches:
         for name, table in self.tables.items():
             self._decide(name, table)
         _live.add(self)
+
+    def _needs(self) -> dict[str, tuple[int, int]]:
+        """(entries, bytes) of each cache: about, where that leaves no doubt that all of them fit."""
+        about = {name: files.size for name, files in self.files.items()}
+        if self.group.local_world_size > 1 or sum(about.values()) * NO_DOUBT > self.allowed:
+            for files in self.files.values():
+                files.measure(self.group.beat)
+            about = {name: files.size for name, files in self.files.items()}
+        return {name: (files.count, about[name]) for name, files in self.files.items()}
 
     def _bytes_when_complete(self, needs: Mapping[str, tuple[int, int]]) -> int | None:
         """Of all caches, with entries yet to be made as large as those on disk; None where there are none to tell."""
@@ -168,16 +183,17 @@ class Caches:
 
     def _select(self, name: str, allowed: int | None) -> Selection:
         files = self.files[name]
-        if allowed is None or files.size <= allowed:  # then nobody need know which is which
-            return everything(files.count, files.size, allowed)
+        size = files.size
+        if allowed is None or size <= (allowed if files.measured else allowed // NO_DOUBT):
+            return everything(files.count, size, allowed)  # then nobody need know which is which
         return select([(key_of(path).high, size) for path, size in files], allowed)
 
-    def fill(self, when: FillTime = "start") -> None:
+    def fill(self, when: FillTime = "start", *, later: bool = False) -> None:
         """Take in what is on disk, packs first; each rank does its part of its copy.
 
         ``start``: returns when all is in. ``background``: returns at once; entries are served as they come, and what is
         asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for;
-        its packs are written at the end.
+        its packs are written at the end. ``later``: what is done in the background waits for ``go_on``.
         """
         self._open_packs()
         if when == "start":
@@ -186,10 +202,16 @@ class Caches:
             self._serve_from_packs()
         if when == "background":
             self._background = BackgroundJob(self._fill_in_background, name="gh200-fill")
-            self._background.start()
+            if not later:
+                self._background.start()
         elif when == "start" and self.group.is_leader and self.packs is not None:
             self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
             self._saving.start()
+
+    def go_on(self) -> None:
+        """Begin what ``fill`` left for later; nothing where it was begun."""
+        if self._background is not None and self._background.state == "waiting":
+            self._background.start()
 
     def wait_until_filled(self, timeout: float | None = None) -> bool:
         """For tests and tools: until what was begun in the background is done; False where it is not by then."""
@@ -198,7 +220,7 @@ class Caches:
     def _fill_in_background(self, pace: BackgroundPace, effort: Effort) -> None:
         self._fill(effort.threads, pace)
         if self.group.is_leader and self.packs is not None and not pace.ended:
-            self._save_all()
+            self._save_all(pace)
 
     def _fill(self, workers: int, pace: Pace) -> None:
         share = self.copies.position(self.group.local_rank)
@@ -208,16 +230,32 @@ class Caches:
         if not quiet:
             self.group.meet("packs loaded")
         for name, table in self.tables.items():
-            slots, (part, parts) = table.control.slots, share
-            keys = ((key_of(path), path, size) for path, size in self.files.pop(name, CacheListing()))
-            lacking = [
-                (path, size)
-                for key, path, size in keys
-                if key.low % parts == part and table.admits(key) and slots.get(key) is None
-            ]
-            total = sum(size for _, size in lacking)
+            self._measure(name, table)
+            lacking, total = self._lacking(name, table, share, pace)
             with progress(f"filling cache {name}", items=len(lacking), size=total, quiet=quiet) as shown:
-                fill(table, (path for path, _ in lacking), workers=workers, progress=shown, pace=pace)
+                fill(table, lacking, workers=workers, progress=shown, pace=pace)
+
+    def _lacking(self, name: str, table: Table, share: tuple[int, int], pace: Pace) -> tuple[list[str], int]:
+        """Of this rank's part of the files: those that the table lacks, and the bytes they have together."""
+        (part, parts), files = share, iter(self.files.pop(name, CacheListing()))
+        lacking: list[str] = []
+        total = 0
+        while not pace.ended and (some := list(islice(files, HANDED_OUT))):
+            keys = keys_of([path for path, _ in some])
+            wanted = table.lacks(keys) & (keys[:, 0] % np.uint64(parts) == part)
+            chosen = [some[number] for number in np.flatnonzero(wanted).tolist()]
+            lacking += [path for path, _ in chosen]
+            total += sum(size for _, size in chosen)
+            pace.rest(0)
+        return lacking, total
+
+    def _measure(self, name: str, table: Table) -> None:
+        """Where sizes were taken from a sample: know them, and choose again if the sample was mistaken."""
+        files = self.files.get(name)
+        if files is not None and not files.measured:
+            files.measure()
+            if table.allowed is not None and files.size > table.allowed:
+                self._decide(name, table)
 
     def _open_packs(self) -> None:
         """Every rank reads from packs; the leader makes their folders, and writes them."""
@@ -304,12 +342,16 @@ class Caches:
             index.close()
         self._indexes = []
 
-    def _save_all(self) -> None:
+    def _save_all(self, pace: Pace = AT_ONCE) -> None:
+        def stop() -> bool:
+            pace.rest(0)  # not at all once the run has ended, and whoever ends it waits for its packs
+            return self._stop_saving.is_set()
+
         for name, packs in self._pack_folders.items():
             table = self.tables[name]
             try:
-                files = (path for path, _ in cache_files(self.wanted[name].folder))
-                written = packs.save(table, files, stop=self._stop_saving.is_set)
+                files = cache_files(self.wanted[name].folder)
+                written = packs.save(table, files.paths(), stop=stop)
             except (CacheError, OSError) as failed:
                 logger.warning("gh200: packs of cache %s were not written: %s", name, failed)
                 continue

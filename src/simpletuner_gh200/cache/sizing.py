@@ -19,7 +19,7 @@ from simpletuner_gh200.cache.control import EVERYTHING
 from simpletuner_gh200.memory.ceilings import node_allowance
 from simpletuner_gh200.memory.numa import Node
 from simpletuner_gh200.memory.sharing import NodeGroup
-from simpletuner_gh200.units import format_bytes
+from simpletuner_gh200.units import counted, format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -45,7 +45,9 @@ class Selection:
 
     def text(self, name: str) -> str:
         """One log line for people."""
-        held = f"{self.kept_entries} of {self.total_entries} entries, {format_bytes(self.kept_bytes)}"
+        held = (
+            f"{self.kept_entries} of {counted(self.total_entries, 'entry', 'entries')}, {format_bytes(self.kept_bytes)}"
+        )
         if self.complete:
             return f"{name}: all {held}"
         return (

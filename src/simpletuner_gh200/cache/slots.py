@@ -8,9 +8,10 @@ Writers must hold the table's lock (see ``table``); this file only knows words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import xxhash
 
 WORDS = 8
@@ -45,6 +46,12 @@ def source_words(size: int, mtime_ns: int, inode: int) -> tuple[int, int]:
     return (size & 0xFFFFFFFFFF) | (inode & 0xFFFFFF) << 40, mtime_ns & 0xFFFFFFFFFFFFFFFF
 
 
+def many_source_words(sizes: np.ndarray, mtimes_ns: np.ndarray, inodes: np.ndarray) -> np.ndarray:
+    """The same of many files, a row each."""
+    low = (sizes & np.uint64(0xFFFFFFFFFF)) | (inodes & np.uint64(0xFFFFFF)) << np.uint64(40)
+    return np.column_stack((low, mtimes_ns))
+
+
 class Range(NamedTuple):
     """So many bytes of a segment."""
 
@@ -67,7 +74,7 @@ class Slot(NamedTuple):
 
     @classmethod
     def of(cls, payload: Range, length: int, flags: int, source: tuple[int, int], layout: Range) -> Slot:
-        return cls(_pack(payload), length | flags << _LENGTH_BITS, *source, _pack(layout))
+        return cls(pack(payload), length | flags << _LENGTH_BITS, *source, pack(layout))
 
     @property
     def segment(self) -> int:
@@ -95,14 +102,29 @@ def key_of(path: str) -> Key:
     return Key((digest & _WORD) or 1, digest >> 64)
 
 
+def keys_of(paths: Sequence[str]) -> np.ndarray:
+    """The keys of many paths, a row of two words each."""
+    digests = b"".join([xxhash.xxh3_128_digest(path.encode("utf-8", "surrogateescape")) for path in paths])
+    keys = np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
+    keys[keys[:, 0] == 0, 0] = 1
+    return keys
+
+
 def slots_for(entries: int) -> int:
     """A power of two with room for ``entries`` keys and then some."""
     needed = max(int(entries / MOST_FULL) + 1, 256)
     return 1 << (needed - 1).bit_length()
 
 
-def _pack(place: Range) -> int:
+def pack(place: Range) -> int:
+    """A place as one word of a slot."""
     return place.segment << OFFSET_BITS | place.offset // _UNIT
+
+
+def row_words(segment: int, offsets: np.ndarray, sizes: np.ndarray, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The words for payload and length of many slots in one segment."""
+    payload = offsets // np.uint64(_UNIT) | np.uint64(segment << OFFSET_BITS)
+    return payload, sizes | flags << np.uint64(_LENGTH_BITS)
 
 
 class Slots:

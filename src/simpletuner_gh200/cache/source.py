@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import xxhash
 
 from simpletuner_gh200.cache.file_system import keeps_change_times, open_folder
-from simpletuner_gh200.cache.slots import ORDINARY, source_words
+from simpletuner_gh200.cache.slots import ORDINARY, many_source_words, source_words
+from simpletuner_gh200.cache.tensor_files import look_at, usable
 
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Not to wait for whoever writes to a FIFO that has the name of a cache file."""
@@ -29,6 +32,8 @@ _ZIP_TAIL = 4096
 """The directory of nearly every cache file is in so many bytes at its end."""
 _MOST_DIRECTORY = 16 << 20
 _CHUNK = 1 << 20
+_KNOWN = np.dtype([("size", np.uint64), ("mtime_ns", np.int64), ("ctime_ns", np.int64), ("inode", np.uint64)])
+"""Of an ``Identity``. Times may lie before 1970; some network file systems number inodes by hashes of 64 bits."""
 
 
 class Identity(NamedTuple):
@@ -87,6 +92,14 @@ def identify(path: str, source: tuple[int, int]) -> Identity | None:
         os.close(fd)
 
 
+class Seen(NamedTuple):
+    """A file that was looked at."""
+
+    source: tuple[int, int] | None
+    """In the words of a slot; None where it is not the one that was packed."""
+    ordinary: int
+
+
 class Recognizer:
     """Tells whether files are those that were packed. Asks each folder's file system once."""
 
@@ -109,6 +122,26 @@ class Recognizer:
             return words
         now = identify(path, words)
         return words if now is not None and now.fingerprint == known.fingerprint else None
+
+    def sources(self, entries: Sequence[tuple[str, Identity]]) -> list[Seen]:
+        """The same for many, whose files are looked at in one go; with whether each is ordinary."""
+        library = usable()
+        if library is None:
+            return [Seen(self.source(path, known), ordinary(path)) for path, known in entries]
+        looks = look_at(library, [path for path, _ in entries])
+        known = np.array([identity[:4] for _, identity in entries], _KNOWN)
+        alike = looks["plain"].astype(bool)
+        for name in _KNOWN.names or ():
+            alike &= looks[name] == known[name].astype(np.uint64)
+        alike &= looks["ctime_ns"] % SECOND_NS != 0
+        words = many_source_words(looks["size"], looks["mtime_ns"], looks["inode"]).tolist()
+        flags = np.where(looks["ordinary"], ORDINARY, 0).tolist()
+        return [
+            Seen((low, high), flag)
+            if same and self._trusts(path.rpartition("/")[0])
+            else Seen(self.source(path, identity), flag)
+            for (path, identity), same, (low, high), flag in zip(entries, alike.tolist(), words, flags, strict=True)
+        ]
 
     def _trusts(self, folder: str) -> bool:
         if folder not in self._trusted:

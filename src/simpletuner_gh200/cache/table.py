@@ -10,19 +10,21 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from simpletuner_gh200.cache.control import NOTHING, Control
-from simpletuner_gh200.cache.layout import Layout
-from simpletuner_gh200.cache.record import Bytes, Record, tensor_maker
-from simpletuner_gh200.cache.segment import Segment, SlabSource, Writer
-from simpletuner_gh200.cache.segments import GROWTH, Place, Segments
+from simpletuner_gh200.cache.entries import Found, Put, Ready
+from simpletuner_gh200.cache.lending import LEND_FROM
+from simpletuner_gh200.cache.record import Record, tensor_maker, tensor_on
+from simpletuner_gh200.cache.segment import SlabSource
+from simpletuner_gh200.cache.segments import GROWTH, Room, Segments
 from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, OFFSET_BITS, ORDINARY, Key, Slot, key_of
 from simpletuner_gh200.cache.source import normal, ordinary, source_of
 from simpletuner_gh200.cache.tally import Statistics
-from simpletuner_gh200.cache.tensor_files import enter_slots, usable
+from simpletuner_gh200.cache.tensor_files import enter_slots, held_keys, usable
 from simpletuner_gh200.cache.watch import FolderWatch
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.slab import Slab
@@ -35,45 +37,6 @@ MISSING: Any = object()
 
 REMEMBER_FROM = 16 * 1024
 """Entries of at least this size are remembered by path, at some 400 bytes each: two percent of them at most."""
-
-
-class Found:
-    """An entry at hand: its slot, its layout, and the segment that maps its payload in this process."""
-
-    __slots__ = ("address", "at", "check", "layout", "segment", "slot", "vouched_for")
-
-    def __init__(self, slot: Slot, layout: Layout, segment: Segment) -> None:
-        self.slot = slot
-        self.layout = layout
-        self.segment = segment
-        self.address = segment.address + slot.offset
-        """Where the published bytes are; they stay there as long as this object lives."""
-        self.at, self.check = slot.at, slot.check
-        self.vouched_for = False
-        """The file was looked at after a watch on its folder began."""
-
-    @property
-    def finite(self) -> bool:
-        return bool(self.slot.flags & FINITE)
-
-    @property
-    def payload(self) -> Bytes:
-        """Published bytes; not to be written to."""
-        return self.segment.bytes_at(self.slot.offset, self.slot.length)
-
-
-class Ready(NamedTuple):
-    """An entry whose bytes are at hand, for publishing with others."""
-
-    key: Key
-    layout: bytes
-    size: int
-    flags: int
-    source: tuple[int, int]
-
-
-Put = Callable[[Writer, list[int], list[int]], None]
-"""Writes the payloads of some entries, by their numbers, to their offsets in a segment."""
 
 
 class Table:
@@ -115,8 +78,13 @@ class Table:
 
         ``fetch``: also one that is at hand in a pack, which is held from then on.
         """
+        found = self._memo.get(path)
+        # Asked before the entry is looked at: what the kernel tells of may have withdrawn it.
+        vouched = found is not None and found.vouched_for and self._vouched()
         found = self._look_up(path) or (self._fetch(path) if fetch else None)
-        return found if found is not None and self._check(found, path) else None
+        if found is None or (vouched and found.vouched_for):
+            return found
+        return found if self._check(found, path) else None
 
     def _fetch(self, path: str) -> Found | None:
         backing = self.backing
@@ -125,17 +93,15 @@ class Table:
     def find_all(self, paths: Sequence[str]) -> list[Found] | None:
         """Every normal path's entry, or None if one is missing. Counts nothing: the caller knows what became of it."""
         vouched = self._vouched()
-        memo, words, entries = self._memo, self.control.words, []
-        for path in paths:
-            found = memo.get(path)
+        known, words = list(map(self._memo.get, paths)), self.control.words
+        for number, found in enumerate(known):
             if found is None or words[found.at] != found.check:
-                found = self._look_up(path) or self._fetch(path)
+                known[number] = found = self._look_up(paths[number]) or self._fetch(paths[number])
                 if found is None:
                     return None
-            if not (vouched and found.vouched_for) and not self._check(found, path):
+            if not (vouched and found.vouched_for) and not self._check(found, paths[number]):
                 return None
-            entries.append(found)
-        return entries
+        return [found for found in known if found is not None]
 
     def _look_up(self, path: str) -> Found | None:
         """The entry that is published under ``path`` right now, whatever its file looks like."""
@@ -153,6 +119,8 @@ class Table:
     def _vouched(self) -> bool:
         """Does the kernel vouch for files that were looked at before? Those that it named are looked at again."""
         with self._watching:
+            if self._watch.quiet():
+                return True
             if not self._watch.reliable:
                 return False
             for path in self._watch.changed():
@@ -187,8 +155,9 @@ class Table:
         return self.value_of(found)
 
     def value_of(self, found: Found) -> Any:
-        lent = found.segment.lend(found.slot.offset, found.slot.length)
-        return found.layout.build(tensor_maker(found.payload.copy() if lent is None else lent))
+        lent = found.segment.lend(found.offset, found.length) if found.length >= LEND_FROM else None
+        data, single = found.payload.copy() if lent is None else lent, found.layout.single
+        return found.layout.build(tensor_maker(data)) if single is None else tensor_on(data, single, single.offset)
 
     def published_at(self, address: int) -> tuple[Slab, int] | None:
         """Slab and offset of the published bytes behind a lent ``address``; None for memory that isn't lent."""
@@ -212,6 +181,16 @@ class Table:
     def admits(self, key: Key) -> bool:
         """Is the key in the fixed subset that the budget holds?"""
         return key.high <= self.control.threshold
+
+    def lacks(self, keys: np.ndarray) -> np.ndarray:
+        """Of each key, a row of two words: is it admitted, and nothing held under it yet?"""
+        library, slots = usable(), self.control.slots
+        if library is None:
+            held = np.array([slots.get(Key(*key)) is not None for key in keys.tolist()], np.bool_)
+        else:
+            held = held_keys(library, self.control.words, keys)
+        lacking: np.ndarray = ~held & (keys[:, 1] <= np.uint64(self.control.threshold))
+        return lacking
 
     def publish(self, path: str, record: Record, source: tuple[int, int]) -> bool:
         """Hold ``record`` as the content of ``path`` while the file looks like ``source``; False if it can't be."""
@@ -241,19 +220,23 @@ class Table:
         slot = Slot.of(place.payload, record.size, flags, source, place.layout)
         return None if self._enter(key, slot) else "index full, or dropped meanwhile"
 
-    def publish_many(self, ready: Sequence[Ready], put: Put) -> int:
+    def publish_many(self, ready: Ready, put: Put) -> int:
         """Hold a batch of entries; how many of them are. The lock is taken to find room for all, and to publish all."""
+        count = len(ready.keys)
+        admitted = np.flatnonzero(ready.keys[:, 1] <= np.uint64(self.control.threshold))
+        if len(admitted) < count:
+            self.statistics.fall_back("not in the subset that fits", count - len(admitted))
+            ready = ready.only(admitted)
         try:
-            places = self._places_for(ready)
-            for writer, numbers in _by_writer(places):
-                put(writer, numbers, [places[number].payload.offset for number in numbers])
+            rooms = self._rooms_for(ready)
+            for room in rooms:
+                put(room.writer, admitted[room.numbers], room.offsets)
         except (GH200Error, OSError) as refused:  # as for a single one: SimpleTuner has the files
-            self.statistics.fall_back(f"no memory: {type(refused).__name__}", len(ready))
+            self.statistics.fall_back(f"no memory: {type(refused).__name__}", len(admitted))
             return 0
-        rows = [
-            (*ready[number].key, *Slot.of(place.payload, *ready[number][2:], place.layout)[:5])
-            for number, place in places.items()
-        ]
+        if not rooms:
+            return 0
+        rows = np.concatenate([ready.rows(room) for room in rooms])
         with self.control.writing():
             entered = self._enter_many(rows)
         self.statistics.published.add_many(entered)
@@ -261,40 +244,32 @@ class Table:
             self.statistics.fall_back("index full, or dropped meanwhile", len(rows) - entered)
         return entered
 
-    def _enter_many(self, rows: Sequence[tuple[int, ...]]) -> int:
+    def _enter_many(self, rows: np.ndarray) -> int:
         """Publish words of slots behind their keys; how many are. Callers hold the lock."""
         library, control = usable(), self.control
         if library is None:
-            return sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in rows)
-        segments = Counter(row[2] >> OFFSET_BITS for row in rows)
-        if any(control.row(number) is None for number in segments):
+            return sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in rows.tolist())
+        segments = rows[:, 2] >> np.uint64(OFFSET_BITS)
+        if any(control.row(number) is None for number in np.unique(segments).tolist()):
             return 0
         fresh = int(control.slots.capacity * MOST_FULL) - control.keys
         added, done = enter_slots(library, control.words, rows, fresh)
         control.keys += added
-        for number, count in Counter(
-            row[2] >> OFFSET_BITS for row, entered in zip(rows, done, strict=True) if entered
-        ).items():
-            control.count_live(number, count)
-        others = (row for row, entered in zip(rows, done, strict=True) if not entered)
-        return sum(done) + sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in others)
+        for number, count in zip(*np.unique(segments[done], return_counts=True), strict=True):
+            control.count_live(int(number), int(count))
+        others = rows[~done].tolist()
+        return int(done.sum()) + sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in others)
 
-    def _places_for(self, ready: Sequence[Ready]) -> dict[int, Place]:
-        """Room for as many as the budget holds, by their numbers."""
+    def _rooms_for(self, ready: Ready) -> list[Room]:
+        """Room for as many as the budget holds."""
         with self.control.writing():
             self._sweep()
-            inside = [number for number, entry in enumerate(ready) if self.admits(entry.key)]
-            room = self._segments.reserve_many(
-                [(ready[number].layout, ready[number].size) for number in inside], self.allowed
-            )
-            places = {number: place for number, place in zip(inside, room, strict=True) if place is not None}
-        outside, full = len(ready) - len(inside), len(inside) - len(places)
-        if outside:
-            self.statistics.fall_back("not in the subset that fits", outside)
+            rooms = self._segments.reserve_many(ready.layouts, ready.kinds, ready.sizes, self.allowed)
+        full = len(ready.keys) - sum(len(room.numbers) for room in rooms)
         if full:
             self._say_full()
             self.statistics.fall_back("over budget", full)
-        return places
+        return rooms
 
     def _say_full(self) -> None:
         if not self._full:
@@ -377,11 +352,3 @@ class Table:
         self._watch.close()
         for control in (self.control, *self._elsewhere):
             control.close()
-
-
-def _by_writer(places: Mapping[int, Place]) -> list[tuple[Writer, list[int]]]:
-    """Numbers of entries by the segment that they go to: mostly one, two where a new one was begun."""
-    groups: dict[int, tuple[Writer, list[int]]] = {}
-    for number, place in places.items():
-        groups.setdefault(place.payload.segment, (place.writer, []))[1].append(number)
-    return list(groups.values())

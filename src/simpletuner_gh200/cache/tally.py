@@ -37,17 +37,19 @@ class Statistics:
 
     hits: Tally = field(default_factory=Tally)
     misses: Tally = field(default_factory=Tally)
+    """Entries that SimpleTuner read from its file, or made since there was none yet."""
     stale: Tally = field(default_factory=Tally)
     """Entries found changed on disk by someone else, counted among the misses too."""
     published: Tally = field(default_factory=Tally)
     batched: Tally = field(default_factory=Tally)
-    """Hits that went straight into a batch."""
+    """Hits that went straight into a batch, or were joined into one in reused memory."""
     fill_seconds: float = 0.0
     expected_hit_rate: float = 1.0
     staging_lead_seconds: float | None = None
     """How long before its use the last batch was on its way to the device; None without one. Named so in records, which
     people read, from when copies to the device were called staging."""
     _fallbacks: Counter[str] = field(default_factory=Counter)
+    _declined: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fall_back(self, reason: str, count: int = 1) -> None:
@@ -59,6 +61,16 @@ class Statistics:
     def fallbacks(self) -> dict[str, int]:
         with self._lock:
             return dict(self._fallbacks)
+
+    def decline(self, reason: str) -> None:
+        """A batch was left to SimpleTuner's own collate, which asks for its entries one by one."""
+        with self._lock:
+            self._declined[reason] += 1
+
+    @property
+    def declined(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._declined)
 
     @property
     def hit_rate(self) -> float | None:
@@ -75,6 +87,7 @@ class Statistics:
             "hit_rate": round(rate, 6) if rate is not None else None,
             "expected_hit_rate": round(self.expected_hit_rate, 6),
             "batched": self.batched.value,
+            "declined_batches": self.declined,
             "stale": self.stale.value,
             "published": self.published.value,
             "fallbacks": self.fallbacks,

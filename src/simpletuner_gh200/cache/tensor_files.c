@@ -12,11 +12,12 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "inflate.h"
 
-enum { TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED };
+enum { TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED, STATUSES };
 
 #define MOST_STORAGES 64
 
@@ -48,6 +49,18 @@ struct file {
 struct member {
     const unsigned char *name;
     size_t name_size, at, size;
+    uint32_t crc;
+};
+
+struct storage { /* as the directory describes it; size UINT64_MAX: there is none */
+    uint64_t size;
+    uint32_t crc;
+};
+
+struct room { /* where files are read to */
+    unsigned char *buffer, *scratch;
+    size_t size, used, scratch_size;
+    int gzipped; /* the last file was: those of one cache are alike */
 };
 
 static uint64_t number(const unsigned char *at, int bytes) {
@@ -136,8 +149,7 @@ static int read_member(const unsigned char *data, size_t directory, size_t limit
     size_t at = place + 30 + local_name + local_extra;
     if (local_name != name_size || at > directory || directory - at < size) return DAMAGED;
     if (memcmp(data + place + 30, entry + 46, name_size)) return DAMAGED;
-    if (crc32_of(data + at, size) != number(entry + 16, 4)) return DAMAGED;
-    *member = (struct member){entry + 46, name_size, at, size};
+    *member = (struct member){entry + 46, name_size, at, size, (uint32_t)number(entry + 16, 4)};
     return TAKEN;
 }
 
@@ -167,12 +179,12 @@ static int known_besides(const unsigned char *data, const struct member *member,
            named(member, root, ".data/serialization_id");
 }
 
-/* Finds the pickle and the storages of one file in memory, all checksums checked. sizes: of the storages. */
-static int open_zip(const unsigned char *data, size_t size, struct file *file, uint64_t *sizes) {
+/* Finds the pickle and the storages of one file in memory. Checksums are checked of all but the storages. */
+static int open_zip(const unsigned char *data, size_t size, struct file *file, struct storage *storages) {
     size_t directory, bytes, count, root = 0;
     const unsigned char *root_name = NULL;
     if (!find_directory(data, size, &directory, &bytes, &count)) return OTHER;
-    memset(sizes, 0xFF, MOST_STORAGES * sizeof *sizes);
+    for (int at = 0; at < MOST_STORAGES; at++) storages[at].size = UINT64_MAX;
     file->pickle_size = 0;
     size_t next = directory, limit = directory + bytes;
     for (size_t at = 0; at < count; at++) {
@@ -188,9 +200,12 @@ static int open_zip(const unsigned char *data, size_t size, struct file *file, u
         long storage = storage_number(&member, root);
         if (storage >= MOST_STORAGES) return OTHER;
         if (storage >= 0) {
-            if (sizes[storage] != UINT64_MAX) return OTHER;
-            file->storages[storage] = member.at, sizes[storage] = member.size;
-        } else if (named(&member, root, "data.pkl")) {
+            if (storages[storage].size != UINT64_MAX) return OTHER;
+            file->storages[storage] = member.at, storages[storage] = (struct storage){member.size, member.crc};
+            continue;
+        }
+        if (crc32_of(data + member.at, member.size) != member.crc) return DAMAGED;
+        if (named(&member, root, "data.pkl")) {
             if (file->pickle_size || !member.size) return OTHER;
             file->pickle = member.at, file->pickle_size = member.size;
         } else if (!known_besides(data, &member, root)) return OTHER;
@@ -201,65 +216,77 @@ static int open_zip(const unsigned char *data, size_t size, struct file *file, u
 
 /* -- what is in it ---------------------------------------------------------------------------------------------- */
 
-#define LOOKED_AT_ONCE 4096
-
-/* Made for several processors, of which the loader chooses, where it can. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define MANY_AT_ONCE __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
-#else
-#define MANY_AT_ONCE
-#endif
-
-/* Adding one to exponent bits that are all set carries into the sign bit, which they never reach otherwise. Done on
- * eight bytes at a time, whatever the size of a number: nothing carries from one into the next. */
-MANY_AT_ONCE static uint64_t carries(const unsigned char *data, size_t words, uint64_t mask, uint64_t one) {
-    uint64_t found = 0, word;
-    for (size_t at = 0; at < words; at++) {
-        memcpy(&word, data + 8 * at, 8);
-        found |= (word & mask) + one;
+/* What to look for in a leaf that can hold numbers that are none. */
+static struct look look_for(const struct leaf *leaf) {
+    struct look look = {0, 0, 0};
+    for (uint64_t at = 0; leaf && leaf->exponent && at < 8; at += leaf->word) {
+        look.mask |= leaf->exponent << 8 * at;
+        look.one |= (leaf->exponent & -leaf->exponent) << 8 * at;
     }
-    return found;
+    return look;
 }
 
-static int is_finite(const unsigned char *data, const struct leaf *leaf) {
-    if (!leaf->exponent) return leaf->word != 0; /* whole numbers are; what can't be asked counts as not finite */
-    uint64_t mask = 0, one = 0, last = 0;
-    for (uint64_t at = 0; at < 8; at += leaf->word) {
-        mask |= leaf->exponent << 8 * at;
-        one |= (leaf->exponent & -leaf->exponent) << 8 * at;
-    }
-    uint64_t sign = mask + one;
-    size_t size = leaf->size;
-    for (size_t at = 0; at + 8 <= size; at += LOOKED_AT_ONCE) {
-        size_t some = size - at < LOOKED_AT_ONCE ? size - at : LOOKED_AT_ONCE;
-        if (carries(data + at, some / 8, mask, one) & sign) return 0;
-    }
-    memcpy(&last, data + size / 8 * 8, size % 8);
-    return !(carries((unsigned char *)&last, 1, mask, one) & sign);
+/* Whole numbers are finite; what can't be asked counts as not finite. */
+static int is_finite(const struct leaf *leaf, const struct look *look) {
+    return leaf->exponent ? !(look->found & (look->mask + look->one)) : leaf->word != 0;
 }
 
-static int fits(const struct shape *shape, const uint64_t *sizes) {
+/* Does its checksum fit? In the same pass: are the numbers of the leaf finite that is all of the storage, if one is? */
+static int is_whole(const unsigned char *data, const struct storage *storage, const struct leaf *leaf, uint64_t *finite) {
+    struct look look = look_for(leaf);
+    uint32_t crc = crc32_looking(0, data, storage->size, &look);
+    if (leaf && *finite) *finite = (uint64_t)is_finite(leaf, &look);
+    return crc == storage->crc;
+}
+
+static int fits(const struct shape *shape, const struct storage *storages) {
     for (uint64_t at = 0; at < MOST_STORAGES; at++)
-        if (sizes[at] != (at < shape->storage_count ? shape->storage_sizes[at] : UINT64_MAX)) return 0;
+        if (storages[at].size != (at < shape->storage_count ? shape->storage_sizes[at] : UINT64_MAX)) return 0;
     return 1;
 }
 
-static int recognise(const unsigned char *data, struct file *file, const uint64_t *sizes, const struct shape *shapes,
-                     uint64_t count, int look_for_nan) {
-    for (uint64_t at = 0; at < count; at++) {
-        const struct shape *shape = shapes + at;
-        if (shape->pickle_size != file->pickle_size || memcmp(data + file->pickle, shape->pickle, shape->pickle_size)) continue;
-        if (!fits(shape, sizes)) return OTHER;
-        file->shape = at;
-        if (shape->refused) return REFUSED;
-        file->finite = (uint64_t)look_for_nan;
-        for (uint64_t leaf = 0; leaf < shape->leaf_count && file->finite; leaf++) {
-            const struct leaf *one = shape->leaves + leaf;
-            file->finite = (uint64_t)is_finite(data + file->storages[one->storage] + one->from, one);
-        }
-        return TAKEN;
+static int is_all_of(const struct leaf *leaf, uint64_t number, const struct storage *storage) {
+    return leaf->storage == number && leaf->size == storage->size && leaf->size;
+}
+
+static const struct leaf *leaf_of(const struct shape *shape, uint64_t number, const struct storage *storage) {
+    for (uint64_t at = 0; at < shape->leaf_count; at++)
+        if (is_all_of(shape->leaves + at, number, storage)) return shape->leaves + at;
+    return NULL;
+}
+
+static const struct shape *shape_of(const unsigned char *data, const struct file *file, const struct shape *shapes,
+                                    uint64_t count) {
+    for (const struct shape *shape = shapes; shape < shapes + count; shape++)
+        if (shape->pickle_size == file->pickle_size && !memcmp(data + file->pickle, shape->pickle, shape->pickle_size))
+            return shape;
+    return NULL;
+}
+
+/* Checks the storages, and tells whether the pickle is one that was understood. */
+static int recognise(const unsigned char *data, struct file *file, const struct storage *storages,
+                     const struct shape *shapes, uint64_t count, int look_for_nan) {
+    const struct shape *shape = shape_of(data, file, shapes, count);
+    int understood = shape && fits(shape, storages), looking = look_for_nan && understood && !shape->refused;
+    uint64_t finite = (uint64_t)looking;
+    for (uint64_t at = 0; at < MOST_STORAGES; at++) {
+        if (storages[at].size == UINT64_MAX) continue;
+        const struct leaf *leaf = looking ? leaf_of(shape, at, storages + at) : NULL;
+        if (!is_whole(data + file->storages[at], storages + at, leaf, &finite)) return DAMAGED;
     }
-    return UNKNOWN;
+    if (!shape) return UNKNOWN;
+    if (!understood) return OTHER;
+    file->shape = (uint64_t)(shape - shapes);
+    if (shape->refused) return REFUSED;
+    for (uint64_t at = 0; at < shape->leaf_count && finite; at++) {
+        const struct leaf *leaf = shape->leaves + at;
+        if (leaf->size && leaf == leaf_of(shape, leaf->storage, storages + leaf->storage)) continue;
+        struct look look = look_for(leaf);
+        look_at(data + file->storages[leaf->storage] + leaf->from, leaf->size, &look);
+        finite = (uint64_t)is_finite(leaf, &look);
+    }
+    file->finite = finite;
+    return TAKEN;
 }
 
 /* -- files ------------------------------------------------------------------------------------------------------ */
@@ -286,26 +313,43 @@ static int read_all(int fd, unsigned char *to, size_t size) {
     return 1;
 }
 
-/* Reads one file to the end of what the buffer holds. A gzipped one goes through scratch. */
-static int read_one(const char *path, unsigned char *buffer, size_t used, size_t room, unsigned char *scratch,
-                    size_t scratch_room, struct file *file) {
-    struct stat found, link;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+static int is_kind(const unsigned char *start, int gzipped) {
+    return gzipped ? start[0] == 0x1f && start[1] == 0x8b : start[0] == 'P' && start[1] == 'K';
+}
+
+/* All of an open file to the end of what the buffer holds, through scratch where it is gzipped, taking it for what the
+ * last one was. *mistaken becomes 1 where it is not. */
+static int read_as(int fd, struct room *room, struct file *file, int *mistaken) {
+    unsigned char start[2], *out = room->buffer + room->used, *to = room->gzipped ? room->scratch : out;
+    size_t left = room->size - room->used, most = room->gzipped ? room->scratch_size : left, size = file->size;
+    if (size < 2 || !read_all(fd, size > most ? start : to, size > most ? 2 : size)) return OTHER;
+    if (!is_kind(size > most ? start : to, room->gzipped)) {
+        *mistaken = 1;
+        return OTHER;
+    }
+    file->content_size = room->gzipped ? 0 : size;
+    if (size > most) return room->gzipped ? OTHER : NO_ROOM;
+    if (!room->gzipped) return TAKEN;
+    size_t made = 0;
+    int status = is_gzip(to, size) ? gunzip(to, size, out, left, &made) : OTHER;
+    file->content_size = made;
+    return status;
+}
+
+/* Reads one file to the end of what the buffer holds. A link is told by opening, not by a look of its own. */
+static int read_one(const char *path, struct room *room, struct file *file) {
+    struct stat found;
+    int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK, fd = open(path, flags | O_NOFOLLOW), link = fd < 0 && errno == ELOOP;
+    if (link) fd = open(path, flags);
     if (fd < 0) return errno == ENOENT ? GONE : OTHER;
-    int status = OTHER;
+    int status = OTHER, mistaken = 0;
     if (fstat(fd, &found) == 0 && S_ISREG(found.st_mode)) {
         note(file, &found);
-        file->ordinary = lstat(path, &link) == 0 && S_ISREG(link.st_mode) && link.st_nlink == 1;
-        unsigned char start[2] = {0, 0}, *out = buffer + used;
-        size_t size = file->size, left = room - used;
-        if (size < 2 || pread(fd, start, 2, 0) != 2) status = OTHER;
-        else if (start[0] == 'P' && start[1] == 'K') {
-            file->content_size = size;
-            status = size > left ? NO_ROOM : read_all(fd, out, size) ? TAKEN : OTHER;
-        } else if (start[0] == 0x1f && start[1] == 0x8b && size <= scratch_room) {
-            size_t made = 0;
-            status = !read_all(fd, scratch, size) || !is_gzip(scratch, size) ? OTHER : gunzip(scratch, size, out, left, &made);
-            file->content_size = made;
+        file->ordinary = !link && found.st_nlink == 1;
+        status = read_as(fd, room, file, &mistaken);
+        if (mistaken) {
+            room->gzipped = !room->gzipped;
+            status = read_as(fd, room, file, &mistaken);
         }
         if (fstat(fd, &found) != 0 || !same(file, &found)) status = CHANGED;
     }
@@ -315,54 +359,83 @@ static int read_one(const char *path, unsigned char *buffer, size_t used, size_t
 
 /* Reads and takes apart files one after the other until the buffer is full; each with its status. paths: each with its
  * zero. Returns how many were looked at: those from the first NO_ROOM on were not, unless that is the very first.
- */
-int gh200_take_files(const char *paths, int count, unsigned char *buffer, size_t room, unsigned char *scratch,
-                     size_t scratch_room, const struct shape *shapes, uint64_t shape_count, int look_for_nan,
-                     struct file *files) {
-    size_t used = 0;
+ * counts: how many have each status. */
+int gh200_take_files(const char *paths, int count, unsigned char *buffer, size_t size, unsigned char *scratch,
+                     size_t scratch_size, const struct shape *shapes, uint64_t shape_count, int look_for_nan,
+                     struct file *files, uint64_t *counts) {
+    memset(counts, 0, STATUSES * sizeof *counts);
+    struct room room = {buffer, scratch, size, 0, scratch_size, 0};
     for (int at = 0; at < count; at++, paths += strlen(paths) + 1) {
         struct file *file = files + at;
         memset(file, 0, offsetof(struct file, storages));
         file->finite = 0;
-        file->content = used;
-        file->status = (uint64_t)read_one(paths, buffer, used, room, scratch, scratch_room, file);
-        if (file->status == NO_ROOM && at) return at;
-        if (file->status != TAKEN) continue;
-        uint64_t sizes[MOST_STORAGES];
-        int status = open_zip(buffer + used, file->content_size, file, sizes);
-        if (status == TAKEN) status = recognise(buffer + used, file, sizes, shapes, shape_count, look_for_nan);
+        file->content = room.used;
+        int status = read_one(paths, &room, file);
+        if (status == NO_ROOM && at) return at;
+        struct storage storages[MOST_STORAGES];
+        const unsigned char *data = buffer + room.used;
+        if (status == TAKEN) status = open_zip(data, file->content_size, file, storages);
+        if (status == TAKEN) status = recognise(data, file, storages, shapes, shape_count, look_for_nan);
         file->status = (uint64_t)status;
+        counts[status]++;
+        if (status == NO_ROOM) return 1;
         /* What is taken stays in the buffer until it is written out; so does a pickle that is to be learned. */
-        if (status == TAKEN || status == UNKNOWN) used += (file->content_size + 63) / 64 * 64;
-        if (used > room) used = room;
+        if (status == TAKEN || status == UNKNOWN) room.used += (file->content_size + 63) / 64 * 64;
+        if (room.used > size) room.used = size;
     }
     return count;
 }
 
+#define WRITTEN_AT_ONCE 64
+
+struct writing { /* pieces that lie one behind the other where they are going */
+    struct iovec pieces[WRITTEN_AT_ONCE];
+    int count, fd;
+    uint64_t start, end;
+};
+
+/* Returns 0, or the error. */
+static int write_out(struct writing *out) {
+    struct iovec *piece = out->pieces;
+    while (out->count) {
+        ssize_t put = pwritev(out->fd, piece, out->count, (off_t)out->start);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return put ? errno : EIO;
+        for (out->start += (uint64_t)put; out->count && (size_t)put >= piece->iov_len; piece++, out->count--)
+            put -= (ssize_t)piece->iov_len;
+        if (out->count) piece->iov_base = (char *)piece->iov_base + put, piece->iov_len -= (size_t)put;
+    }
+    return 0;
+}
+
 /* Writes the payloads of taken files: through the descriptor where there is one, since pages that are written whole
- * needn't be cleared first, else to memory. Returns 0, or the error. */
+ * needn't be cleared first, and neighbours at once, since every call locks the file; else to memory. Returns 0, or the
+ * error. */
 int gh200_put_payloads(const unsigned char *buffer, const struct shape *shapes, const struct file *files,
                        const uint32_t *which, const uint64_t *offsets, int count, int fd, unsigned char *memory) {
+    struct writing out = {.count = 0, .fd = fd};
     for (int at = 0; at < count; at++) {
         const struct file *file = files + which[at];
         const struct shape *shape = shapes + file->shape;
         for (uint64_t leaf = 0; leaf < shape->leaf_count; leaf++) {
             const struct leaf *one = shape->leaves + leaf;
             const unsigned char *from = buffer + file->content + file->storages[one->storage] + one->from;
-            uint64_t to = offsets[at] + one->at, left = one->size;
+            uint64_t to = offsets[at] + one->at;
+            if (!one->size) continue;
             if (fd < 0) {
-                memcpy(memory + to, from, left);
+                memcpy(memory + to, from, one->size);
                 continue;
             }
-            while (left) {
-                ssize_t put = pwrite(fd, from, left, (off_t)to);
-                if (put < 0 && errno == EINTR) continue;
-                if (put <= 0) return put ? errno : EIO;
-                from += put, to += (uint64_t)put, left -= (uint64_t)put;
+            if (out.count == WRITTEN_AT_ONCE || (out.count && to != out.end)) {
+                int refused = write_out(&out);
+                if (refused) return refused;
             }
+            if (!out.count) out.start = to;
+            out.pieces[out.count++] = (struct iovec){(void *)from, one->size};
+            out.end = to + one->size;
         }
     }
-    return 0;
+    return write_out(&out);
 }
 
 /* -- which files there are -------------------------------------------------------------------------------------- */
@@ -375,11 +448,11 @@ struct record { /* as getdents64(2) describes it; the C library does not declare
     char name[];
 };
 
-/* The next entries of an open folder that end with suffix and are plain files: names, each with its zero, and sizes.
- * Whatever else there is goes to others, likewise. Each has room for all that scratch can hold. counts: of names, of
+/* The next entries of an open folder that end with suffix and are plain files: names, each with its zero. Whatever
+ * else there is goes to others, likewise. Each has room for all that scratch can hold. counts: of names, of
  * others, and how many bytes these two take. Returns 1, 0 at the end, -errno where the folder can't be read. */
-int gh200_list_tensors(int folder, const char *suffix, char *scratch, size_t room, char *names, uint64_t *sizes,
-                       char *others, uint64_t *counts) {
+int gh200_list_tensors(int folder, const char *suffix, char *scratch, size_t room, char *names, char *others,
+                       uint64_t *counts) {
     size_t ending = strlen(suffix);
     memset(counts, 0, 4 * sizeof *counts);
     long filled;
@@ -392,11 +465,10 @@ int gh200_list_tensors(int folder, const char *suffix, char *scratch, size_t roo
         if (!strcmp(entry->name, ".") || !strcmp(entry->name, "..")) continue;
         size_t length = strlen(entry->name);
         int wanted = length >= ending && !memcmp(entry->name + length - ending, suffix, ending);
-        struct stat found;
         if (entry->type == DT_REG && !wanted) continue;
-        if (entry->type == DT_REG && fstatat(folder, entry->name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode)) {
+        if (entry->type == DT_REG) {
             memcpy(names + counts[2], entry->name, length + 1);
-            sizes[counts[0]++] = (uint64_t)found.st_size, counts[2] += length + 1;
+            counts[0]++, counts[2] += length + 1;
         } else {
             memcpy(others + counts[3], entry->name, length + 1);
             counts[1]++, counts[3] += length + 1;
@@ -405,10 +477,50 @@ int gh200_list_tensors(int folder, const char *suffix, char *scratch, size_t roo
     return 1;
 }
 
+/* How files look, by path, each with its zero; six words each: whether it is a plain file, size, times of change of
+ * content and of anything, inode, and whether it has one name and is no link. */
+void gh200_look_at(const char *paths, int count, uint64_t *rows) {
+    for (int at = 0; at < count; at++, paths += strlen(paths) + 1, rows += 6) {
+        struct stat found;
+        struct file file;
+        memset(rows, 0, 6 * sizeof *rows);
+        if (lstat(paths, &found) != 0) continue;
+        int link = S_ISLNK(found.st_mode);
+        if (link && stat(paths, &found) != 0) continue;
+        note(&file, &found);
+        rows[0] = S_ISREG(found.st_mode), rows[1] = file.size, rows[2] = file.mtime_ns, rows[3] = file.ctime_ns;
+        rows[4] = file.inode, rows[5] = !link && found.st_nlink == 1;
+    }
+}
+
+/* Sizes of files of an open folder, names each with its zero; 0 for what is not there any more. */
+void gh200_file_sizes(int folder, const char *names, int count, uint64_t *sizes) {
+    for (int at = 0; at < count; at++, names += strlen(names) + 1) {
+        struct stat found;
+        sizes[at] = fstatat(folder, names, &found, 0) == 0 ? (uint64_t)found.st_size : 0;
+    }
+}
+
 /* -- the index -------------------------------------------------------------------------------------------------- */
 
 #define SLOT_WORDS 8
 #define SEAL UINT64_C(0x9E3779B97F4A7C15)
+
+/* Which of these keys, two words each, have something published under them: held[i] becomes 1. A slot that is being written
+ * counts as empty, as it does for any other reader. */
+void gh200_find_slots(const uint64_t *words, uint64_t slots, const uint64_t *keys, int count, unsigned char *held) {
+    for (int at = 0; at < count; at++, keys += 2) {
+        uint64_t index = keys[0] & (slots - 1), tried = 0;
+        const uint64_t *slot = words + index * SLOT_WORDS;
+        for (; slot[0] && (slot[0] != keys[0] || slot[1] != keys[1]) && tried < slots; tried++) {
+            index = (index + 1) & (slots - 1);
+            slot = words + index * SLOT_WORDS;
+        }
+        uint64_t check = SEAL;
+        for (int word = 0; word < SLOT_WORDS - 1; word++) check ^= slot[word];
+        held[at] = tried < slots && slot[0] && slot[2] && check == slot[SLOT_WORDS - 1];
+    }
+}
 
 /* Publishes entries in the table of slots.py, whose lock the caller holds, at most fresh of them under keys that are new
  * to it. rows: seven words each, key first. done[i] becomes 1 where entry i is published, 0 where something is published
@@ -435,6 +547,13 @@ int gh200_enter_slots(uint64_t *words, uint64_t slots, const uint64_t *rows, int
         done[at] = 1;
     }
     return added;
+}
+
+/* -- batches ---------------------------------------------------------------------------------------------------- */
+
+/* Rows of one size, wherever they lie, without the bytes each begins with, one behind the other. */
+void gh200_copy_rows(unsigned char *to, const uint64_t *rows, int count, size_t size, size_t skip) {
+    for (int at = 0; at < count; at++, to += size) memcpy(to, (const void *)(uintptr_t)(rows[at] + skip), size);
 }
 
 /* For tests: the two that everything rests on. */

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from simpletuner_gh200.cache.layout import parse
 from simpletuner_gh200.cache.record import EXPONENTS, Record, Unrepresentable, encode
+from simpletuner_gh200.cache.slots import FINITE, ORDINARY, many_source_words
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.compiled import CSource
 from simpletuner_gh200.memory.mapping import create_memfd
@@ -38,11 +39,16 @@ MOST_SHAPES = 256
 BUFFER_BYTES = 768 << 10
 """Of inflated files at a time: they stay in the processor's cache until they are written out."""
 SCRATCH_BYTES = 1 << 20
+MOST_FILES = 256
+"""Of a batch."""
 LARGEST_BYTES = 64 << 20
 """Larger files are read one by one: what a batch saves is nothing beside them."""
 
 _LEAF = np.dtype([(name, np.uint64) for name in ("storage", "start", "size", "at", "word", "exponent")])
-_FILE = np.dtype(
+LOOK = np.dtype(
+    [(name, np.uint64) for name in ("plain", "size", "mtime_ns", "ctime_ns", "inode", "ordinary")],
+)
+FILE = np.dtype(
     [
         *((name, np.uint64) for name in ("status", "shape", "size", "mtime_ns", "ctime_ns", "inode", "ordinary")),
         *((name, np.uint64) for name in ("content", "content_size", "pickle", "pickle_size")),
@@ -75,7 +81,7 @@ def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
     size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
     library.gh200_take_files.argtypes = (
         *(ctypes.c_char_p, number, pointer, size, pointer, size),
-        *(pointer, ctypes.c_uint64, number, pointer),
+        *(pointer, ctypes.c_uint64, number, pointer, pointer),
     )
     library.gh200_put_payloads.argtypes = (
         *(pointer, pointer, pointer, pointer, pointer, number),
@@ -83,9 +89,15 @@ def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
     )
     library.gh200_list_tensors.argtypes = (
         *(number, ctypes.c_char_p, pointer, size),
-        *(pointer, pointer, pointer, pointer),
+        *(pointer, pointer, pointer),
     )
+    library.gh200_file_sizes.restype = None
+    library.gh200_file_sizes.argtypes = (number, ctypes.c_char_p, number, pointer)
+    library.gh200_look_at.restype = library.gh200_find_slots.restype = None
+    library.gh200_look_at.argtypes = (ctypes.c_char_p, number, pointer)
+    library.gh200_find_slots.argtypes = (pointer, ctypes.c_uint64, pointer, number, pointer)
     library.gh200_enter_slots.argtypes = (pointer, ctypes.c_uint64, pointer, number, ctypes.c_uint64, pointer)
+    library.gh200_copy_rows.restype, library.gh200_copy_rows.argtypes = None, (pointer, pointer, number, size, size)
     library.gh200_crc32.argtypes, library.gh200_crc32.restype = (ctypes.c_char_p, size), ctypes.c_uint32
     library.gh200_inflate.argtypes = (ctypes.c_char_p, size, pointer, size)
     library.gh200_inflate.restype = ctypes.c_int64
@@ -201,18 +213,6 @@ def _place_in_file(address: int, inode: int) -> int | None:
     return None
 
 
-class TakenFile(NamedTuple):
-    """What became of one file of a batch."""
-
-    status: int
-    shape: Shape | None
-    size: int
-    mtime_ns: int
-    inode: int
-    ordinary: bool
-    finite: bool
-
-
 class FileTaker:
     """Takes batches of files apart. For one thread: it owns its buffers."""
 
@@ -220,41 +220,47 @@ class FileTaker:
         self._take, self._put = library.gh200_take_files, library.gh200_put_payloads
         self._shapes = shapes
         self._look_for_nan = look_for_nan
-        self._buffer = np.empty(BUFFER_BYTES, np.uint8)
+        self._files = np.zeros(MOST_FILES, FILE)
+        self._files_at = self._files.ctypes.data  # asking for an address costs more than some files do
+        self.counts = (ctypes.c_uint64 * (REFUSED + 1))()
+        """Of the last batch: how many files have each status."""
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
-        self._files = np.zeros(0, _FILE)
+        self._scratch_at = self._scratch.ctypes.data
+        self._use_buffer(BUFFER_BYTES)
 
-    def take(self, paths: Sequence[str]) -> list[TakenFile]:
-        """The first of ``paths``, as many as there is room for and at least one; their bytes stay until the next call.
+    def _use_buffer(self, size: int) -> None:
+        self._buffer = np.empty(size, np.uint8)
+        self._buffer_at = self._buffer.ctypes.data
+
+    def take(self, paths: Sequence[str]) -> np.ndarray:
+        """The first of ``paths``, as many as there is room for and at least one: a row each, good until the next call.
 
         Files whose pickle was new are looked at again once it is understood.
         """
-        if not paths:
-            return []
-        encoded = b"\0".join(os.fsencode(path) for path in paths)
-        if len(self._files) < len(paths):
-            self._files = np.zeros(len(paths), _FILE)
-        while True:
-            count = self._take_once(encoded, len(paths))
-            if int(self._files["status"][0]) == NO_ROOM and count == 1 and self._make_room(paths[0]):
+        encoded = "\0".join(paths[:MOST_FILES]).encode("utf-8", "surrogateescape")
+        wanted = min(len(paths), MOST_FILES)
+        while wanted:
+            count = self._take_once(encoded, wanted)
+            files = self._files[:count]
+            if self.counts[NO_ROOM] and self._make_room(paths[0]):
                 continue
-            if not self._learn(count):
-                return self._described(count)
+            if not self.counts[UNKNOWN] or not self._learn(files):
+                return files
+        return self._files[:0]
 
     def _take_once(self, encoded: bytes, count: int) -> int:
         done: int = self._take(
-            *(encoded, count, self._buffer.ctypes.data, self._buffer.nbytes),
-            *(self._scratch.ctypes.data, self._scratch.nbytes, self._shapes.table, len(self._shapes.known)),
-            *(self._look_for_nan, self._files.ctypes.data),
+            *(encoded, count, self._buffer_at, self._buffer.nbytes, self._scratch_at, SCRATCH_BYTES),
+            *(self._shapes.table, len(self._shapes.known), self._look_for_nan, self._files_at, self.counts),
         )
-        return done if int(self._files["status"][0]) != NO_ROOM else 1
+        return done
 
     def _make_room(self, path: str) -> bool:
         """For a file that is larger than all of the buffer; False where it is too large for a batch altogether."""
         needed = int(self._files["content_size"][0]) or self._inflated_size(path)
         if not self._buffer.nbytes < needed <= LARGEST_BYTES:
             return False
-        self._buffer = np.empty(needed, np.uint8)
+        self._use_buffer(needed)
         return True
 
     @staticmethod
@@ -266,9 +272,9 @@ class FileTaker:
         except OSError:
             return 0
 
-    def _learn(self, count: int) -> bool:
+    def _learn(self, files: np.ndarray) -> bool:
         """Understand the pickles that weren't; True if there were some, so that it pays to look again."""
-        files, learned = self._files[:count], False
+        learned = False
         for file in files[files["status"] == UNKNOWN]:
             start, size = int(file["content"]), int(file["content_size"])
             content = self._buffer[start : start + size].tobytes()
@@ -276,22 +282,11 @@ class FileTaker:
             learned |= self._shapes.learn(content, pickle)
         return learned
 
-    def _described(self, count: int) -> list[TakenFile]:
-        files = self._files[:count]
-        known = self._shapes.known
-        columns = (files[name].tolist() for name in _DESCRIBED)
-        return [
-            TakenFile(
-                status, known[shape] if status in (TAKEN, REFUSED) else None, size, mtime, inode, bool(own), bool(ok)
-            )
-            for status, shape, size, mtime, inode, own, ok in zip(*columns, strict=True)
-        ]
-
-    def put(self, which: Sequence[int], offsets: Sequence[int], *, fd: int | None, address: int) -> None:
+    def put(self, which: np.ndarray, offsets: np.ndarray, *, fd: int | None, address: int) -> None:
         """Write the payloads of taken files, by their number in the batch, to ``offsets`` of a segment."""
-        numbers, places = np.array(which, np.uint32), np.array(offsets, np.uint64)
+        numbers, places = which.astype(np.uint32), np.ascontiguousarray(offsets, np.uint64)
         refused = self._put(
-            *(self._buffer.ctypes.data, self._shapes.table, self._files.ctypes.data),
+            *(self._buffer_at, self._shapes.table, self._files_at),
             *(numbers.ctypes.data, places.ctypes.data, len(numbers)),
             *(-1 if fd is None else fd, address),
         )
@@ -299,21 +294,36 @@ class FileTaker:
             raise OSError(refused, os.strerror(refused))
 
 
-def enter_slots(
-    library: ctypes.CDLL, words: memoryview, rows: Sequence[Sequence[int]], fresh: int
-) -> tuple[int, bytes]:
+def described(files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Flags and source of taken files, in the words of slots."""
+    flags = files["finite"] * np.uint64(FINITE) | files["ordinary"] * np.uint64(ORDINARY)
+    return flags, many_source_words(files["size"], files["mtime_ns"], files["inode"])
+
+
+def enter_slots(library: ctypes.CDLL, words: memoryview, rows: np.ndarray, fresh: int) -> tuple[int, np.ndarray]:
     """Publish entries in an index: how many keys were new to it, and of each entry whether it is published."""
-    table = np.array(rows, np.uint64)
-    done = np.zeros(len(table), np.uint8)
+    table = np.ascontiguousarray(rows, np.uint64)
+    done = np.zeros(len(table), np.bool_)
     index = np.frombuffer(words, np.uint64)
     slots = len(index) // 8
     added: int = library.gh200_enter_slots(
         index.ctypes.data, slots, table.ctypes.data, len(table), max(fresh, 0), done.ctypes.data
     )
-    return added, done.tobytes()
+    return added, done
 
 
-_DESCRIBED = ("status", "shape", "size", "mtime_ns", "inode", "ordinary", "finite")
+def held_keys(library: ctypes.CDLL, words: memoryview, keys: np.ndarray) -> np.ndarray:
+    """Of each key, a row of two words: is something published under it?"""
+    index, held = np.frombuffer(words, np.uint64), np.zeros(len(keys), np.bool_)
+    library.gh200_find_slots(index.ctypes.data, len(index) // 8, keys.ctypes.data, len(keys), held.ctypes.data)
+    return held
+
+
+def look_at(library: ctypes.CDLL, paths: Sequence[str]) -> np.ndarray:
+    """How files look now: a row each, whose first word is 0 where there is no plain file."""
+    looks = np.zeros(len(paths), LOOK)
+    library.gh200_look_at("\0".join(paths).encode("utf-8", "surrogateescape"), len(paths), looks.ctypes.data)
+    return looks
 
 
 def _storages(content: bytes) -> list[tuple[int, int]] | None:

@@ -3,6 +3,9 @@
 An event is only a hint. The file it names is looked at again; an entry goes if its file is not as it was. Where the
 kernel can't be relied on (network file systems, too many folders, a lost event) ``reliable`` is false, and every
 lookup asks for the file's size and time instead.
+
+A user has few of the kernel's instances (128 by default), for all programs together. So one is taken when there is a
+folder to watch, and given back as soon as it is of no use any more: lost, closed, or forgotten by whoever made it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import ctypes
 import os
 import select
 import struct
+import weakref
 from collections.abc import Iterator
 from time import monotonic
 
@@ -34,16 +38,15 @@ class FolderWatch:
     """Watches folders that hold cache files. Not for several threads at once: callers hold a lock."""
 
     def __init__(self) -> None:
-        self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = -1
+        self._given_back: weakref.finalize[..., FolderWatch] | None = None
         self._pid = os.getpid()
         self._folders: dict[str, tuple[int, int]] = {}
         self._refused: set[str] = set()
         self._looked = monotonic()
         self._poll = select.poll()
-        if self._fd >= 0:
-            self._poll.register(self._fd, select.POLLIN)
         self._names: dict[int, str] = {}
-        self._lost = self._fd < 0
+        self._lost = False
 
     @property
     def reliable(self) -> bool:
@@ -72,6 +75,8 @@ class FolderWatch:
         if not is_local(opened):
             self._refused.add(folder)
             return False
+        if self._fd < 0 and not self._begin():
+            return False
         number = _libc.inotify_add_watch(self._fd, b"/proc/self/fd/%d" % opened, _WANTED | _ONLYDIR)
         if number < 0:
             return False
@@ -80,15 +85,31 @@ class FolderWatch:
         self._names[number] = folder
         return True
 
+    def _begin(self) -> bool:
+        self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            self._lost = True
+            return False
+        self._given_back = weakref.finalize(self, os.close, self._fd)
+        self._poll.register(self._fd, select.POLLIN)
+        return True
+
+    def quiet(self) -> bool:
+        """Is it certain that nothing happened? A short way to know what nearly every lookup finds."""
+        if self._lost or self._pid != os.getpid() or monotonic() - self._looked > LOOK_EVERY_SECONDS:
+            return False
+        return not self._poll.poll(0)
+
     def changed(self) -> list[str]:
         """Paths that something happened to since the last call."""
         now = monotonic()
         if now - self._looked > LOOK_EVERY_SECONDS:
             self._looked = now
             self._lost = self._lost or any(_identity(folder) != seen for folder, seen in self._folders.items())
-        if not self._poll.poll(0):
-            return []
-        return [path for data in self._events() for path in self._parse(data)]
+        found = [path for data in self._events() for path in self._parse(data)] if self._poll.poll(0) else []
+        if self._lost:
+            self.close()
+        return found
 
     def _events(self) -> Iterator[bytes]:
         while True:
@@ -110,8 +131,11 @@ class FolderWatch:
                 yield os.path.join(self._names[number], os.fsdecode(name))
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        """It tells of nothing any more. Doing it twice is fine."""
+        if self._given_back is not None:
+            self._poll.unregister(self._fd)
+            self._given_back()
+            self._given_back = None
         self._fd, self._lost = -1, True
 
 

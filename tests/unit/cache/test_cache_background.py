@@ -45,7 +45,7 @@ def held_up(monkeypatch):
     rest = BackgroundPace.rest
 
     def waiting(self, size):
-        while not self.ended and not go_on.wait(0.01):
+        while size and not self.ended and not go_on.wait(0.01):
             continue
         rest(self, size)
 
@@ -88,6 +88,28 @@ def test_what_is_asked_for_first_comes_from_the_pack_at_once(tmp_path, files, he
     assert second.report()["vae-x"]["filling"] == "stopped"
 
 
+def test_what_is_left_for_later_begins_when_it_is_told_to(tmp_path, files):
+    caches = opened(tmp_path)
+    caches.fill("background", later=True)
+    assert caches.report()["vae-x"]["filling"] == "waiting"
+    assert caches.tables["vae-x"].control.held == 0
+    caches.go_on()
+    caches.go_on()
+    assert caches.wait_until_filled(20)
+    assert caches.report()["vae-x"]["entries"] == len(files)
+    caches.close()
+
+
+def test_a_run_that_ends_before_its_first_step_begins_nothing(tmp_path, files):
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill("background", later=True)
+    caches.save()
+    caches.go_on()
+    assert caches.report()["vae-x"]["filling"] == "stopped"
+    assert caches.tables["vae-x"].control.held == 0
+    caches.close()
+
+
 def test_lazy_takes_only_what_is_asked_for(tmp_path, files):
     first = opened(tmp_path, packs=tmp_path / "packs")
     first.fill()
@@ -112,6 +134,19 @@ def test_a_pack_whose_file_changed_is_not_believed_at_first_use(tmp_path, files)
     caches.fill("lazy")
     assert caches.tables["vae-x"].get(files[3]) is MISSING
     assert float(caches.tables["vae-x"].get(files[4])[0]) == 4.0
+    caches.close()
+
+
+def test_packs_of_another_configuration_are_not_served_at_first_use(tmp_path, files):
+    """The very files, encoded for another VAE's run: the index of packs is asked before they are loaded."""
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    wanted = Wanted("vae-x", "vae", str(tmp_path / "vae"), made_by="another VAE")
+    caches = Caches([wanted], allowed=None, group=alone(), packs=tmp_path / "packs")
+    caches.fill("lazy")
+    assert caches.tables["vae-x"].get(files[3]) is MISSING
     caches.close()
 
 

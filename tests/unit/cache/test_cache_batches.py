@@ -52,6 +52,47 @@ def test_rows_are_what_stack_gives(table, held, copier, make, how):
     assert delivery.on_device == (how == "copied")
 
 
+@pytest.mark.parametrize("how", ["host", "copied"])
+@pytest.mark.parametrize("odd", [0, 2, 4])
+def test_a_remainder_with_other_strides_is_stacked_as_torch_does(table, held, copier, how, odd):
+    """The last image of a bucket is encoded alone, and comes contiguous where the others are channels-last."""
+    values = [torch.randn(4, 8, 8) if number == odd else channels_last(4, 8, 8) for number in range(5)]
+    entries = table.find_all([held(value, f"{n}.pt") for n, value in enumerate(values)])
+    leaves = [entry.layout.single for entry in entries]
+    assert same_tensor(leaves) is not None
+    delivery = HostDelivery(BufferPool()) if how == "host" else DeviceDelivery(copier)
+    batch, expected = delivery.rows(entries, leaves), torch.stack(values)
+    assert torch.equal(batch, expected)
+    assert batch.stride() == expected.stride()
+
+
+def batch_path(table, **options):
+    names = SimpleNamespace(generate_vae_cache_filename=lambda path: (path, path))
+    arguments = SimpleNamespace(model_family="sdxl")
+    collate = SimpleNamespace(StateTracker=SimpleNamespace(get_vaecache=lambda id: names, get_args=lambda: arguments))
+    return BatchPath(collate, {"x": table}, latents=HostDelivery(BufferPool()), embeds=BufferPool(), **options)
+
+
+def test_a_batch_that_is_left_to_simpletuner_is_counted_with_the_reason(table, held, tmp_path):
+    square, wide = held(torch.zeros(1, 2, 2), "a.pt"), held(torch.zeros(1, 2, 4), "b.pt")
+    way = batch_path(table)
+    assert way.compute_latents([square, wide], "x") is None
+    assert way.compute_latents([square, str(tmp_path / "not made yet.pt")], "x") is None
+    assert table.statistics.declined == {"latents of different shapes or types": 1, "an entry is not held": 1}
+    assert (table.statistics.hits.value, table.statistics.misses.value) == (0, 1), "what SimpleTuner encodes on demand"
+
+
+def test_embeds_that_are_joined_here_are_counted_for_their_cache(table, held):
+    model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
+    outputs = [{"prompt_embeds": torch.randn(1, 7, 4)} for _ in range(3)]
+    joined = batch_path(table, text_tables=[table]).collating(model).collate_prompt_embeds(outputs)
+    assert torch.equal(joined["prompt_embeds"], torch.cat([output["prompt_embeds"] for output in outputs]))
+    assert table.statistics.batched.value == 3
+    outputs[1]["prompt_embeds"] = torch.randn(1, 9, 4)
+    assert batch_path(table, text_tables=[table]).collating(model).collate_prompt_embeds(outputs) == {}
+    assert table.statistics.batched.value == 3, "that one SimpleTuner joins"
+
+
 def test_unlike_tensors_are_not_batched(table, held):
     paths = [held(torch.zeros(3), "a.pt"), held(torch.zeros(4), "b.pt"), held({"latents": torch.zeros(3)}, "c.pt")]
     one, other, inside = (entry.layout for entry in table.find_all(paths))

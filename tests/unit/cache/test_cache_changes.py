@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.segments import Segments
 from simpletuner_gh200.cache.source import normal
 from simpletuner_gh200.cache.table import MISSING, Table
 
@@ -99,6 +101,17 @@ def test_what_does_not_fit_the_budget_is_refused_and_counted(saved):
     assert [take_in(table, path) for path in paths] == [True, True, False, False]
     assert table.statistics.fallbacks == {"over budget": 2}
     assert table.control.held <= 10_000
+
+
+@pytest.mark.parametrize("budgets", [range(200, 460), range(70_000, 76_000, 37)], ids=["small", "lent"])
+def test_the_budget_holds_to_the_byte_gaps_included(budgets):
+    """Payloads that are lent begin on a page of their own, others at the next multiple of 64."""
+    for budget in budgets:
+        control = Control.create(64, label="small", shared=False)
+        segments = Segments("small", control, None, 1 << 20)
+        places = [segments.reserve(b"layout", size, budget) for size in (1, 100, 63, 65_600, 5, 1)]
+        assert places[0] is not None
+        assert control.held <= budget
 
 
 def test_a_full_index_refuses_and_keeps_what_it_has(saved):

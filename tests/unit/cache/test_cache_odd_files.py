@@ -114,6 +114,7 @@ def test_a_folder_of_packs_with_everything_else_in_it(packed, saved):
     loaded = packs.load(table, workers=1)
     assert loaded.entries == len(paths)
     assert len(loaded.notes) == 7
+    assert all(str(folder) in note for note in loaded.notes), "each says which pack of which cache it is about"
     new = saved(torch.ones(9), "src/new.pt")
     assert take_in(table, new)
     assert packs.save(table, [*paths, new]) > 0

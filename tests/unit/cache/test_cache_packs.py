@@ -173,6 +173,16 @@ def test_another_job_at_the_same_folder_is_left_alone(packed):
     assert second.save(table, paths) > 0
 
 
+def test_an_index_that_comes_in_pieces_is_whole(packed, monkeypatch):
+    """The kernel gives 2 GiB at a time; here it gives less."""
+    folder, paths = packed
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: read(fd, min(length, 100), at))
+    (pack,) = PackFolder(folder).packs()
+    with Pack(pack) as opened:
+        assert sorted(entry.path for entry in opened.entries()) == sorted(paths)
+
+
 def test_names_stay_inside_the_folder(tmp_path):
     assert folder_for(tmp_path, "../../etc", "/x").parent == tmp_path
     assert folder_for(tmp_path, "a", "/x") != folder_for(tmp_path, "a", "/y")

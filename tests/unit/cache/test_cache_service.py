@@ -37,6 +37,17 @@ def test_everything_on_disk_is_filled_and_reported(saved, tmp_path):
     assert statistics() == {}
 
 
+def test_listing_gives_signs_of_life(tmp_path, monkeypatch):
+    """A cache of millions on a slow file system takes minutes, in which the other ranks wait for this one."""
+    (tmp_path / "vae").mkdir()
+    torch.save(torch.ones(2), tmp_path / "vae" / "a.pt")
+    group, beats = alone(), []
+    monkeypatch.setattr(group, "beat", lambda: beats.append(True))
+    caches = Caches([Wanted("vae-x", "vae", str(tmp_path / "vae"))], allowed=None, group=group)
+    assert beats
+    caches.close()
+
+
 def test_what_is_still_to_come_is_told_to_others(saved, tmp_path):
     """Model state leaves it alone: what the caches will hold, or may, less what they hold."""
     paths = make(saved, "vae", 10)
@@ -48,6 +59,26 @@ def test_what_is_still_to_come_is_told_to_others(saved, tmp_path):
         caches.fill()
         assert caches.memory_to_come == max(promised - caches.tables["vae-x"].control.held, 0) < promised
         caches.close()
+
+
+def test_sizes_are_asked_one_by_one_only_where_a_budget_is_near(saved, tmp_path, monkeypatch):
+    """And a sample that missed one large entry among many small ones is corrected once they are known."""
+    monkeypatch.setattr("simpletuner_gh200.cache.listing.SAMPLES", 4)
+    paths = [*make(saved, "vae", 40, size=10), saved(torch.zeros(100_000), "vae/sub/large.pt")]
+    exact = sum(Path(path).stat().st_size for path in paths)
+    wanted = [Wanted("vae-x", "vae", str(tmp_path / "vae"))]
+    for allowed, measured, complete in ((10**9, False, True), (100_000, True, False), (exact - 1, False, False)):
+        caches = Caches(wanted, allowed=allowed, group=alone())
+        assert caches.files["vae-x"].measured is measured
+        caches.fill()
+        assert caches.selections["vae-x"].complete is complete
+        assert caches.tables["vae-x"].control.held <= allowed
+        caches.close()
+    listing = cache_files(str(tmp_path))
+    listing.measure()
+    assert listing.size == exact
+    assert dict(listing) == {path: Path(path).stat().st_size for path in paths}
+    assert sorted(listing.paths()) == sorted(paths)
 
 
 def test_progress_in_logs_counts_bytes_that_were_taken_in(saved, tmp_path, caplog, monkeypatch):
