@@ -12,7 +12,7 @@ from simpletuner_gh200.store.discovery import Listing, extension_of
 from simpletuner_gh200.store.image_check import image_formats
 from simpletuner_gh200.store.index import ABSENT, CHUNKED, Rows
 from simpletuner_gh200.store.problems import FileProblems
-from simpletuner_gh200.units import format_bytes, format_seconds
+from simpletuner_gh200.units import counted, format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class StagingReport:
     def line(self) -> str:
         speed = self.size / max(self.seconds, 1e-9)
         text = (
-            f"{self.staged} files, {format_bytes(self.size)} held in {format_bytes(self.held)}, "
+            f"{counted(self.staged, 'file')}, {format_bytes(self.size)} held in {format_bytes(self.held)}, "
             f"{format_seconds(self.seconds)}, {format_bytes(speed)}/s"
         )
         if self.problems.counts:

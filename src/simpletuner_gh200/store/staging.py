@@ -296,7 +296,7 @@ def _check_corruption(report: StagingReport, allowed: float) -> None:
     if report.corruption_rate > allowed:
         worst, damage = "; ".join(str(problem) for problem in list(report.problems)[:3]), report.damage
         raise DatasetCorrupt(
-            f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, allowed are {allowed:.1%}; "
+            f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, at most {allowed:.1%} allowed; "
             f"counted: {damage.kind}): {worst}",
             report=report.as_json(),
             remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
@@ -314,7 +314,7 @@ def too_large(limit: Allowance, needed: int, *, exact: bool, would_fit: dict[str
     else:
         remedy = "raise the limit, stage less with file_extensions, or leave this dataset at type local"
     amount = ("" if exact else "at least ") + format_bytes(needed)
-    message = f"the dataset needs {amount} in memory, allowed are {format_bytes(limit.size)} ({limit.why})"
+    message = f"the dataset needs {amount} in memory, and {format_bytes(limit.size)} is allowed ({limit.why})"
     return DatasetTooLarge(message, needed=needed, allowed=limit.size, remedy=remedy)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, DatasetCorrupt, DatasetTooLarge, FeatureUnavailable
 from simpletuner_gh200.seams.features.store import shard
-from simpletuner_gh200.seams.features.store.feature import StoreFeature
+from simpletuner_gh200.seams.features.store.feature import StoreFeature, write_problems
 from simpletuner_gh200.store.discovery import walk
 from tests.unit.store.store_samples import fill, image
 
@@ -30,6 +32,7 @@ def feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreFeature:
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.backend_class", lambda: Backend)
+    monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.waits_for_first_step", lambda _cores: False)
     made = StoreFeature()
     made.runtime = SimpleNamespace(  # type: ignore[assignment]
         settings=resolve({}, {}),
@@ -241,3 +244,27 @@ def test_a_share_includes_the_files_beside_each_sample(tmp_path: Path) -> None:
     wanted = shard.dealt_stems(metadata)
     listing = walk(tmp_path, only=lambda path: shard.stem(path) in wanted)
     assert sorted(name for batch in listing.batches for name in batch.names) == [b"a.png", b"a.txt", b"c.png"]
+
+
+def test_a_list_of_broken_files_that_can_not_be_written_ends_no_run(feature, tmp_path: Path, caplog) -> None:
+    """A full or closed disk costs the list, not the run; what is broken is still counted."""
+    fill(tmp_path / "data", {"bad.png": b"x", **{f"{number}.png": image() for number in range(200)}})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "gh200").write_text("no folder can be made here")
+    block = {"wait": True}
+    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": block}
+    feature.dataset_entries([entry])
+    assert create(feature, "a").staged.view(tmp_path / "data/0.png") == image()
+    assert "dataset a: 1 image does not open; the list could not be written: " in caplog.text
+    feature.close()
+
+
+def test_the_list_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """Of a name that is known beforehand, in a folder that others may write to."""
+    precious, folder = tmp_path / "precious", tmp_path / "gh200"
+    precious.write_text("mine")
+    folder.mkdir()
+    (folder / f"staging-a.{os.getpid()}.tmp").symlink_to(precious)
+    write_problems({"problem_counts": {"unreadable": 1}}, "a", tmp_path)
+    assert precious.read_text() == "mine"
+    assert json.loads((folder / "staging-a.json").read_text()) == {"problem_counts": {"unreadable": 1}}

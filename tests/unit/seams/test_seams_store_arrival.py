@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge
+from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, SharingError
 from simpletuner_gh200.memory.ceilings import STAGING_WORK
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.pace import Pace
 from simpletuner_gh200.memory.sharing import PATIENCE_SECONDS, NodeGroup, NodePosition
+from simpletuner_gh200.seams.features.store import feature as store_feature
 from simpletuner_gh200.seams.features.store.arrival import Arrivals, CountingPace, Promised, StopAt
 from simpletuner_gh200.store.coming import ComingDataset, is_caption
 from simpletuner_gh200.store.discovery import part_of, walk
@@ -83,6 +84,25 @@ def test_the_ceiling_is_checked_before_training(feature, tmp_path: Path) -> None
     feature.close()
 
 
+def test_the_ceiling_is_told_to_every_rank_before_it_goes_on(feature, tmp_path: Path) -> None:
+    """A rank that goes on meets the end of the leader at a barrier, where it learns no reason."""
+    fill(tmp_path / "data", {"a.bin": bytes(100_000)})
+    leader, other = (NodeGroup(NodePosition(rank, 2, "ceiling"), folder=tmp_path) for rank in (0, 1))
+    joining = threading.Thread(target=other.join)
+    joining.start()
+    leader.join()
+    joining.join()
+    feature.dataset_entries([entry(tmp_path / "data", memory_limit_gb=1e-6)])
+    feature._group = leader
+    with pytest.raises(DatasetTooLarge):
+        create(feature, "a")
+    feature._group = other
+    with pytest.raises(SharingError, match="is allowed"):
+        create(feature, "a")
+    feature.close()
+    leader.close()
+
+
 def test_too_many_broken_files_end_the_run_at_the_next_step_with_the_same_error(feature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
     feature.dataset_entries([entry(tmp_path / "data")])
@@ -116,6 +136,78 @@ def test_closing_before_it_has_arrived_ends_it(feature, tmp_path: Path, monkeypa
     closing.join(20)
     assert not closing.is_alive()
     assert feature.summary()["a"]["arrived"] is False
+
+
+def test_where_cores_are_few_nothing_comes_before_the_first_step(feature, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.waits_for_first_step", lambda _cores: True)
+    fill(tmp_path / "data", {"a.png": image()})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    served = create(feature, "a").staged
+    feature.data_ready(None)
+    trainer = SimpleNamespace(state={"global_step": 7})
+    for _ in range(3):  # batches of one accumulation window, of a run that was resumed
+        feature.batch_prepared(trainer, {})
+    assert feature._arrivals._job is None
+    trainer.state["global_step"] = 8
+    feature.batch_prepared(trainer, {})
+    assert feature._arrivals.wait(20)
+    assert served.view(tmp_path / "data/a.png") == image()
+    feature.close()
+
+
+def test_captions_that_are_on_their_way_hold_nobody_up_but_those_who_read_them(feature, tmp_path: Path, monkeypatch):
+    fill(tmp_path / "data", {"a.png": image(), "a.txt": b"old", "b.txt": b"b"})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    go_on, stage_really = threading.Event(), store_feature.stage
+
+    def slow(*args: Any, **options: Any) -> Any:
+        go_on.wait(20)
+        return stage_really(*args, **options)
+
+    monkeypatch.setattr(store_feature, "stage", slow)
+    served = create(feature, "a").staged
+    assert not served.holds(tmp_path / "data/b.txt"), "exists() asks the disk meanwhile"
+    served.forget(tmp_path / "data/a.txt")
+    reading: list[Any] = []
+    reader = threading.Thread(target=lambda: reading.append(served.view(tmp_path / "data/b.txt")))
+    reader.start()
+    assert not reading
+    go_on.set()
+    reader.join(20)
+    assert reading == [b"b"]
+    assert served.view(tmp_path / "data/a.txt") is None, "it was written before it came"
+    feature.close()
+
+
+def test_captions_that_can_not_be_staged_come_from_disk_and_the_run_ends_before_it_trains(
+    feature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "data", {"a.txt": b"a"})
+    feature.dataset_entries([entry(tmp_path / "data")])
+
+    def refused(*_args: Any, **_options: Any) -> Any:
+        raise DatasetTooLarge("no room", needed=2, allowed=1)
+
+    monkeypatch.setattr(store_feature, "stage", refused)
+    assert create(feature, "a").staged.view(tmp_path / "data/a.txt") is None
+    with pytest.raises(DatasetTooLarge, match="no room"):
+        feature.data_ready(None)
+    feature.close()
+
+
+def test_a_forked_worker_does_not_wait_for_captions_that_only_its_parent_stages(feature, tmp_path: Path, monkeypatch):
+    fill(tmp_path / "data", {"a.txt": b"a"})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    go_on, stage_really = threading.Event(), store_feature.stage
+    monkeypatch.setattr(store_feature, "stage", lambda *a, **o: go_on.wait(20) and stage_really(*a, **o))
+    served = create(feature, "a").staged
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if served.view(tmp_path / "data/a.txt") is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go_on.set()
+    assert served.view(tmp_path / "data/a.txt") == b"a"
+    feature.close()
 
 
 def test_part_of_a_listing(tmp_path: Path) -> None:
@@ -195,10 +287,23 @@ def test_what_is_promised_to_one_dataset_is_not_promised_to_the_next(
     monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.host_memory", lambda: machine)
     create(feature, "a")
     assert feature.memory_to_come() == 3 << 20
-    with pytest.raises(DatasetTooLarge, match="needs 3 MiB in memory, allowed are 2 MiB"):
+    with pytest.raises(DatasetTooLarge, match="needs 3 MiB in memory, and 2 MiB is allowed"):
         create(feature, "b")
     arrive(feature)
     assert feature.memory_to_come() == 0
+    feature.close()
+
+
+def test_what_is_promised_to_a_dataset_is_there_for_its_captions(
+    feature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "data", {"a.png": os.urandom(3 << 20), "a.txt": b"a caption" * 10_000})
+    feature.dataset_entries([entry(tmp_path / "data", verify="none")])
+    machine = HostMemory(total=0, free=0, available=STAGING_WORK + (3 << 20) + 100_000, limit="test")
+    monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.host_memory", lambda: machine)
+    served = create(feature, "a").staged
+    feature.data_ready(None)
+    assert served.view(tmp_path / "data/a.txt") == b"a caption" * 10_000
     feature.close()
 
 

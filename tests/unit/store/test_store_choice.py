@@ -20,7 +20,7 @@ from tests.unit.store.store_samples import fill
 def test_the_error_says_needed_allowed_and_what_would_fit() -> None:
     error = too_large(Allowance(10 * GIB, "memory_limit_gb 10"), 20 * GIB, exact=True, would_fit={"lz4": 8 * GIB})
     assert "needs 20 GiB" in str(error)
-    assert "allowed are 10 GiB (memory_limit_gb 10)" in str(error)
+    assert "10 GiB is allowed (memory_limit_gb 10)" in str(error)
     assert "lz4 (about 8 GiB), which would fit" in str(error)
     hopeless = too_large(Allowance(GIB, "x"), 20 * GIB, exact=True, would_fit={"lz4": 19 * GIB})
     assert "no compression makes it fit (at best about 19 GiB)" in str(hopeless)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.store.discovery import BATCH_BYTES, BATCH_FILES, Listing, extension_of, walk
+from simpletuner_gh200.store.staging import StagingRequest, look_over
 from tests.unit.nobody import as_nobody
 from tests.unit.store.store_samples import fill
 
@@ -118,3 +119,6 @@ def test_a_long_listing_ticks(tmp_path):
     ticks: list[int] = []
     assert walk(tmp_path, tick=lambda: ticks.append(1)).files == 3
     assert len(ticks) >= 3
+    ticks.clear()
+    assert look_over(StagingRequest(tmp_path), tick=lambda: ticks.append(1)).files == 3
+    assert len(ticks) >= 3, "also before a dataset is staged"

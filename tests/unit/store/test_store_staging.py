@@ -143,7 +143,9 @@ def test_broken_images_are_listed_and_beyond_the_rate_stop_the_run(tmp_path: Pat
     assert report.corruption_rate == pytest.approx(0.2)
     assert dataset.view(tmp_path / "bad.png") == b"not an image", "served as it is, as from disk"
     before = open_memfds()
-    with pytest.raises(DatasetCorrupt, match=r"2 of 10 files are broken \(20.0%, allowed are 1.0%; counted: images"):
+    with pytest.raises(
+        DatasetCorrupt, match=r"2 of 10 files are broken \(20.0%, at most 1.0% allowed; counted: images"
+    ):
         staged(tmp_path, max_corruption_rate=0.01)
     assert open_memfds() == before
 
@@ -335,6 +337,31 @@ def test_a_small_file_that_is_rewritten_while_it_is_read_is_read_again(tmp_path:
     monkeypatch.setattr(batch_stager.BatchStager, "_read_one", rewritten)
     dataset, _report = staged(tmp_path)
     assert dataset.view(tmp_path / "a.txt") in (None, b"other"), "never what is no longer there"
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["rewritten", "replaced"])
+@pytest.mark.parametrize(("size", "reads"), [(8, "_read_one"), (BATCH_BYTES + 1, "_copy")], ids=["small", "large"])
+def test_another_content_of_the_same_size_is_seen_while_reading_whatever_the_clocks_say(
+    tmp_path: Path, monkeypatch, size: int, reads: str, in_place: bool
+) -> None:
+    """A file server whose clock is behind: nothing looks recent, so nothing is looked at again later."""
+    monkeypatch.setattr(batch_stager, "usable", lambda: None)
+    monkeypatch.setattr(batch_stager, "is_recent", lambda _found: False)
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"a" * size)
+    original = getattr(batch_stager.BatchStager, reads)
+
+    def replaced(self, *arguments):
+        content = original(self, *arguments)
+        fresh = path if in_place else tmp_path / "fresh"
+        fresh.write_bytes(b"b" * size)
+        os.utime(fresh, (1, 1))
+        fresh.replace(path)
+        return content
+
+    monkeypatch.setattr(batch_stager.BatchStager, reads, replaced)
+    dataset, _report = staged(tmp_path)
+    assert dataset.view(path) in (None, b"b" * size), "never what is no longer there"
 
 
 def test_files_rewritten_in_place_all_the_time_never_come_out_torn(tmp_path: Path) -> None:

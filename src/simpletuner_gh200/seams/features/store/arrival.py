@@ -6,12 +6,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from simpletuner_gh200.errors import GH200Error, StoreError
 from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.mapping import SIZE_SEALS, create_memfd, map_shared
-from simpletuner_gh200.memory.pace import Effort, Pace
+from simpletuner_gh200.memory.pace import Effort, EndablePace, Pace
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.store.coming import ComingDataset
 from simpletuner_gh200.store.reader import StagedDataset
@@ -93,6 +94,31 @@ class CountingPace(Pace):
             self._total += size
             self._done(self._total)
         self._pace.rest(size)
+
+
+class Ahead:
+    """A dataset that a thread obtains while SimpleTuner goes on; ``coming`` has it, or what went wrong."""
+
+    def __init__(self, obtain: Callable[[Pace], StagedDataset]) -> None:
+        self.coming: Future[StagedDataset] = Future()
+        self._obtain = obtain
+        self._pace = EndablePace()
+        threading.Thread(target=self._run, name="gh200-captions", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.coming.set_result(self._obtain(self._pace))
+        except BaseException as failed:  # noqa: BLE001 - whoever asks for the result raises it
+            self.coming.set_exception(failed)
+
+    def wait(self) -> None:
+        """Until it is there; raises what prevented it."""
+        self.coming.result()
+
+    def stop(self) -> None:
+        """Nobody wants it any more."""
+        self._pace.end()
+        wait((self.coming,), timeout=10)
 
 
 @dataclass

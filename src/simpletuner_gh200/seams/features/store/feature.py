@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from simpletuner_gh200.config.datasets import Dataset
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, GH200Error
 from simpletuner_gh200.memory.host import HostMemory, host_memory
-from simpletuner_gh200.memory.pace import Effort, Pace
+from simpletuner_gh200.memory.pace import Effort, Pace, waits_for_first_step
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.store.arrival import Arrivals, CountingPace
+from simpletuner_gh200.seams.features.store.arrival import Ahead, Arrivals, CountingPace
 from simpletuner_gh200.seams.features.store.backend import backend_class
 from simpletuner_gh200.seams.features.store.shard import dealt_stems, gather_stems, node_count, stem
 from simpletuner_gh200.store.coming import ComingDataset, is_caption
@@ -71,6 +72,8 @@ class StoreFeature(Feature):
         self._entries: dict[str, _Entry] = {}
         self._staged: dict[str, StagedDataset | ComingDataset] = {}
         self._arrivals: Arrivals | None = None
+        self._captions: Ahead | None = None
+        self._first_step: int | None = None
         self._reports: dict[str, StagingReport] = {}
         self._scrubs: list[Scrub] = []
         self._group: NodeGroup | None = None
@@ -123,13 +126,24 @@ class StoreFeature(Feature):
             )
 
     def data_ready(self, trainer: Any) -> None:
-        if self._arrivals is not None:
+        self._settle()
+        if self._arrivals is not None and not waits_for_first_step(len(os.sched_getaffinity(0))):
             self._arrivals.begin()
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         if self._arrivals is not None:
-            self._arrivals.end_if_failed(int(trainer.state.get("global_step", 0)))
+            step = int(trainer.state.get("global_step", 0))
+            self._first_step = step if self._first_step is None else self._first_step
+            if step > self._first_step:
+                self._arrivals.begin()
+            self._arrivals.end_if_failed(step)
         return batch
+
+    def _settle(self) -> None:
+        """What the ranks share is shared in one order: captions that are on their way come first."""
+        if self._captions is not None:
+            self._captions.wait()
+            self._captions = None
 
     def samples_dealt(self, metadata: Any) -> None:
         """The first deal of a dataset decides what its shard is; what later deals add is read from disk."""
@@ -149,10 +163,10 @@ class StoreFeature(Feature):
     def memory_to_come(self) -> int:
         return self._arrivals.promised.bytes if self._arrivals is not None else 0
 
-    def _host_left(self) -> HostMemory:
-        """What is there for another dataset: without what those on their way were promised."""
+    def _host_left(self, own: int = 0) -> HostMemory:
+        """What is there for a dataset: without what those on their way were promised, but for its ``own`` promise."""
         host = host_memory()
-        return replace(host, available=max(host.available - self.memory_to_come(), 0))
+        return replace(host, available=max(host.available - self.memory_to_come() + own, 0))
 
     def before_train(self, trainer: Any) -> None:
         for name in sorted(self._to_be_dealt):
@@ -169,6 +183,10 @@ class StoreFeature(Feature):
     def _let_go(self) -> None:
         """The memory goes back when the last view of it does."""
         self._to_be_dealt.clear()
+        self._first_step = None
+        if self._captions is not None:
+            self._captions.stop()
+            self._captions = None
         if self._arrivals is not None:
             self._arrivals.close()
             self._arrivals = None
@@ -217,24 +235,39 @@ class StoreFeature(Feature):
         """What SimpleTuner reads before training starts is staged now, the rest while it trains."""
         assert self._group is not None
         assert self._arrivals is not None
+        self._settle()
         group, arrivals, shared = self._group, self._arrivals.group, f"captions of {name}"
         promised = self._arrivals.promised
         listing, expected = None, 0
+        asked = request_for(entry.folder, entry.settings)
+        looked = f"listing of {name}"
         if group.is_leader:
-            with self._failing(group, shared, name):
-                asked = request_for(entry.folder, entry.settings)
+            with self._failing(group, looked, name):
                 listing = look_over(asked, host=self._host_left, tick=group.beat)
                 expected = expected_size(asked, listing)
                 promised.set(name, expected)
+            group.share(looked)
+        else:
+            # Here, not where the captions are waited for: a barrier lies between, and there all that a rank learns of a
+            # leader that has ended is that the connection was closed.
+            group.receive(looked)
+
+        def captions(pace: Pace) -> StagedDataset:
+            """While SimpleTuner sorts its samples, which takes longer."""
+            if listing is None:
+                return _served(receive_memory(group, shared))
+            with self._failing(group, shared, name):
                 # Nothing to check or to compress, and the rest of the folder is read again anyway.
                 request = replace(asked, compression=None, verify="none", give_back_page_cache=False)
-                captions = part_of(listing, is_caption)
-                memory, _report = stage(request, tick=group.beat, label=f"staging captions of {name}", listing=captions)
+                host = partial(self._host_left, expected)
+                memory, _report = stage(
+                    request, tick=group.beat, listing=part_of(listing, is_caption), pace=pace, host=host
+                )
             share_memory(group, shared, memory)
-        else:
-            memory = receive_memory(group, shared)
-        coming = ComingDataset(StagedDataset(memory), self._arrivals.begin)
-        memory.close()
+            return _served(memory)
+
+        self._captions = Ahead(captions)
+        coming = ComingDataset(self._captions.coming, self._arrivals.begin)
 
         def obtain(pace: Pace, effort: Effort) -> StagedDataset:
             if listing is None:
@@ -252,11 +285,13 @@ class StoreFeature(Feature):
     def _stage_shard(self, name: str, entry: _Entry, backend: Any, metadata: Any) -> None:
         """Every rank of the node has its share now: stage the union, and serve it from here on."""
         assert self._group is not None
+        self._settle()
         wanted = gather_stems(self._group, f"share of {name}", dealt_stems(metadata))
         self._staged[name] = backend.staged = self._obtain(name, entry, lambda path: stem(path) in wanted)
 
     def _obtain(self, name: str, entry: _Entry, only: Callable[[bytes], bool] | None) -> StagedDataset:
         assert self._group is not None
+        self._settle()
         dataset = self._receive_or_stage(self._group, name, entry, only)
         self._watch_over(dataset)
         return dataset
@@ -273,9 +308,7 @@ class StoreFeature(Feature):
             memory = self._stage(name, entry, group, only, background)
         else:
             memory = receive_memory(group, f"dataset {name}")
-        dataset = StagedDataset(memory)
-        memory.close()
-        return dataset
+        return _served(memory)
 
     def _watch_over(self, dataset: StagedDataset) -> None:
         """A scrub, in one rank of the node."""
@@ -327,21 +360,34 @@ class StoreFeature(Feature):
         return Path(getattr(getattr(self.runtime.trainer, "config", None), "output_dir", None) or os.getcwd())
 
 
+def _served(memory: StagedMemory) -> StagedDataset:
+    dataset = StagedDataset(memory)
+    memory.close()
+    return dataset
+
+
 def _without_list(report: StagingReport) -> dict[str, Any]:
     return {key: value for key, value in report.as_json().items() if key != "problems"}
 
 
-def write_problems(report: Mapping[str, Any], dataset: str, output: Path) -> Path:
-    """The list of a dataset's broken files, ``<output>/gh200/staging-<dataset>.json``, whole or not at all."""
-    folder = output / "gh200"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"staging-{re.sub(r'[^A-Za-z0-9._-]', '_', dataset)}.json"
+def write_problems(report: Mapping[str, Any], dataset: str, output: Path) -> None:
+    """The list of a dataset's broken files, ``<output>/gh200/staging-<dataset>.json``, whole or not at all.
+
+    A list is no reason to end a run: where it can't be written that is said beside what it would have listed.
+    """
+    path = output / "gh200" / f"staging-{re.sub(r'[^A-Za-z0-9._-]', '_', dataset)}.json"
     draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    draft.replace(path)
+    listed = f"listed in {path}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)  # a link that somebody put there is not written through
+        with draft.open("x", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+        draft.replace(path)
+    except OSError as refused:
+        listed = f"the list could not be written: {refused}"
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(report["problem_counts"].items()))
-    logger.warning("gh200: dataset %s: %s; listed in %s", dataset, counts, path)
-    return path
+    logger.warning("gh200: dataset %s: %s; %s", dataset, counts, listed)
 
 
 FEATURE = StoreFeature
