@@ -65,6 +65,21 @@ def test_nonsense_depths_are_refused(depth):
         resolve({"gh200_optimizations": {"prefetch_depth": depth}}, {})
 
 
+@pytest.mark.parametrize(("threshold", "kept"), [("50G", 50 * GIB), (None, 0)])
+def test_what_simpletuner_wants_free_on_its_disk_is_left_by_packs(monkeypatch, tmp_path, threshold, kept):
+    feature, made = CachesFeature(), {}
+    feature.runtime = Runtime(Launch())
+    feature.runtime.settings = resolve({"cache_config": {"vae_cache_type": "unified_memory"}}, {})
+    monkeypatch.setattr(caches, "find_caches", lambda _served: [SimpleNamespace(wanted=None)])
+    monkeypatch.setattr(caches, "Caches", lambda *_wanted, **options: made.update(options))
+    monkeypatch.setattr(CachesFeature, "_attach", lambda *_: pytest.fail("there are no caches to attach"))
+    config = SimpleNamespace(output_dir=str(tmp_path), disk_low_threshold=threshold)
+    with pytest.raises(pytest.fail.Exception, match="no caches to attach"):
+        feature.data_ready(SimpleNamespace(config=config))
+    assert made["keep_free"] == kept
+    assert made["packs"] == tmp_path / "gh200" / "cache"
+
+
 class Ending:
     """A part of the caches that is closed at the end, and what was done to it."""
 

@@ -122,7 +122,9 @@ def _refuse_what_would_wait(path: str) -> None:
     except OSError:
         return  # SimpleTuner's own open says so, in the way its caches know
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-        raise OSError(errno.EINVAL, "no regular file, so nothing to load from; remove it, and it is made again", path)
+        raise OSError(
+            errno.EINVAL, "not a regular file, so there is nothing to load; remove it, and it is made again", path
+        )
 
 
 def _path(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str) -> str | None:

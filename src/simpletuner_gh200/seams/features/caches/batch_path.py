@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from simpletuner_gh200.cache.batch import Delivery, same_tensor, stacked
 from simpletuner_gh200.cache.buffers import BufferPool
+from simpletuner_gh200.cache.entries import Found
 from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.cache.record import copying_maker
 from simpletuner_gh200.cache.source import normal
-from simpletuner_gh200.cache.table import Found, Table
+from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.seams.features.caches.own_way import or_upstream
 
 if TYPE_CHECKING:
@@ -79,8 +81,10 @@ class BatchPath:
         latents: Delivery,
         embeds: BufferPool,
         hbm: HbmTier | None = None,
+        text_tables: Sequence[Table] = (),
     ) -> None:
         self._collate = collate
+        self._text_tables = text_tables
         self._vae_tables = vae_tables
         self._latents = latents
         self._embeds = embeds
@@ -109,14 +113,22 @@ class BatchPath:
         if table is None or not filepaths or "deepfloyd" in tracker.get_args().model_family:
             return None
         name_of = tracker.get_vaecache(id=data_backend_id).generate_vae_cache_filename
-        entries = table.find_all([normal(name_of(path)[0]) for path in filepaths])
-        if entries is None or not all(entry.finite for entry in entries):
+        paths = [normal(name_of(path)[0]) for path in filepaths]
+        entries = table.find_all(paths)
+        if entries is None:
+            _count_what_is_yet_to_be_made(table, paths)
+            table.statistics.decline("an entry is not held")
+            return None
+        if not all(entry.finite for entry in entries):
+            table.statistics.decline("NaN or infinity, which SimpleTuner judges")
             return None
         leaves = [entry.layout.single or entry.layout.named.get(LATENTS) for entry in entries]
         if same_tensor(leaves) is None:
+            table.statistics.decline("latents of different shapes or types")
             return None
         batch = self._latents.rows(entries, [leaf for leaf in leaves if leaf is not None])
         if batch is None:
+            table.statistics.decline("no room on the device")
             return None
         for _ in entries:
             table.statistics.hits.add()
@@ -158,14 +170,26 @@ class BatchPath:
 
     def collating(self, model: Any) -> Any:
         """``model`` with upstream's default way of joining embeds done in reused memory."""
-        return _CollatingModel(model, self._embeds, self._hbm)
+        return _CollatingModel(model, self._embeds, self._hbm, self._count_joined)
+
+    def _count_joined(self, outputs: Sequence[Any]) -> None:
+        """Embeds that were joined here: of the one text cache, or of the one whose memory they lie in."""
+        for output in outputs:
+            tables = self._text_tables
+            if len(tables) > 1:
+                tables = [table for table in tables if table.published_at(output["prompt_embeds"].data_ptr())]
+            for table in tables[:1]:
+                table.statistics.batched.add()
 
 
 class _CollatingModel:
     """Answers like the model. A model with a ``collate_prompt_embeds`` of its own keeps it."""
 
-    def __init__(self, model: Any, pool: BufferPool, hbm: HbmTier | None) -> None:
+    def __init__(
+        self, model: Any, pool: BufferPool, hbm: HbmTier | None, joined: Callable[[Sequence[Any]], None]
+    ) -> None:
         self._model = model
+        self._joined = joined
         self._pool = pool
         self._hbm = hbm
 
@@ -177,7 +201,13 @@ class _CollatingModel:
         if own != {}:
             return own
         left_to_upstream: dict[str, torch.Tensor] = {}
-        return or_upstream("joining embeds", lambda: join_embeds(outputs, self._pool, self._hbm), left_to_upstream)
+        return or_upstream("joining embeds", lambda: self._join(outputs), left_to_upstream)
+
+    def _join(self, outputs: Any) -> dict[str, torch.Tensor]:
+        joined = join_embeds(outputs, self._pool, self._hbm)
+        if "prompt_embeds" in joined:
+            self._joined(outputs)
+        return joined
 
 
 _JOINED = (
@@ -222,6 +252,13 @@ def _on_device(tensors: Sequence[torch.Tensor], hbm: HbmTier) -> torch.Tensor | 
     except torch.cuda.OutOfMemoryError:
         hbm.give_up()
         return None
+
+
+def _count_what_is_yet_to_be_made(table: Table, paths: Sequence[str]) -> None:
+    """With ``vae_cache_ondemand`` SimpleTuner encodes what has no file, and asks no backend for it that could count."""
+    for path in paths:
+        if not os.path.exists(path):
+            table.statistics.misses.add()
 
 
 def _in_its_container(entry: Found, row: torch.Tensor) -> Any:

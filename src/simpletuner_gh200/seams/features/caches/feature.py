@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from simpletuner_gh200.memory.ceilings import embeds_allowance
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.detect import current
 from simpletuner_gh200.memory.out_of_memory import on_out_of_memory
+from simpletuner_gh200.memory.pace import waits_for_first_step
 from simpletuner_gh200.memory.pressure import Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -79,7 +81,7 @@ class CachesFeature(Feature):
             return
         self._caches = self._open(settings, found, _pack_folder(settings, trainer), _keep_free(trainer.config))
         self._attach(found)
-        self._caches.fill(settings.fill)
+        self._caches.fill(settings.fill, later=waits_for_first_step(len(os.sched_getaffinity(0))))
         self.batch_path = self._batch_path(found)
 
     def before_train(self, trainer: Any) -> None:
@@ -91,6 +93,8 @@ class CachesFeature(Feature):
             table.drop()
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        if self._caches is not None and int(trainer.state.get("global_step", 0)) > self._first_step:
+            self._caches.go_on()
         if self.batch_path is not None:
             self.batch_path.used(batch.get("latents"))
         if self._copier is not None:
@@ -197,7 +201,14 @@ class CachesFeature(Feature):
             return None
         tables = {dataset: self._tables[id(cache.cache)] for cache in found for dataset in cache.latents_of}
         embeds = [self._tables[id(cache.cache)] for cache in found if cache.wanted.kind == "text"]
-        return BatchPath(collate, tables, latents=self._delivery(), embeds=BufferPool(), hbm=self._hbm_tier(embeds))
+        return BatchPath(
+            collate,
+            tables,
+            latents=self._delivery(),
+            embeds=BufferPool(),
+            hbm=self._hbm_tier(embeds),
+            text_tables=list(dict.fromkeys(embeds)),
+        )
 
     def _delivery(self) -> Delivery:
         """Copies on a side stream where there is a device and prefetch is on; else batches in CPU memory."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 _MODEL = r"model_family|model_flavour|pretrained_model_name_or_path|revision|variant|mixed_precision"
@@ -27,7 +28,7 @@ ARGUMENTS = {
 }
 """By kind of cache: the arguments, as a pattern, since families bring encoders of their own."""
 
-SAMPLES = re.compile(
+SAMPLES = (
     r"resolution|resolution_type|pixel_resolution|crop|crop_.*|aspect_bucket_(rounding|alignment)|"
     r"maximum_image_size|target_downsample_size|video|audio|conditioning_type"
 )
@@ -36,10 +37,17 @@ SAMPLES = re.compile(
 
 def made_by(kind: str, arguments: Any, dataset: Mapping[str, Any]) -> str:
     """One line of JSON, the same for the same values. ``dataset``: as configured; text has no samples."""
-    wanted, asked = re.compile(ARGUMENTS[kind]), vars(arguments) if arguments is not None else {}
-    values = {key: value for key, value in asked.items() if wanted.fullmatch(key)}
+    asked = vars(arguments) if arguments is not None else {}
+    values = {key: asked[key] for key in _matching(ARGUMENTS[kind], frozenset(asked))}
     if kind != "text":
-        values |= {key: value for key, value in asked.items() if SAMPLES.fullmatch(key)}
-        values |= {f"dataset.{key}": value for key, value in dataset.items() if SAMPLES.fullmatch(key)}
+        values |= {key: asked[key] for key in _matching(SAMPLES, frozenset(asked))}
+        values |= {f"dataset.{key}": dataset[key] for key in _matching(SAMPLES, frozenset(dataset))}
     given = {key: value for key, value in values.items() if value is not None}
     return json.dumps(given, sort_keys=True, separators=(",", ":"), default=str)
+
+
+@lru_cache(maxsize=32)
+def _matching(pattern: str, keys: frozenset[str]) -> tuple[str, ...]:
+    """Those of a run's hundreds of arguments that the pattern names: every cache of a run asks the same."""
+    wanted = re.compile(pattern)
+    return tuple(key for key in keys if wanted.fullmatch(key))
