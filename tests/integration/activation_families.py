@@ -88,6 +88,54 @@ def sdxl():
     return tiny_unet(), inputs
 
 
+def qwen():
+    """Its rotation is complex, and each block saves most storages more than once."""
+    from simpletuner.helpers.models.qwen_image.transformer import QwenImageTransformer2DModel
+
+    model = QwenImageTransformer2DModel(
+        in_channels=4,
+        out_channels=1,
+        num_layers=3,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        axes_dims_rope=(4, 4, 8),
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 16, 4),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "encoder_hidden_states_mask": torch.ones(2, 5, dtype=torch.int64),
+        "timestep": torch.tensor([0.3, 0.7]),
+        "img_shapes": [[(1, 4, 4)], [(1, 4, 4)]],
+        "txt_seq_lens": [5, 5],
+        "return_dict": False,
+    }
+    return model, inputs
+
+
+def wan():
+    """Video: five dimensions, cross attention, parts in float32 whatever the weights are."""
+    from simpletuner.helpers.models.wan.transformer import WanTransformer3DModel
+
+    model = WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=4,
+        out_channels=4,
+        text_dim=8,
+        freq_dim=16,
+        ffn_dim=32,
+        num_layers=3,
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 2, 4, 4),
+        "timestep": torch.tensor([300, 700]),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
 def low(values):
     if isinstance(values, torch.Tensor):
         return values.to(torch.bfloat16) if values.is_floating_point() else values

@@ -56,14 +56,15 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     assert (found["failed"], found["stayed_for_want_of_room"]) == (0, 0)
 
 
-def test_everything_else_on_as_well(workbench) -> None:
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.matrix)])
+def test_everything_else_on_as_well(workbench, world: int) -> None:
     """A full fine-tune with EMA, ramp, accumulation and unified caches."""
     other = {"model_type": "full", "use_ema": True, "gradient_accumulation_steps": 2, "max_train_steps": 3}
     workbench.configure(blocks={"gh200_optimizations": RAMP, "cache_config": CACHES}, **other)
-    reference = workbench.known()
+    reference = workbench.known(world=world)
     assert reference.ok, reference.explain()
     workbench.configure(blocks={"gh200_optimizations": {**RAMP, **GRACE}, "cache_config": CACHES}, **other)
-    run = workbench.train()
+    run = workbench.train(world=world)
     assert told(run)["moved"] > 0
     assert run.losses == reference.losses
     assert weights(run) == weights(reference)
@@ -102,7 +103,7 @@ def families(workbench, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "family", ["flux", pytest.param("sd3", marks=pytest.mark.matrix), pytest.param("sdxl", marks=pytest.mark.matrix)]
+    "family", ["flux", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("sd3", "sdxl", "qwen", "wan"))]
 )
 def test_every_family_and_precision(workbench, family: str) -> None:
     """SimpleTuner's own model classes, in full and as LoRA, in fp32, bf16 and under autocast."""

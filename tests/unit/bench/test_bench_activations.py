@@ -12,6 +12,8 @@ from simpletuner_gh200.bench.suites.activations import Stack, measure
 def test_it_gives_what_the_contract_names() -> None:
     found = measure(quick=True)
     assert {"us_per_tensor", "moved_vs_saved", "vs_save_on_cpu", "vs_upstream"} <= found.keys()
+    assert 0 < found["moved"] < found["tensors"], "some of them only stay"
+    assert found.keys() >= {"us_per_moved", "us_per_tensor_doing_nothing"}
     assert 0.5 < found["moved_vs_saved"] <= 1.5
     assert found["vs_save_on_cpu"] > 0
     assert found["vs_upstream"] is None, "it needs a GPU"

@@ -70,6 +70,48 @@ def test_a_small_part_of_a_large_storage_is_copied_alone() -> None:
     assert same(engine.run(forward, [weight]), gradients(forward(), [weight]))
     assert 400 <= engine.moved < 2_000
 
+    def twice() -> torch.Tensor:
+        part = large.clone()[70_001:70_101]
+        return part.view(10, 10).t() * weight + part.view(10, 10) * weight * 2
+
+    engine = Engine()
+    assert same(engine.run(twice, [weight]), gradients(twice(), [weight]))
+    assert engine.shared == 1
+    assert 400 <= engine.moved < 2_000
+
+
+def test_a_small_part_of_what_was_saved_whole_is_not_copied_again() -> None:
+    weight = torch.ones(100, requires_grad=True)
+    large = torch.arange(100_000.0)
+
+    def forward() -> torch.Tensor:
+        whole = large.clone()
+        return (whole * weight.sum()).sum() + whole[70_001:70_101].view(10, 10).t() * weight.view(10, 10)
+
+    engine = Engine()
+    assert same(engine.run(forward, [weight]), gradients(forward(), [weight]))
+    assert engine.shared == 1
+    assert engine.moved == large.nbytes
+
+
+def test_a_tensor_that_is_asked_for_out_of_turn_is_served_and_the_rest_comes_ahead() -> None:
+    """Of a graph whose order is known only a part is used, then all of it."""
+    model = layers(8)
+    engine = Engine()
+    plain = gradients(model(X), model.parameters())
+    for _ in range(2):
+        engine.run(lambda: model(X), model.parameters(), [X])
+    with engine.step("a", model.parameters, [X]):
+        middle = model[:4](X)
+        out = model[4:](middle)
+    before = engine.late
+    first = list(torch.autograd.grad(middle.sum(), list(model[:4].parameters()), retain_graph=True))
+    assert same(first, gradients(model[:4](X), model[:4].parameters()))
+    assert same(gradients(out, model.parameters()), plain)
+    # The first of the part; then, once it was passed, the later half on demand.
+    assert 1 < engine.late - before < engine.fetched / 3
+    assert engine.surprises == 0
+
 
 def test_weights_buffers_inputs_and_small_tensors_stay() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 4))
@@ -82,6 +124,17 @@ def test_weights_buffers_inputs_and_small_tensors_stay() -> None:
     known = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers(), x)}
     assert sent and known.isdisjoint(sent)
     assert engine.moved == 2 * x.nbytes, "the normalised output and its input; the last output is too small"
+
+
+def test_a_weight_that_is_saved_stays_itself_and_its_views() -> None:
+    """The gradient of a layer's input needs its weight: each but the first saves it, transposed."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
+    frozen = torch.nn.Parameter(torch.ones(64), requires_grad=False)
+    x = torch.randn(8, 64)
+    engine = Engine()
+    engine.run(lambda: model(x) * frozen.view(8, 8).t().reshape(64), [*model.parameters(), frozen], [x])
+    reshaped = frozen.nbytes
+    assert engine.moved == 3 * x.nbytes + reshaped, "three inputs that were computed, and a copy of a weight's view"
 
 
 def test_a_weight_with_a_new_storage_is_still_a_weight() -> None:
@@ -117,8 +170,9 @@ def test_copies_of_weights_that_autocast_makes_stay(frozen: bool) -> None:
     assert engine.moved <= activations + 16 * 8 * 2, "no copy of the 32 x 48 weight is among them"
 
 
-def test_a_changed_tensor_raises_as_in_torch_with_the_operators_name() -> None:
-    weight = torch.ones(8, requires_grad=True)
+@pytest.mark.parametrize("options", [{}, {"minimum": 1 << 20}, {"limit": 0}], ids=["moved", "too small", "no room"])
+def test_a_changed_tensor_raises_as_in_torch_with_the_operators_name(options: dict[str, Any]) -> None:
+    weight = torch.ones(64, requires_grad=True)
 
     def forward() -> torch.Tensor:
         y = weight * 2
@@ -128,10 +182,10 @@ def test_a_changed_tensor_raises_as_in_torch_with_the_operators_name() -> None:
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         gradients(forward(), [weight])
-    for options in ({}, {"minimum": 1 << 20}, {"limit": 0}):
-        engine = Engine(**options)  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match=r"inplace operation.*ExpBackward0.*version 1; expected version 0"):
-            engine.run(forward, [weight])
+    engine = Engine(**options)
+    with pytest.raises(RuntimeError, match=r"inplace operation.*ExpBackward0.*version 1; expected version 0"):
+        engine.run(forward, [weight])
+    assert (engine.moved > 0) == (not options)
 
 
 def test_a_changed_weight_raises_too() -> None:
@@ -146,15 +200,32 @@ def test_a_changed_weight_raises_too() -> None:
 
 
 def test_what_is_saved_before_and_after_a_change_is_two_things() -> None:
-    weight = torch.ones(8, requires_grad=True)
+    """What was saved first is never asked for, so nothing is wrong; what was saved then must be what it was then."""
+    weight = torch.ones(64, requires_grad=True)
 
     def forward() -> torch.Tensor:
-        y = torch.zeros(8)
-        first = weight * y.add_(1)
-        return first + weight * (y.clone().add_(2))
+        y = torch.zeros(64)
+        before = weight * y
+        y.add_(2)
+        del before
+        return weight * y
 
     engine = Engine()
-    assert same(engine.run(forward, [weight]), gradients(forward(), [weight]))
+    assert same(engine.run(forward, [weight]), [torch.full((64,), 2.0)])
+    assert engine.shared == 0
+    assert engine.moved == 2 * weight.nbytes
+
+
+def test_a_source_is_free_once_its_copy_is_made() -> None:
+    weight = torch.ones(64, requires_grad=True)
+    engine = Engine()
+    with engine.step("a", lambda: [weight], []):
+        y = weight.detach() * 3
+        loss = (weight * y).sum()
+    gone = StorageWeakRef(y.untyped_storage())
+    del y
+    assert gone.expired(), "while the graph that saved it lives"
+    assert torch.equal(gradients(loss, [weight])[0], torch.full((64,), 3.0))
 
 
 def test_an_address_that_is_used_again_is_another_tensor() -> None:
@@ -177,7 +248,7 @@ def test_an_address_that_is_used_again_is_another_tensor() -> None:
 
 
 def test_a_graph_used_twice_and_a_gradient_of_a_gradient() -> None:
-    weight = torch.linspace(0.1, 1, 8, requires_grad=True)
+    weight = torch.linspace(0.1, 1, 32, requires_grad=True)
     engine = Engine()
     with engine.step("a", lambda: [weight], []):
         loss = (weight.exp() * weight.sin()).sum()

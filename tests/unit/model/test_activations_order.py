@@ -32,3 +32,12 @@ def test_a_surprise_fetches_nothing_and_the_rest_goes_on() -> None:
 
 def test_asked_twice_counts_once() -> None:
     assert LearnedOrder([1, 1], [1, 0, 1]).asked == (1, 0)
+
+
+def test_a_walk_beforehand_is_kept_as_long_as_the_same_things_stay() -> None:
+    order = LearnedOrder([1] * 6, SWAPPED)
+    ahead = order.ahead([4])
+    assert ahead.queue == (5, 2, 3, 1, 0), "what stays is never fetched"
+    assert ahead.window == {5: (1, 5), 4: (1, 5), 2: (2, 5), 3: (3, 5), 1: (4, 5), 0: (5, 5)}
+    assert order.ahead([4]) is ahead
+    assert order.ahead([]).queue == tuple(SWAPPED)

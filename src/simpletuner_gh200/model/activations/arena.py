@@ -121,7 +121,7 @@ class Arena:
         try:
             chunk = Chunk(self._make(size))
         except (MemoryRoomError, OSError) as refused:
-            logger.warning("gh200: no %s more for activations: %s", format_bytes(size), str(refused))
+            logger.warning("gh200: %s more for activations could not be had: %s", format_bytes(size), str(refused))
             self._limit = self.held
             return None
         self.held += size

@@ -65,15 +65,9 @@ class Link(Protocol):
         """Wait for what is under way. False: its end could not be seen, so memory must not go yet."""
 
 
-_quick = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
-    ("memmove", ctypes.pythonapi)
-)
+_quick = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memmove", ctypes.pythonapi))
 _QUICK = 64 * 1024
 """Up to here a copy is over before another thread could have made use of the interpreter."""
-
-
-def _copy(target: int, source: int, size: int) -> None:
-    (_quick if size <= _QUICK else ctypes.memmove)(target, source, size)
 
 
 class HostLink:
@@ -86,13 +80,13 @@ class HostLink:
         self._empty = torch.empty_strided
 
     def send(self, source: int, target: int, size: int) -> Ticket | None:
-        _copy(target, source, size)
+        (_quick if size <= _QUICK else ctypes.memmove)(target, source, size)
         return None
 
     def bring(self, source: int, size: int, layout: Layout) -> tuple[torch.Tensor, Ticket | None]:
         dtype, shape, stride = layout
         buffer = self._empty(shape, stride, dtype=dtype)
-        _copy(buffer.data_ptr(), source, size)
+        (_quick if size <= _QUICK else ctypes.memmove)(buffer.data_ptr(), source, size)
         return buffer, None
 
     def fetch(self, source: int, size: int, layout: Layout) -> torch.Tensor:
@@ -126,8 +120,11 @@ class DeviceLink:
         self._driver = driver
         self.device = device
         self._ordinal = device.index or 0
+        self._current_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        """The current stream's handle, without an object around it, as the compiler's own code asks for it."""
         self._streams = (torch.cuda.Stream(device), torch.cuda.Stream(device))  # torch keeps them; so must we
         self._out, self._in = (int(stream.cuda_stream) for stream in self._streams)
+        self._empty = torch.empty_strided
         self._events: list[int] = []
         self._made: list[int] = []
         self._before = self._event()
@@ -136,26 +133,25 @@ class DeviceLink:
         self._abandoned: list[torch.Tensor] = []
 
     def send(self, source: int, target: int, size: int) -> Ticket | None:
-        return self._queue(self._out, target, source, size)
+        return self._queue(self._out, target, source, size, self._current())
 
     def bring(self, source: int, size: int, layout: Layout) -> tuple[torch.Tensor, Ticket | None]:
-        import torch
-
         dtype, shape, stride = layout
-        buffer = torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
+        buffer = self._empty(shape, stride, dtype=dtype, device=self.device)
+        here = self._current()
         try:
-            ticket = self._queue(self._in, int(buffer.data_ptr()), source, size)
+            ticket = self._queue(self._in, buffer.data_ptr(), source, size, here)
         except MemoryRoomError:
             self._abandoned.append(buffer)  # a copy may still write there
             raise
-        self._home[ticket] = self._current()
+        self._home[ticket] = here
         return buffer, ticket
 
-    def _queue(self, side: int, target: int, source: int, size: int) -> Ticket:
+    def _queue(self, side: int, target: int, source: int, size: int, here: int) -> Ticket:
         driver, ordinal = self._driver, self._ordinal
         ticket = self._events.pop() if self._events else self._event()
         try:
-            driver.record_event(self._before, self._current(), ordinal)
+            driver.record_event(self._before, here, ordinal)
             driver.wait_event(side, self._before, ordinal)
             driver.copy([(target, source, size)], side, ordinal)
         except MemoryRoomError:
@@ -240,9 +236,7 @@ class DeviceLink:
         self._events.append(ticket)
 
     def _current(self) -> int:
-        import torch
-
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+        return self._current_of(self._ordinal)
 
 
 def measure(link: Link, address: int, size: int) -> Rates:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.model.activations.arena import Arena
@@ -28,6 +29,7 @@ from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, i
 from simpletuner_gh200.model.activations.room import Room
 from simpletuner_gh200.model.activations.shape import Shape
 from simpletuner_gh200.model.activations.step import Saved, Step
+from simpletuner_gh200.model.activations.views import WHOLE, apart, as_it_is, changed, part_of, view_of
 from simpletuner_gh200.units import GIB
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -38,10 +40,9 @@ IN_FLIGHT = GIB
 One larger tensor goes alone."""
 TOO_MANY = 3
 """Copies to Grace that failed, after which nothing more is sent."""
-WHOLE = 2
-"""A storage is copied whole unless it is so many times larger than the view."""
-ALIGNED = 512
-"""A part of a storage begins at a multiple of this, so that its views are aligned as they were."""
+SMALLEST = 64
+"""Bytes below which a tensor stays whatever was asked for: what stands in for it would take more than it does."""
+UNKNOWN: Any = object()
 
 
 class Offloader:
@@ -63,7 +64,7 @@ class Offloader:
         self._link = link
         self._arena = arena
         self.give_back = arena.give
-        self._minimum = max(minimum, 1)
+        self._minimum = max(minimum, SMALLEST)
         self._room = room
         self._rates = rates
         self._grace_limit = grace_limit
@@ -73,7 +74,8 @@ class Offloader:
         self._sending = self._unsent = 0
         self._weights = Weights(())
         self._previous: Step | None = None
-        self._none: dict[torch.dtype, torch.Tensor] = {}
+        self._none = torch.empty(0, device=link.device)
+        """In place of bytes that are gone; any type will do."""
         self._ordinal = -1 if link.device.type == "cpu" else link.device.index or 0
         self.step_now: Step | None = None
         self.shapes: dict[Hashable, Shape] = {}
@@ -97,7 +99,7 @@ class Offloader:
         if known.mix is None:
             self._room.begin()
         step = self.step_now = self._previous = Step(known, self._link)
-        step.inputs = identities(inputs)
+        step.stays_out(self._weights.storages, identities(inputs))
         known.steps += 1
         complete = False
         try:
@@ -160,72 +162,83 @@ class Offloader:
 
     # -- forward -----------------------------------------------------------------------------------------
 
-    def _pack(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """What the node holds instead: (tensor, version), (saved, tensor), or (saved, layout) and maybe an offset."""
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        """What the node holds instead: (tensor, version) of what stays; a Saved, or (Saved, view, offset) of it.
+
+        It runs for everything that is saved, so it asks in the order in which most are done with, and each thing once.
+        """
         self.tensors += 1
         step = self.step_now
-        size = tensor.nbytes
-        dtype = tensor.dtype
-        if size < self._minimum or step is None or type(tensor) is not torch.Tensor or dtype not in PLAIN:
-            return _as_it_is(tensor)
+        size, dtype = tensor.nbytes, tensor.dtype
+        if size < self._minimum or step is None or type(tensor) is not Tensor or dtype not in PLAIN:
+            return as_it_is(tensor)
         storage = tensor.untyped_storage()
         key: Any = storage._cdata
-        weights = self._weights
-        if key in weights.storages or key in step.inputs or tensor.get_device() != self._ordinal:
-            return _as_it_is(tensor)
-        if weights.shapes and dtype in LOW and weights.copied_by_autocast(tensor):
-            return _as_it_is(tensor)
-        self.saved += size
-        start, length = 0, storage.nbytes()
-        if length > WHOLE * size:
-            start, length = _part(tensor, length)
-            if start or length != storage.nbytes():
-                key = (key, start, length)
+        saved = step.known.get(key, UNKNOWN)
+        if saved is None:
+            return as_it_is(tensor)
         version = tensor._version
-        saved = step.by_storage.get(key)
-        if saved is None or saved.version != version:
-            stays = step.stays()
-            stride = tensor.stride()
-            layout: Layout = dtype, tensor.shape, stride
-            if length != size or not tensor.is_contiguous():
-                flat = dtype if not length % dtype.itemsize else torch.uint8
-                layout = flat, (length // flat.itemsize,), (1,)
-            step.held.append(storage._weak_ref())
-            saved = step.by_storage[key] = Saved(self, step, length, start, version, layout, tensor.detach())
-            if stays or not self._send(saved, storage.data_ptr() + start):
-                self._blind(saved.witness)  # its bytes stay with the handles
-            elif layout[2] is stride:
-                return saved, layout
-        else:
-            self.shared += 1
+        if saved is UNKNOWN or saved.version != version:
+            if tensor.get_device() != self._ordinal or (dtype in LOW and self._weights.copied_by_autocast(tensor)):
+                return as_it_is(tensor)
+            start, length = 0, storage.nbytes()
+            if length > WHOLE * size:
+                start, part = part_of(tensor, length)
+                if part != length:
+                    key, length = (key, start, part), part
+                    saved = step.known.get(key, UNKNOWN)
+            if saved is UNKNOWN or saved.version != version:
+                self.saved += size
+                return self._save(step, tensor, storage, key, start, length)
+        self.saved += size
+        self.shared += 1
         if saved.place is None:
-            return saved, _apart(tensor)
-        offset = tensor.storage_offset() - start // dtype.itemsize
-        return saved, (dtype, tensor.shape, tensor.stride()), offset
+            return saved, apart(tensor), 0
+        layout = dtype, tensor.shape, tensor.stride()
+        return saved, layout, tensor.storage_offset() - saved.start // dtype.itemsize
+
+    def _save(self, step: Step, tensor: torch.Tensor, storage: Any, key: Any, start: int, length: int) -> Any:
+        """The first time that these bytes are saved: ``length`` of the storage's, from ``start``."""
+        dtype, stride = tensor.dtype, tensor.stride()
+        layout: Layout = dtype, tensor.shape, stride
+        whole = length == tensor.nbytes and tensor.is_contiguous()
+        if not whole:
+            flat = dtype if not length % dtype.itemsize else torch.uint8
+            layout = flat, (length // flat.itemsize,), (1,)
+        step.held.append(storage._weak_ref())
+        saved = step.known[key] = Saved(self, step, length, start, tensor._version, layout, tensor.detach())
+        if (step.some_stay and step.stays()) or not self._send(saved, storage.data_ptr() + start):
+            step.stayed.append(saved.index)
+            saved.witness.data = self._none  # its bytes stay with the handles
+            return saved, apart(tensor), 0
+        if whole:
+            return saved
+        return saved, (dtype, tensor.shape, stride), tensor.storage_offset() - start // dtype.itemsize
 
     def _send(self, saved: Saved, address: int) -> bool:
         """Queue the copy to Grace. False: the tensor stays where it is."""
         if self._unsent >= TOO_MANY:
             return False
-        while self._under_way and self._sending + saved.size > self._in_flight:
+        size = saved.size
+        while self._under_way and self._sending + size > self._in_flight:
             self._release_oldest()
-        place = self._arena.take(saved.size)
+        place = self._arena.take(size)
         if place is None:
             self.full += 1
             return False
         try:
-            ticket = self._link.send(address, place[1], saved.size)
+            ticket = self._link.send(address, place[1], size)
         except (MemoryRoomError, RuntimeError) as refused:
             self._send_failed(refused)  # the place is not used again: a copy may still write there
             return False
         saved.place = place
-        self.moved += saved.size
+        self.moved += size
         if ticket is None:
-            self._blind(saved.witness)
+            saved.witness.data = self._none  # the bytes go, the version counter stays
             return True
         saved.source, saved.departure = saved.witness, ticket
         self._under_way.append(saved)
-        self._sending += saved.size
+        self._sending += size
         self._sweep()
         return True
 
@@ -250,45 +263,57 @@ class Offloader:
             self._link.wait(oldest.departure)
             oldest.departure = None
         if oldest.source is not None:
-            self._blind(oldest.source)
+            oldest.source.data = self._none
             oldest.source = None
-
-    def _blind(self, tensor: torch.Tensor) -> None:
-        """Drop the bytes, keep the version counter."""
-        none = self._none.get(tensor.dtype)
-        if none is None:
-            none = self._none[tensor.dtype] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        tensor.data = none
 
     # -- backward ----------------------------------------------------------------------------------------
 
-    def _unpack(self, handle: tuple[Any, ...]) -> torch.Tensor:
-        saved = handle[0]
+    def _unpack(self, handle: Any) -> torch.Tensor:
+        if type(handle) is Saved:
+            there = self._asked(handle)
+            return there if handle.source is None else self._source(handle, handle.layout, 0)
+        saved, view = handle[0], handle[1]
         if type(saved) is not Saved:
-            version = handle[1]
-            if version is not None and saved._version != version:
-                raise _changed(saved.dtype, saved.shape, version, saved._version)
+            if view is not None and saved._version != view:
+                raise changed(saved.dtype, saved.shape, view, saved._version)
             return saved
-        if saved.witness._version != saved.version:
-            raise _changed(saved.layout[0], saved.layout[1], saved.version, saved.witness._version)
-        if saved.step.measuring:
-            self._read_needs_after_backward(saved.step)
-        for later in saved.step.ask(saved):
-            self._bring(later)
-        layout = handle[1]
-        if type(layout) is not tuple:
-            return layout
-        there = self._here(saved)
-        offset = handle[2] if len(handle) > 2 else 0
-        if saved.source is not None:  # the storage itself, not a copy of a part of it
-            dtype, shape, stride = layout
-            return torch.empty(0, dtype=dtype, device=self._link.device).set_(
-                there.untyped_storage(), offset + saved.start // dtype.itemsize, shape, stride
-            )
-        if layout is saved.layout:
-            return there
+        there = self._asked(saved)
+        if saved.place is None:
+            return view
+        return view_of(there, view, handle[2]) if saved.source is None else self._source(saved, view, handle[2])
+
+    def _source(self, saved: Saved, layout: Layout, offset: int) -> torch.Tensor:
+        """A view of the storage itself, whose copy is not done yet, and not of a copy of a part of it."""
+        assert saved.source is not None
         dtype, shape, stride = layout
-        return torch.as_strided(there if dtype is saved.layout[0] else there.view(dtype), shape, stride, offset)
+        storage = saved.source.untyped_storage()
+        fresh = torch.empty(0, dtype=dtype, device=self._link.device)
+        return fresh.set_(storage, offset + saved.start // dtype.itemsize, shape, stride)
+
+    def _asked(self, saved: Saved) -> torch.Tensor:
+        """Its bytes on the device, the current stream behind their arrival, and the next few on their way.
+
+        Of what stayed, only that it is unchanged."""
+        witness, step = saved.witness, saved.step
+        if witness._version != saved.version:
+            raise changed(saved.layout[0], saved.layout[1], saved.version, witness._version)
+        if step.measuring:
+            self._read_needs_after_backward(step)
+        for later in step.ask(saved.index):
+            self._bring(later)
+        if self._under_way:
+            self._sweep()
+        if saved.place is None or saved.source is not None:
+            return witness
+        buffer = saved.buffer
+        if buffer is None:
+            self.late += 1
+            buffer = self._bring(saved)
+            if buffer is None:
+                buffer = self._fetch(saved)
+        if saved.arrival is not None:
+            self.await_arrival(saved)
+        return buffer
 
     def _read_needs_after_backward(self, step: Step) -> None:
         """Once for each backward pass: what an optimizer step or a validation takes later is no need of this one's."""
@@ -297,25 +322,8 @@ class Offloader:
             step.backward_passes.add(task)
             torch.autograd.Variable._execution_engine.queue_callback(self._room.end)
 
-    def _here(self, saved: Saved) -> torch.Tensor:
-        """Its bytes on the device, and the current stream behind their arrival."""
-        if self._under_way:
-            self._sweep()
-        if saved.source is not None:
-            return saved.source
-        buffer = saved.buffer
-        if buffer is None:
-            self.late += 1
-            buffer = self._bring(saved)
-            if buffer is None:
-                assert saved.place is not None
-                buffer = saved.buffer = self._link.fetch(saved.place[1], saved.size, saved.layout)
-                self.brought += saved.size
-        if saved.arrival is not None:
-            self.await_arrival(saved)
-        return buffer
-
     def _bring(self, saved: Saved) -> torch.Tensor | None:
+        """Queue its way back; None where that failed."""
         assert saved.place is not None
         try:
             saved.buffer, saved.arrival = self._link.bring(saved.place[1], saved.size, saved.layout)
@@ -325,6 +333,13 @@ class Offloader:
         self.brought += saved.size
         self.fetched += 1
         return saved.buffer
+
+    def _fetch(self, saved: Saved) -> torch.Tensor:
+        """The ordinary way, where the quick one failed."""
+        assert saved.place is not None
+        buffer = saved.buffer = self._link.fetch(saved.place[1], saved.size, saved.layout)
+        self.brought += saved.size
+        return buffer
 
     # -- the end of a saved tensor, and of all -------------------------------------------------------------
 
@@ -350,32 +365,3 @@ class Offloader:
         self._unsent += 1
         if self._unsent == TOO_MANY:
             logger.warning("gh200: activations stay in HBM from here on: %d copies to Grace failed", self._unsent)
-
-
-def _apart(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bytes and version counter without the history: a node must not hold its own output."""
-    return tensor if tensor.grad_fn is None else tensor.detach()
-
-
-def _as_it_is(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return _apart(tensor), None if tensor.is_inference() else tensor._version
-
-
-def _part(tensor: torch.Tensor, length: int) -> tuple[int, int]:
-    """(first byte, bytes) of the storage that the view lies in, from an aligned beginning; all, where that is most."""
-    item = tensor.element_size()
-    first = tensor.storage_offset() * item
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) * item + item
-    start = first // ALIGNED * ALIGNED
-    part = min(first + reach, length) - start
-    return (start, part) if WHOLE * part <= length else (0, length)
-
-
-def _changed(dtype: torch.dtype, shape: Iterable[int], expected: int, found: int) -> RuntimeError:
-    """As torch says it, with the operator whose gradient needs the tensor."""
-    node = torch._C._current_autograd_node()
-    operator = node.name() if node is not None else "an operator"
-    return RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{dtype} {list(shape)}], saved for {operator}, is at version {found}; expected version {expected} instead"
-    )

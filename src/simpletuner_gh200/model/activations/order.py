@@ -7,11 +7,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 AT_LEAST, AT_MOST = 2, 4
 """So many are fetched ahead of use ..."""
 AHEAD_BYTES = 512 << 20
 """... those beyond the least only while all of them together are no more than this."""
+
+
+NOTHING = (0, 0)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A look-ahead walked through beforehand, once for all steps that go alike."""
+
+    queue: tuple[int, ...]
+    """What is fetched, in the order of asking."""
+    window: dict[int, tuple[int, int]]
+    """For each that is asked for: from where to where in the queue things should be on their way."""
 
 
 class LearnedOrder:
@@ -21,6 +35,26 @@ class LearnedOrder:
         self.sizes = tuple(sizes)
         self.asked = tuple(dict.fromkeys(asked))
         self.position = {index: position for position, index in enumerate(self.asked)}
+        self._ahead: tuple[tuple[int, ...], Ahead] | None = None
+
+    def ahead(self, stayed: Sequence[int]) -> Ahead:
+        """For steps in which these did not leave: the same in most, so the last one is kept."""
+        key = tuple(stayed)
+        if self._ahead is None or self._ahead[0] != key:
+            self._ahead = key, self._walked(frozenset(key))
+        return self._ahead[1]
+
+    def _walked(self, stayed: frozenset[int]) -> Ahead:
+        look, passed = LookAhead(self), 0
+        queue: list[int] = []
+        window: dict[int, tuple[int, int]] = {}
+        if self.asked and self.asked[0] not in stayed:
+            queue.append(self.asked[0])  # fetched on demand, unless another is asked for before it
+        for index in self.asked:
+            passed += index not in stayed
+            queue += look.asked(index, lambda at: at not in stayed)
+            window[index] = passed, len(queue)
+        return Ahead(tuple(queue), window)
 
 
 class LookAhead:

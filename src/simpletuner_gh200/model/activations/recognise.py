@@ -64,7 +64,9 @@ class Weights:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._listed = [tensor for tensor in tensors if type(tensor) in _OWN and tensor.layout is torch.strided]
         self.storages = identities(self._listed)
-        self.shapes = {frozenset(tensor.shape) for tensor in self._listed if tensor.dtype is torch.float32}
+        full = [tensor for tensor in self._listed if tensor.dtype is torch.float32]
+        self.shapes = {frozenset(tensor.shape) for tensor in full}
+        self._counts = {tensor.numel() for tensor in full}
 
     def refresh(self) -> None:
         """Some optimizers give a weight another storage when they step; its identity follows."""
@@ -79,6 +81,8 @@ class Weights:
 
         Whether autocast is on can't be asked here: it is off inside the operators that it casts for.
         """
+        if tensor.numel() not in self._counts:
+            return False  # at once for nearly all, without a look at their history
         node: Any = tensor.grad_fn
         if node is None:
             return not tensor.requires_grad and frozenset(tensor.shape) in self.shapes

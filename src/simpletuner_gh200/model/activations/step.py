@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.model.activations.order import LearnedOrder, LookAhead
+from simpletuner_gh200.model.activations.order import NOTHING, Ahead, LearnedOrder
 from simpletuner_gh200.model.activations.recognise import let_go
 from simpletuner_gh200.model.activations.shape import ANOTHER_BLOCK, Measured, Shape
 
@@ -44,7 +44,11 @@ class Saved:
         """Of the buffer: the first tensor's own where it is all of the bytes, else flat."""
         self.witness = witness
         """Shares the version counter of what was saved, and soon no bytes with it."""
-        self.index = step.add(self, size)
+        self.index = len(step.sizes)
+        step.sizes.append(size)
+        step.refs.append(weakref.ref(self))
+        if step.measuring:
+            step.measure(size)
 
     def __del__(self) -> None:
         """Nobody will ask for it again; what still arrives for it must be there before its place is used anew."""
@@ -59,16 +63,20 @@ class Step:
 
     def __init__(self, shape: Shape, link: Link) -> None:
         self.shape = shape
+        self.some_stay = "keep" in shape.block_choices or "keep" in shape.other_choices
         self._link = link
-        self._refs: list[weakref.ref[Saved]] = []
+        self.refs: list[weakref.ref[Saved]] = []
         self.sizes: list[int] = []
-        self.by_storage: dict[Any, Saved] = {}
-        self.inputs: dict[int, Any] = {}
+        self.stayed: list[int] = []
+        """Of what was saved, the numbers of those that did not leave."""
+        self.known: dict[Any, Saved | None] = {}
+        """By storage, or by part of one; None: it belongs to weights or inputs, and never leaves."""
         self.held: list[int] = []
-        """Weak references to the storages in ``by_storage``: while they are held, no other gets their identity."""
+        """Weak references to the storages that ``known`` has got: while they are held, no other gets their identity."""
+        self._inputs: Mapping[int, Any] = {}
         self.asked: list[int] = []
-        self._expected = shape.orders[0].sizes if shape.orders else None
-        self._ahead: LookAhead | None = None
+        self._ahead: Ahead | None = None
+        self._next = 0
         self.surprised = self.complete = False
         self.measuring = shape.mix is None
         self.backward_passes: set[int] = set()
@@ -86,21 +94,18 @@ class Step:
 
     # -- forward -----------------------------------------------------------------------------------------
 
-    def add(self, saved: Saved, size: int) -> int:
-        """Number it, and see whether the step goes as it did when its order was learned."""
-        index = len(self.sizes)
-        self.sizes.append(size)
-        self._refs.append(weakref.ref(saved))
-        expected = self._expected
-        if expected is not None and (index >= len(expected) or expected[index] != size):
-            other = self.shape.order_like(self.sizes, complete=False)
-            self._expected = other.sizes if other is not None else None
-        if self.measuring:
-            if self.block is None:
-                self.measured.append(Measured(saved=size, inside=False))
-            else:
-                self.measured[-1].saved += size
-        return index
+    def stays_out(self, weights: Mapping[int, Any], inputs: Mapping[int, Any]) -> None:
+        """Storages that never leave, with the weak references that keep their identities theirs."""
+        self._inputs = inputs
+        self.known = dict.fromkeys(weights)
+        self.known.update(dict.fromkeys(inputs))
+
+    def measure(self, size: int) -> None:
+        """So much was saved, by the block that runs or between blocks."""
+        if self.block is None:
+            self.measured.append(Measured(saved=size, inside=False))
+        else:
+            self.measured[-1].saved += size
 
     def stays(self) -> bool:
         """Shall what is saved next stay in HBM?"""
@@ -145,29 +150,33 @@ class Step:
     def end_forward(self, *, complete: bool) -> None:
         self.complete = complete
         self.block = None
-        self.by_storage.clear()
-        self.inputs = {}
+        self.known.clear()
+        self._inputs = {}
         let_go(self.held)
         self.held.clear()
         order = self.shape.order_like(self.sizes, complete=True)
-        self._ahead = LookAhead(order) if order is not None else None
+        self._ahead = order.ahead(self.stayed) if order is not None else None
         self.surprised = order is None and bool(self.shape.orders)
         if self.measuring:
             self._ended = self._link.mark()
 
     # -- backward ----------------------------------------------------------------------------------------
 
-    def ask(self, saved: Saved) -> Sequence[Saved]:
+    def ask(self, index: int) -> Sequence[Saved]:
         """It is needed now; what is to be fetched ahead."""
-        if self._ahead is None:  # this step teaches the order
-            self.asked.append(saved.index)
+        ahead = self._ahead
+        if ahead is None:  # this step teaches the order
+            self.asked.append(index)
             return ()
-        later = self._ahead.asked(saved.index, self._absent)
-        return [found for at in later if (found := self._refs[at]())] if later else ()
-
-    def _absent(self, index: int) -> bool:
-        found = self._refs[index]()
-        return found is not None and found.place is not None and found.buffer is None and found.source is None
+        first, until = ahead.window.get(index, NOTHING)
+        if first < self._next:
+            first = self._next
+        if first >= until:
+            return ()
+        self._next = until
+        refs = self.refs
+        waiting = [refs[at]() for at in ahead.queue[first:until]]
+        return [found for found in waiting if found is not None and found.buffer is None and found.source is None]
 
     # -- afterwards --------------------------------------------------------------------------------------
 

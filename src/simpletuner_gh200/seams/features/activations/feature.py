@@ -53,6 +53,10 @@ class ActivationsFeature(Feature):
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         return {"off": "off", "grace": "asked", "auto": "auto"}[settings.part(ActivationSettings).activations]  # type: ignore[return-value]
 
+    def demo_config(self) -> dict[str, Any]:
+        """By name and from the first byte, so that a machine without a GPU shows it too."""
+        return {"gh200_optimizations": {"activations": "grace", "activation_min_tensor_kb": 0}}
+
     @property
     def _settings(self) -> ActivationSettings:
         return self.settings.part(ActivationSettings)

@@ -1,0 +1,45 @@
+"""Whatever the order, sizes and what stays: a walk beforehand fetches what looking ahead step by step would."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simpletuner_gh200.model.activations.order import AHEAD_BYTES, AT_MOST, NOTHING, LearnedOrder, LookAhead
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> tuple[LearnedOrder, frozenset[int]]:
+    sizes = draw(st.lists(st.integers(1, AHEAD_BYTES), max_size=24))
+    asked = draw(st.permutations(range(len(sizes))))[: draw(st.integers(0, len(sizes)))]
+    stayed = draw(st.frozensets(st.sampled_from(range(len(sizes))))) if sizes else frozenset()
+    return LearnedOrder(sizes, asked), stayed
+
+
+@given(orders())
+def test_in_its_own_order_it_is_the_same(given_order: tuple[LearnedOrder, frozenset[int]]) -> None:
+    order, stayed = given_order
+    look, ahead, fetched = LookAhead(order), order.ahead(sorted(stayed)), 0
+    for index in order.asked:
+        first, until = ahead.window[index]
+        first = max(first, fetched)
+        fetched = max(until, fetched)
+        assert list(ahead.queue[first:until]) == look.asked(index, lambda at: at not in stayed)
+
+
+@given(orders(), st.data())
+def test_asked_in_any_order_nothing_is_fetched_twice_or_too_far_ahead(
+    given_order: tuple[LearnedOrder, frozenset[int]], data: st.DataObject
+) -> None:
+    order, stayed = given_order
+    ahead = order.ahead(sorted(stayed))
+    fetched: list[int] = []
+    reached = 0
+    for index in data.draw(st.permutations(range(len(order.sizes)))):
+        first, until = ahead.window.get(index, NOTHING)
+        found = ahead.queue[max(first, reached) : until]
+        reached = max(reached, until)
+        fetched += found
+        assert len(found) <= AT_MOST
+    assert len(fetched) == len(set(fetched))
+    assert stayed.isdisjoint(fetched)
