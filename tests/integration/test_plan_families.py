@@ -16,6 +16,7 @@ import pytest
 
 from simpletuner_gh200.model.optimizer_table import optimizers
 from simpletuner_gh200.plan import traces
+from simpletuner_gh200.plan.buckets import between
 from simpletuner_gh200.seams.trace.counted import Counted
 from tests.integration import plan_families
 from tests.integration.workbench import clean_environment
@@ -37,7 +38,8 @@ def name_here(family: str) -> str:
     """What this release calls it on its command line."""
     from importlib.metadata import version
 
-    return "pixart_sigma" if family == "pixart" and version("simpletuner").startswith("3.") else family
+    older = {"pixart": "pixart_sigma", "z_image": "z-image"}
+    return older.get(family, family) if version("simpletuner").startswith("3.") else family
 
 
 def predicted(cases: list[tuple[str, dict[str, Any]]]) -> list[Counted]:
@@ -91,7 +93,7 @@ def compare(wanted: list[tuple[str, bool, bool, str]]) -> None:
             name: (getattr(foreseen, name), seen[name])
             for name in ("parameters", "weights", "gradients", "saved", "forward", "peak")
         }
-        pairs["state"] = (round(each * foreseen.trained), seen["state"])
+        pairs["state"] = (round(each * foreseen.stepped), seen["state"])
         wrong += [f"{case} {name}: {a} for {b}" for name, (a, b) in pairs.items() if abs(a - b) > TOLERANCE * b]
     assert wrong == []
 
@@ -108,3 +110,36 @@ def test_seven_families_full_and_lora_with_and_without_checkpointing():
 @pytest.mark.matrix
 def test_half_precision_under_autocast():
     compare([(*case, "bf16") for case in product(("flux", "sd3", "sdxl"), (True, False), (True, False))])
+
+
+@pytest.mark.matrix
+def test_what_lies_between_two_shapes_is_on_the_line_between_them():
+    """Bytes of a shape in the middle, traced, against the line that a plan draws through both ends."""
+    sides = {"flux": (8, 16, 24), "sdxl": (8, 16, 24), "wan": (8, 16, 24)}
+    wrong = []
+    for family, edges in sides.items():
+        options = plan_families.options(family, full=True, checkpointing=False, precision="bf16")
+        before = plan_families.latent_of(family)[:-2]
+        questions = [
+            traces.step_request(
+                options,
+                plan_families.FAMILIES[family],
+                batch=plan_families.BATCH,
+                latent=(*before, edge, edge),
+                checkpointing=False,
+                tokens=plan_families.TOKENS,
+            )
+            for edge in edges
+        ]
+        answers = traces.ask(questions, timeout=3600)
+        assert [answer["error"] for answer in answers if "error" in answer] == []
+        low, middle, high = (traces.Trace.from_json(answer) for answer in answers)
+        share = (edges[1] ** 2 - edges[0] ** 2) / (edges[2] ** 2 - edges[0] ** 2)
+        line, true = between(low, high, share).whole, middle.whole
+        wrong += [
+            f"{family} {name}: {getattr(line, name)} for {getattr(true, name)}"
+            for name in ("saved", "forward")
+            if abs(getattr(line, name) - getattr(true, name)) > TOLERANCE * getattr(true, name)
+        ]
+        wrong += [f"{family} {name}: below" for name in ("peak", "flops") if getattr(line, name) < getattr(true, name)]
+    assert wrong == []

@@ -12,6 +12,9 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.plan import calibration, quick
+from simpletuner_gh200.plan.facts import truth
+from simpletuner_gh200.plan.learning import learned_context, learned_flops, learned_samples, measured_by_features
+from simpletuner_gh200.plan.machines import Machine, this_machine
 from simpletuner_gh200.plan.planning import Plan
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
@@ -60,7 +63,7 @@ def _check(training: Training) -> Checked:
 
 def compared(run: Recorded) -> list[tuple[str, str, str, str]]:
     """(what, planned, measured, how far off) of a recorded run that was planned."""
-    plan = quick.kept(run.path.parent.parent)
+    plan = _kept(run)
     if plan is None:
         return []
     rows = []
@@ -76,24 +79,62 @@ def compared(run: Recorded) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def learn(config: Mapping[str, Any]) -> None:
-    """After a run: what its device held beyond what torch reserved is this machine's context from now on.
+def foreseen(run: Recorded) -> dict[str, float]:
+    """Bytes that the plan kept beside the run expects while it trains, by the series that measures them."""
+    plan = _kept(run)
+    return {} if plan is None else {"device/used": _held(plan, "hbm"), "host/resident": _held(plan, "grace")}
 
-    Nothing is learned where we had memory of our own on the device, or torch reserved some in Grace.
-    """
+
+def learn(config: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> None:
+    """After a run: what it measured is this machine's from now on. ``summary`` is what a rank told when it ended."""
     output = Path(str(config.get("output_dir") or ""))
     plan = quick.kept(output)
-    if plan is None or any((row["what"], row["pool"]) in _OURS for row in plan["bytes"]):
+    if plan is None:
         return
     try:
         run = read_run(output)
     except UsageError:
         return
+    here = this_machine()
+    _learn_context(here, plan, run, output.name)
+    details = (summary or {}).get("details")
+    rates = {**_rates(config, plan, run), **measured_by_features(details if isinstance(details, dict) else {})}
+    calibration.remember_rates(here, rates, f"run {output.name}")
+
+
+def _learn_context(here: Machine, plan: Mapping[str, Any], run: Recorded, name: str) -> None:
+    """What the device held beyond what torch reserved.
+
+    Nothing is learned where we had memory of our own on the device, or torch reserved some in Grace.
+    """
+    if any((row["what"], row["pool"]) in _OURS for row in plan["bytes"]):
+        return
     reserved = dict(run.series("device/reserved"))
     moments = [(int(used), int(reserved[n])) for n, used in run.series("device/used") if n in reserved]
-    found = calibration.learned_context(moments)
+    found = learned_context(moments)
     if found is not None:
-        calibration.remember(found, output.name)
+        calibration.remember_context(here, found, name)
+
+
+def _rates(config: Mapping[str, Any], plan: Mapping[str, Any], run: Recorded) -> dict[str, float | None]:
+    found = {"flops": learned_flops(plan["step"].get("flops"), run.steps)}
+    way = {frozenset(): "from_files", frozenset({"vae", "text"}): "from_slabs"}.get(
+        frozenset(plan.get("unified") or ()) & {"vae", "text"}
+    )
+    if way is not None and not truth(config.get("dataloader_prefetch")):  # which hides the data side behind the step
+        found[way] = learned_samples(run.steps, int(run.start.get("ranks") or 1))
+    return found
+
+
+def _kept(run: Recorded) -> Mapping[str, Any] | None:
+    """The plan beside a run that is looked at; None also for a file that is not one, or is another version's."""
+    plan = quick.kept(run.path.parent.parent)
+    try:
+        if plan is not None:
+            _held(plan, "hbm"), _held(plan, "grace"), _step(plan)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return plan
 
 
 def _held(plan: Mapping[str, Any], pool: str) -> int:

@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simpletuner_gh200.model.optimizer_table import seconds_in_place, seconds_streamed, streaming_wins
-from simpletuner_gh200.plan.facts import RunFacts
+from simpletuner_gh200.plan.facts import ELEMENT, RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Placed
+from simpletuner_gh200.plan.sharding import as_held, is_sharded
 from simpletuner_gh200.plan.sizes import Sizes
-
-SAMPLE_FROM_FILES = 0.7e-3
-SAMPLE_FROM_SLABS = 0.06e-3
-"""CPU seconds per sample: torch.load of a 512 KB latent, and the same row of a slab (``gh200 bench cache``)."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,8 @@ def bounds(facts: RunFacts, sizes: Sizes, machine: Machine, placed: Placed) -> B
         "state": 0.0 if machine.one_pool else state,
         "waiting": (mix.exposed_seconds if mix else 0.0) * windows,
         "disk": 0.0 if from_slabs else samples * sample_bytes / machine.disk_rate,
-        "data": samples * (SAMPLE_FROM_SLABS if from_slabs else SAMPLE_FROM_FILES),
-        "network": _network(facts, placed, machine),
+        "data": samples / (machine.from_slabs if from_slabs else machine.from_files),
+        **_between_ranks(facts, placed, machine),
     }
     return Bounds(found)
 
@@ -78,14 +75,26 @@ def _state_seconds(placed: Placed, machine: Machine) -> float:
     return seconds_in_place(row, size, machine.in_place, machine.in_place)
 
 
-def _network(facts: RunFacts, placed: Placed, machine: Machine) -> float:
-    """FSDP2 gathers weights twice and scatters gradients once per micro-batch; plain ranks reduce gradients once."""
-    if facts.ranks == 1:
-        return 0.0
-    others = (facts.ranks - 1) / facts.ranks
-    if facts.sharded:
-        whole = placed.step.weights * facts.ranks
-        gathered = 2 * whole * facts.accumulation
-        scattered = placed.step.gradients * facts.ranks * facts.accumulation
-        return others * (gathered + scattered) / machine.network
-    return 2 * others * placed.step.gradients / machine.network
+def _between_ranks(facts: RunFacts, placed: Placed, machine: Machine) -> dict[str, float]:
+    """Seconds between GPUs of a node, and between nodes.
+
+    A rank gets from its neighbours what it has not; a node gets over all its ports together what none of its ranks has.
+    """
+    ranks, beside = facts.ranks, machine.sharing(facts.ranks)
+    nodes = -(-ranks // beside)
+    moved = _moved_between_ranks(facts, placed)
+    within = moved * (beside - 1) / beside / machine.peers
+    return {"peers": within, "network": moved * (nodes - 1) / nodes / (beside * machine.network)}
+
+
+def _moved_between_ranks(facts: RunFacts, placed: Placed) -> float:
+    """Bytes that every rank must have seen, of an optimizer step.
+
+    FSDP2 gathers weights twice per micro-batch and scatters gradients once per window; plain ranks reduce gradients.
+    """
+    step = placed.step
+    if not is_sharded(facts):
+        return 2 * step.gradients
+    sent = ELEMENT[facts.weights] / ELEMENT[as_held(facts).weights]
+    gathered = 2 * step.weights * facts.ranks * sent * facts.accumulation
+    return gathered + step.trained * facts.ranks * ELEMENT[facts.weights]

@@ -35,6 +35,11 @@ class Machine:
     disk_rate: float = 3 * GB
     network: float = 25 * GB
     """To another node, one way."""
+    from_files: float = 1 / 0.7e-3
+    from_slabs: float = 1 / 0.06e-3
+    """Samples per second of the data side: torch.load of a 512 KB latent, the same row of a slab."""
+    peers: float = 150 * GB
+    """To another GPU of the node, one way."""
     disk: int | None = None
     """Bytes free; None: not known."""
     has_device: bool = True
@@ -43,6 +48,11 @@ class Machine:
     coherent: bool = True
     """Is the CPU's memory reached over a coherent link? Model state goes behind PCIe only where it is asked for."""
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rate_sources(self) -> dict[str, str]:
+        """Of every rate where it comes from, and of the capacities that somebody stated."""
+        return {**dict.fromkeys(RATES, "assumed"), **self.sources}
 
     @property
     def one_pool(self) -> bool:
@@ -60,6 +70,22 @@ class Machine:
         return {"hbm": self.hbm, "grace": self.grace, "disk": self.disk}[pool]
 
 
+RATES: Mapping[str, str] = {
+    "flops": "operations/s",
+    "hbm_rate": "bytes/s",
+    "h2d": "bytes/s",
+    "d2h": "bytes/s",
+    "in_place": "bytes/s",
+    "disk_rate": "bytes/s",
+    "network": "bytes/s",
+    "peers": "bytes/s",
+    "from_files": "samples/s",
+    "from_slabs": "samples/s",
+}
+"""Fields of a machine that somebody can measure, and their unit."""
+
+_DATA_SIDE = "measured: `gh200 bench cache`, on another machine"
+
 _GH200_SOURCES = {
     "hbm": "cited: NVIDIA",
     "grace": "cited: NVIDIA",
@@ -70,6 +96,9 @@ _GH200_SOURCES = {
     "flops": "assumed: two fifths of the peak",
     "disk_rate": "assumed",
     "network": "cited: 200 Gbit/s a rank",
+    "from_files": _DATA_SIDE,
+    "from_slabs": _DATA_SIDE,
+    "peers": "assumed: six NVLink 4 links to a neighbour, on a node with four",
 }
 
 _GH200 = Machine(
@@ -151,8 +180,15 @@ def this_machine(*, output: str | None = None, driver: Driver | None = None, roo
     disk = _free_disk(output)
     if driver.device_count() == 0:
         like = replace(MACHINES["gb10"], flops=0.2e12, hbm_rate=15 * GB, h2d=10 * GB, d2h=10 * GB, in_place=10 * GB)
-        title = "this machine, without a GPU"
-        return replace(like, name="this", title=title, grace=host.available, disk=disk, has_device=False)
+        return replace(
+            like,
+            name="this",
+            title="this machine, without a GPU",
+            grace=host.available,
+            disk=disk,
+            has_device=False,
+            sources=dict.fromkeys(("grace", "disk"), "measured: asked here"),
+        )
     caps = driver.capabilities(driver.home)
     if caps.integrated:
         like = MACHINES["gb10"]

@@ -6,8 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from simpletuner_gh200.plan.machines import RATES
 from simpletuner_gh200.plan.planning import POOL_NAMES, Plan
 from simpletuner_gh200.plan.rows import PHASES, POOLS, Row
+from simpletuner_gh200.plan.words import (
+    BUCKET_HEADINGS,
+    bucket_cells,
+    bucket_name,
+    headline,
+    nodes_lines,
+    step_line,
+    summary,
+)
 from simpletuner_gh200.units import format_bytes, format_seconds
 
 COLOURS = {
@@ -99,7 +109,8 @@ def in_characters(plan: Plan, *, width: int = 60) -> Iterator[tuple[Bar, list[tu
 
 # -- SVG -----------------------------------------------------------------------------------------------------
 
-WIDTH, LEFT, RIGHT, TOP, LINE, HEIGHT = 880, 172, 190, 46, 26, 17
+WIDTH, LEFT, RIGHT, TOP, LINE, HEIGHT, THIN = 880, 172, 190, 46, 26, 17, 18
+SHOWN_BUCKETS = 8
 
 
 def as_svg(plan: Plan) -> str:
@@ -109,6 +120,9 @@ def as_svg(plan: Plan) -> str:
     marks = [
         mark for number, bar in enumerate(found) for mark in _bar(bar, scale(found, bar.pool), TOP + LINE * number)
     ]
+    if len(plan.buckets) > 1:
+        marks += _bucket_bars(plan, bottom + 12)
+        bottom += 12 + THIN * (1 + len(plan.buckets[:SHOWN_BUCKETS]))
     legend, rows = _legend(found, bottom + 22)
     height = bottom + 34 + 18 * rows
     title = headline(plan)
@@ -145,6 +159,26 @@ def _bar(bar: Bar, whole: int, y: int) -> Iterator[str]:
     yield _text(WIDTH - RIGHT + 10, y + 13, bar.label, fill="#c00000" if bar.over else "#222222")
 
 
+def _bucket_bars(plan: Plan, y: int) -> Iterator[str]:
+    """Activations by bucket, as shares of the largest."""
+    most = max(bucket.hbm + bucket.grace for bucket in plan.buckets) or 1
+    yield _text(LEFT - 10, y + 8, "activations by bucket", anchor="end", size=12)
+    if any(bucket.grace for bucket in plan.buckets):
+        yield _text(LEFT, y + 8, "in HBM; paler: in CPU memory", size=12)
+    for number, bucket in enumerate(plan.buckets[:SHOWN_BUCKETS], 1):
+        top, x = y + THIN * number, float(LEFT)
+        yield _text(LEFT - 10, top + 10, bucket_name(bucket), anchor="end", size=12)
+        for pool, size, pale in (("HBM", bucket.hbm, ""), ("CPU memory", bucket.grace, _HATCHED)):
+            length = size / most * (WIDTH - LEFT - RIGHT)
+            shown = f"{bucket_name(bucket)} in {pool}: {format_bytes(size)}, {bucket.note}"
+            yield (
+                f'<rect x="{x:.1f}" y="{top}" width="{length:.1f}" height="{THIN - 6}" '
+                f'fill="{colour("activations")}"{pale}><title>{escape(shown)}</title></rect>'
+            )
+            x += length
+        yield _text(WIDTH - RIGHT + 10, top + 10, format_bytes(bucket.hbm + bucket.grace), size=12)
+
+
 _HATCHED = ' fill-opacity="0.45"'
 """What is assumed is paler."""
 
@@ -164,41 +198,6 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 1
     return f'<text x="{x}" y="{y}" {style}>{escape(text)}</text>'
 
 
-# -- words ---------------------------------------------------------------------------------------------------
-
-
-def headline(plan: Plan) -> str:
-    facts = plan.evaluated.facts
-    kind = "full" if facts.full else "LoRA"
-    fits = "fits" if plan.fits else "does not fit"
-    return f"{facts.family} {kind}, {facts.optimizer}, batch {facts.batch}: {fits} on {plan.machine.title}"
-
-
-def summary(plan: Plan) -> Iterator[str]:
-    """A line per pool: how full, in which phase, and by what most."""
-    for pool in POOLS:
-        used = plan.table.used(pool)
-        if not used:
-            continue
-        phase = plan.table.worst_phase(pool)
-        largest = plan.table.largest(phase, pool)
-        capacity = plan.machine.capacity(pool)
-        of = f" of {format_bytes(capacity)}" if capacity is not None else ""
-        over = capacity is not None and used > capacity
-        most = f"; most of it {largest.what}, {format_bytes(largest.bytes)}" if largest is not None else ""
-        yield f"{POOL_NAMES[pool]}: {format_bytes(used)}{of} in {phase}{most}{'; TOO MUCH' if over else ''}"
-
-
-def step_line(plan: Plan) -> str:
-    bound = plan.evaluated.bounds
-    others = ", ".join(
-        f"{name} {format_seconds(value)}" for name, value in bound.seconds.items() if value and name != bound.binding
-    )
-    rate = f" at {plan.machine.flops / 1e12:g} TFLOP/s" if bound.binding == "compute" else ""
-    least = f"a step takes at least {format_seconds(bound.step)}: {bound.binding} binds{rate}"
-    return f"{least}; {others or 'nothing else counts'}"
-
-
 # -- page ----------------------------------------------------------------------------------------------------
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -207,8 +206,16 @@ _STYLE = """
 main{max-width:1000px;margin:0 auto;padding:1rem}svg{width:100%;height:auto;border-radius:.4rem}
 table{border-collapse:collapse;width:100%;font-size:.85rem;margin:.5rem 0 1.5rem}
 td,th{border-bottom:1px solid #8884;padding:.25rem .5rem;text-align:left;vertical-align:top}
-td.n{text-align:right;white-space:nowrap}h1{font-size:1.3rem}h2{font-size:1rem}.wide{overflow-x:auto}
+td:nth-child(4){white-space:nowrap}h1{font-size:1.3rem}h2{font-size:1rem}.wide{overflow-x:auto}
 """
+
+
+def _rates(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    sources = plan.machine.rate_sources
+    for name, unit in RATES.items():
+        value = getattr(plan.machine, name)
+        shown = f"{format_bytes(value)}/s" if unit == "bytes/s" else f"{value:.3g} {unit}"
+        yield name, shown, sources[name]
 
 
 def as_html(plan: Plan) -> str:
@@ -235,9 +242,11 @@ def as_html(plan: Plan) -> str:
         *(f"<p>{escape(line)}</p>" for line in (*summary(plan), step_line(plan))),
         as_svg(plan),
         _table("Bytes", ("what", "pool", "phase", "bytes", "source", ""), rows),
+        _table("Activations by bucket", BUCKET_HEADINGS, [bucket_cells(bucket) for bucket in plan.buckets]),
         _table("A step, at least", ("resource", "seconds", ""), limits),
         _table("Changes, the cheapest first", ("what", "settings", "fits", "cost"), tried),
-        _table("Rates of the machine", ("rate", "source"), list(plan.machine.sources.items())),
+        *(f"<p>{escape(line)}</p>" for line in nodes_lines(plan)),
+        _table("Rates of the machine", ("rate", "value", "source"), list(_rates(plan))),
         *(f"<p>{escape(note)}</p>" for note in plan.notes),
     ]
     return (

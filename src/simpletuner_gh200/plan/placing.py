@@ -18,6 +18,7 @@ from simpletuner_gh200.model.placement import Placement, automatic_budget, split
 from simpletuner_gh200.plan.facts import ELEMENT, RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.rows import Phase, Pool, Row, Source, Table, table
+from simpletuner_gh200.plan.sharding import as_held, is_sharded, shard
 from simpletuner_gh200.plan.sizes import Sizes, StateFacts, Step, one_step, optimizer_state
 from simpletuner_gh200.units import GIB, MIB
 
@@ -64,16 +65,17 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
     constants = constants or Constants()
     if machine.one_pool:
         facts = replace(facts, activations="off")  # refused there: what moves would only be there twice
-    step = _shard(facts, one_step(facts, sizes))
-    state = optimizer_state(facts, step.trained)
+    step = shard(facts, one_step(facts, sizes))
+    kept = as_held(facts)
+    state = optimizer_state(kept, step.trained, step.stepped)
     grace_left = _grace_for_model(facts, sizes, machine, constants)
     mix = _mix(facts, step, state, machine, grace_left, constants.context)
-    here, there = _divide_state(facts, step, state, machine, mix, constants.context)
+    here, there = _divide_state(kept, step, state, machine, mix, constants.context)
     rows = [
-        *_model(facts, step, state, here, there, mix),
+        *_model(kept, step, state, here, there, mix),
         *_other_models(facts, sizes),
         *_host(facts, sizes, machine, constants),
-        *_disk(facts, sizes, step, state),
+        *_disk(kept, sizes, step, state),
     ]
     if machine.has_device:
         rows.append(Row("context", "hbm", None, constants.context, "assumed", constants.context_note))
@@ -88,21 +90,6 @@ def _doubted(row: Row, facts: RunFacts) -> Row:
     if row.pool == "disk" or row.what not in facts.elsewhere:
         return row
     return replace(row, source="assumed", note=row.note or "another setting may keep it elsewhere")
-
-
-def _shard(facts: RunFacts, step: Step) -> Step:
-    """Of one rank under FSDP2: its share, and one block gathered while it is used, the next on its way."""
-    if not facts.sharded or facts.ranks == 1:
-        return step
-    gathered = 2 * max((step.weights // max(len(step.blocks), 1)), 1)
-    return replace(
-        step,
-        weights=step.weights // facts.ranks,
-        gradients=step.gradients // facts.ranks,
-        trained=step.trained // facts.ranks,
-        transient=step.transient + gathered,
-        forward=step.forward + gathered,
-    )
 
 
 def _grace_for_model(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> int:
@@ -177,9 +164,10 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
         source = "computed"
     for phase in _LOADED:
         yield Row("weights", "hbm", phase, step.weights, source)
-    yield Row(
-        "weights", "grace", "load", step.weights, "assumed", "read into CPU memory first; mapped files may do with less"
-    )
+    read = "read into CPU memory first; mapped files may do with less"
+    if step.whole:
+        read = "every rank reads the whole model before it is sharded"
+    yield Row("weights", "grace", "load", step.whole or step.weights, "assumed", read)
     gradients: Source = "computed" if facts.full or step.source == "computed" else "assumed"
     yield Row("gradients", "hbm", "train", step.gradients, gradients)
     offloaded = mix.offloaded if mix else 0
@@ -195,7 +183,8 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
         if facts.ema:
             pool: Pool = "hbm" if facts.ema_on_device and not facts.state_in_grace else "grace"
             yield Row("ema", pool, phase, copies, "computed")
-    yield Row("checkpoint", "grace", "save", copies, "computed", "safetensors are put together in CPU memory")
+    together = "safetensors are put together in CPU memory" + (", on the first rank the whole model" * bool(step.whole))
+    yield Row("checkpoint", "grace", "save", step.whole or copies, "computed", together)
 
 
 def _other_models(facts: RunFacts, sizes: Sizes) -> Iterator[Row]:
@@ -241,6 +230,6 @@ def _disk(facts: RunFacts, sizes: Sizes, step: Step, state: StateFacts) -> Itera
     if any(facts.unified.values()):
         yield Row("packs", "disk", None, data.latents + data.embeds, data.cached)
     copies = step.trained * facts.bytes_per_weight * (2 if facts.ema else 1)
-    each = copies + state.bytes
+    each = (copies + state.bytes) * (facts.ranks if is_sharded(facts) else 1)
     yield Row("checkpoints", "disk", None, each * facts.checkpoints, "computed", f"{facts.checkpoints} of them")
     yield Row("checkpoint", "disk", "save", each, "computed", "written before the oldest goes")

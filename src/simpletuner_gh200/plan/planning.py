@@ -11,14 +11,17 @@ from typing import Any
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan import traces
-from simpletuner_gh200.plan.calibration import constants_for
+from simpletuner_gh200.plan.buckets import Bucket, Traced, buckets, ends, usual_flops
+from simpletuner_gh200.plan.calibration import calibrated, constants_for
 from simpletuner_gh200.plan.changes import Change, Evaluated, Situation, changes, cheapest, evaluate, fastest
 from simpletuner_gh200.plan.facts import RunFacts, read_facts
-from simpletuner_gh200.plan.machines import Machine
+from simpletuner_gh200.plan.machines import RATES, Machine
 from simpletuner_gh200.plan.model_files import Component, read_components
+from simpletuner_gh200.plan.nodes import OnNodes, node_of, on_nodes, spread_of
 from simpletuner_gh200.plan.published import published_traces
 from simpletuner_gh200.plan.rows import PHASES, POOLS, Table
 from simpletuner_gh200.plan.shapes import Shape, latent_factors, read_data, shapes_of
+from simpletuner_gh200.plan.sharding import sharding_notes
 from simpletuner_gh200.plan.sizes import Sizes
 from simpletuner_gh200.plan.traces import Trace
 from simpletuner_gh200.units import format_bytes
@@ -33,6 +36,10 @@ class Plan:
     situation: Situation
     evaluated: Evaluated
     notes: tuple[str, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    """From the largest, which the table is about, down."""
+    nodes: tuple[OnNodes, ...] = ()
+    """The same run on one node, two and more, with as many ranks on each."""
 
     @property
     def fits(self) -> bool:
@@ -51,6 +58,12 @@ class Plan:
         """What to change: so that it fits, or so that it is faster."""
         return fastest(self.changes) if self.fits else cheapest(self.changes)
 
+    @property
+    def traced_flops(self) -> float | None:
+        """Operations of one micro-batch; None where they were not traced, or some blocks are computed again."""
+        placed = self.evaluated.placed
+        return usual_flops(self.buckets) if placed.step.source == "computed" and placed.mix is None else None
+
     def to_json(self) -> dict[str, Any]:
         table = self.table
         pools = {}
@@ -64,10 +77,14 @@ class Plan:
             "pools": pools,
             "phases": {phase: {pool: table.held(phase, pool) for pool in POOLS} for phase in PHASES},
             "bytes": [row.to_json() for row in table.rows],
-            "step": {"bounds": dict(bound.seconds), "binding": bound.binding},
+            "buckets": [bucket.to_json() for bucket in self.buckets],
+            "step": {"bounds": dict(bound.seconds), "binding": bound.binding, "flops": self.traced_flops},
             "changes": [change.to_json() for change in self.changes],
             "fastest": found.to_json() if (found := fastest(self.changes)) else None,
-            "rates": dict(self.machine.sources),
+            "nodes": [found.to_json() for found in self.nodes],
+            "unified": sorted(kind for kind, ours in self.evaluated.facts.unified.items() if ours),
+            "rates": self.machine.rate_sources,
+            "rate_values": {name: getattr(self.machine, name) for name in RATES},
             "notes": list(self.notes),
         }
 
@@ -77,41 +94,58 @@ def make_plan(
     machine: Machine,
     *,
     ranks: int | None = None,
+    nodes: int | None = None,
     trace: bool = True,
     patience: float | None = None,
 ) -> Plan:
-    """``trace`` False: only what was traced before, without torch. ``patience``: seconds for looking at files."""
-    facts = read_facts(training, ranks=ranks)
+    """``trace`` False: only what was traced before, without torch. ``patience``: seconds for looking at files.
+
+    ``ranks`` are those of all ``nodes``.
+    """
+    spread = spread_of(training.values, ranks=ranks, nodes=nodes)
+    facts = read_facts(training, ranks=spread.ranks)
     if not facts.family:
         raise UsageError("the configuration names no model_family", remedy="set model_family")
-    machine = machine.of_one_rank(facts.ranks)
-    like = "hopper" if machine.has_device else "cpu"
-    sizes, notes = read_sizes(training, facts, like=like, trace=trace, patience=patience)
-    situation = Situation(sizes, machine, constants_for(machine))
-    return Plan(machine, situation, evaluate(facts, situation), tuple(notes))
+    node = node_of(calibrated(machine), spread)
+    one = node.of_one_rank(facts.ranks)
+    sizes, shapes, notes = read_sizes(training, facts, one, trace=trace, patience=patience)
+    situation = Situation(sizes, one, constants_for(one))
+    notes += sharding_notes(facts)
+    found = buckets(shapes, facts, sizes, one, situation.constants)
+    others = on_nodes(lambda count: read_facts(training, ranks=count), situation, spread)
+    return Plan(one, situation, evaluate(facts, situation), tuple(notes), found, tuple(others))
 
 
 def read_sizes(
-    training: Training, facts: RunFacts, *, like: str, trace: bool, patience: float | None = None
-) -> tuple[Sizes, list[str]]:
+    training: Training, facts: RunFacts, machine: Machine, *, trace: bool, patience: float | None = None
+) -> tuple[Sizes, Traced, list[str]]:
+    """What is known of the model, its data and its shapes, and what could not be found out."""
     notes: list[str] = []
-    parts = _components(facts, trace=trace, notes=notes)
+    parts = _components(facts, notes)
     denoiser = next((part for part in parts if part.kind == "denoiser"), None)
     if denoiser is None:
         notes.append(f"{facts.family}: neither its files nor a published size are here; its weights are not counted")
         denoiser = Component("transformer", 0, "assumed")
     vae = next((part for part in parts if part.kind == "vae"), None)
     factor, temporal = latent_factors(facts.family, vae.config if vae else None)
-    shape = max(shapes_of(training), key=lambda one: one.area)
-    latent = shape.latent(factor, temporal)
-    questions = _questions(facts, denoiser, vae, latent, shape, like)
+    counts = shapes_of(training)
+    small, shape = ends(counts)
+    latent, least = (one.latent(factor, temporal) for one in (shape, small))
+    basis = facts.checkpointing and (facts.activations == "off" or machine.one_pool)
+    questions = _questions(facts, denoiser, latent, like="hopper" if machine.has_device else "cpu")
+    if "plain" in questions and small.area < shape.area:
+        basic = questions["checkpointed" if basis else "plain"]
+        questions["smallest"] = {**basic, "latent": list(least)}
+    questions.update(_vae_questions(vae, shape))
+    questions.update(_count_questions(parts))
     answers = _answers(questions, trace=trace, notes=notes)
+    parts = [_counted(part, answers) for part in parts]
     latent_bytes = _elements(latent) * _latent_channels(vae) * 4
     sizes = Sizes(
         denoiser=denoiser,
         data=read_data(training, latent_bytes=latent_bytes, embed_bytes=EMBED_BYTES, patience=patience),
         encoders=tuple(part for part in parts if part.kind == "encoder"),
-        vae=vae,
+        vae=next((part for part in parts if part.kind == "vae"), None),
         vae_work=answers.get("vae", {}),
         traces={name: Trace.from_json(answers[key]) for key, name in _BY_CHECKPOINTING.items() if key in answers},
         traced_batch=facts.batch,
@@ -124,7 +158,8 @@ def read_sizes(
             notes.append("activations are those of the published model at its usual shape, scaled to this one")
     if not sizes.traces:
         notes.append("the step was not traced: activations are not counted, weights and gradients are a lower bound")
-    return sizes, notes
+    low = Trace.from_json(answers["smallest"]) if "smallest" in answers and basis in sizes.traces else None
+    return sizes, Traced(counts, basis, low), notes
 
 
 def _with_published(sizes: Sizes, facts: RunFacts, shape: Shape) -> Sizes:
@@ -140,39 +175,46 @@ def _with_published(sizes: Sizes, facts: RunFacts, shape: Shape) -> Sizes:
 _BY_CHECKPOINTING = {"checkpointed": True, "plain": False}
 
 
-def _components(facts: RunFacts, *, trace: bool, notes: list[str]) -> list[Component]:
+def _components(facts: RunFacts, notes: list[str]) -> list[Component]:
     weights = str(facts.options.get("pretrained_model_name_or_path") or "")
     parts = list(read_components(weights, facts.family, os.environ).values())
     if any(part.source == "cited" for part in parts):
         notes.append(f"the model's files are not here: {next(p.note for p in parts if p.source == 'cited')}")
-    uncounted = [part for part in parts if not part.parameters and part.config and part.kind != "denoiser"]
-    if not uncounted:
-        return parts
-    requests = [traces.count_request(part.config or {}) for part in uncounted]
-    found = traces.ask(requests) if trace else [traces.remembered(request) or {} for request in requests]
-    counts = {part.name: answer.get("parameters", 0) for part, answer in zip(uncounted, found, strict=True)}
-    return [replace(part, parameters=counts.get(part.name, part.parameters)) for part in parts]
+    return parts
 
 
-def _questions(
-    facts: RunFacts,
-    denoiser: Component,
-    vae: Component | None,
-    latent: Sequence[int],
-    shape: Shape,
-    like: str,
-) -> dict[str, dict[str, Any]]:
+def _count_questions(parts: Sequence[Component]) -> dict[str, dict[str, Any]]:
+    """About parts whose configuration is here and whose weights are not. Asked with the rest: a child costs seconds."""
+    return {
+        f"size of {part.name}": traces.count_request(part.config)
+        for part in parts
+        if part.config and not part.parameters and part.kind != "denoiser"
+    }
+
+
+def _counted(part: Component, answers: Mapping[str, Any]) -> Component:
+    found = answers.get(f"size of {part.name}")
+    return part if found is None else replace(part, parameters=found["parameters"])
+
+
+def _questions(facts: RunFacts, denoiser: Component, latent: Sequence[int], *, like: str) -> dict[str, dict[str, Any]]:
     """The step as configured first; the other way second, so that advice has a basis."""
-    found: dict[str, dict[str, Any]] = {}
-    if denoiser.config:
-        for name, checkpointing in sorted(_BY_CHECKPOINTING.items(), key=lambda item: item[1] != facts.checkpointing):
-            found[name] = traces.step_request(
-                facts.options, denoiser.config, batch=facts.batch, latent=latent, checkpointing=checkpointing, like=like
-            )
-    if vae is not None and vae.config and not shape.frames:
-        channels = int(vae.config.get("in_channels") or 3)
-        found["vae"] = traces.vae_request(vae.config, (1, channels, shape.height, shape.width), "bf16")
-    return found
+    if not denoiser.config:
+        return {}
+    ways = sorted(_BY_CHECKPOINTING.items(), key=lambda item: item[1] != facts.checkpointing)
+    return {
+        name: traces.step_request(
+            facts.options, denoiser.config, batch=facts.batch, latent=latent, checkpointing=checkpointing, like=like
+        )
+        for name, checkpointing in ways
+    }
+
+
+def _vae_questions(vae: Component | None, shape: Shape) -> dict[str, dict[str, Any]]:
+    if vae is None or not vae.config or shape.frames:
+        return {}
+    channels = int(vae.config.get("in_channels") or 3)
+    return {"vae": traces.vae_request(vae.config, (1, channels, shape.height, shape.width), "bf16")}
 
 
 def _answers(questions: Mapping[str, dict[str, Any]], *, trace: bool, notes: list[str]) -> dict[str, Any]:

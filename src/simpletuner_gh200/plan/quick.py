@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from simpletuner_gh200.plan.applying import with_settings
 from simpletuner_gh200.plan.changes import cheapest, fastest
 from simpletuner_gh200.plan.machines import Machine, this_machine
 from simpletuner_gh200.plan.planning import Plan, make_plan, refusal
+from simpletuner_gh200.plan.words import TOO_MUCH, summary
 
 PATIENCE = 0.3
 """Seconds for looking at files; what is not seen by then is not counted, which only lowers the bound."""
@@ -73,15 +74,34 @@ def kept(output: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def advised(values: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    """``values`` with the settings that make them fit on a machine, or faster; as they are where nothing is known."""
-    training = _in_thought(values)
+@dataclass(frozen=True)
+class Advice:
+    """What a plan has to say to somebody who is choosing settings."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """``key`` or ``block.key`` -> what makes it fit, or faster, and changes no number."""
+    too_much: str | None = None
+    """Why it does not fit even so, and what would help."""
+
+
+def advised(values: Mapping[str, Any], machine: Machine) -> Advice:
+    """For a configuration that is in no file yet; nothing where nothing is known of its model."""
     try:
-        plan = quick_plan(training, replace(machine, hbm=int(MARGIN * machine.hbm)))
+        plan = quick_plan(_in_thought(values), replace(machine, hbm=int(MARGIN * machine.hbm)))
+        change = fastest(plan.changes) if plan.fits else cheapest(plan.changes)
+        settings = dict(change.settings) if change is not None and change.exact else {}
+        return Advice(settings, _too_much(quick_plan(_in_thought(with_settings(values, settings)), machine)))
     except GH200Error:
-        return dict(values)
-    change = fastest(plan.changes) if plan.fits else cheapest(plan.changes)
-    return with_settings(values, change.settings) if change is not None and change.exact else dict(values)
+        return Advice()
+
+
+def _too_much(plan: Plan) -> str | None:
+    if plan.fits:
+        return None
+    over = "; ".join(line.removesuffix(TOO_MUCH) for line in summary(plan) if line.endswith(TOO_MUCH))
+    change = cheapest(plan.changes)
+    remedy = f"{change.text()} would fit" if change else "a smaller batch or resolution, or more GPUs, may"
+    return f"{over}; {remedy}"
 
 
 def _in_thought(values: Mapping[str, Any]) -> Training:

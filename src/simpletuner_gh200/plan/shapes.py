@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
@@ -47,7 +48,6 @@ class Shape:
 class Data:
     """``samples`` of all training datasets; bytes of files held in memory and of cache files."""
 
-    shapes: tuple[Shape, ...]
     samples: int
     held: int
     """Files of in-memory datasets."""
@@ -55,10 +55,6 @@ class Data:
     embeds: int
     cached: Source
     """Where the two before come from: measured on disk, or computed from shapes."""
-
-    @property
-    def largest(self) -> Shape:
-        return max(self.shapes, key=lambda shape: shape.area)
 
 
 def latent_factors(family: str, vae: Mapping[str, Any] | None) -> tuple[int, int]:
@@ -75,9 +71,7 @@ def read_data(training: Training, *, latent_bytes: int, embed_bytes: int, patien
     ``patience``: seconds after which looking at files ends; what was found by then is a lower bound.
     """
     until = None if patience is None else time.monotonic() + patience
-    family = str(training.values.get("model_family") or "")
-    trained = [dataset for dataset in training.enabled() if dataset.kind in ("image", "video")]
-    shapes = tuple(shape for dataset in trained for shape in _shapes(dataset, training.values, family))
+    trained = _trained(training)
     counts = [_survey(dataset, until) for dataset in trained]
     samples = sum(count for count, _size in counts)
     held = sum(size for dataset, (_count, size) in zip(trained, counts, strict=True) if dataset.in_memory)
@@ -86,7 +80,6 @@ def read_data(training: Training, *, latent_bytes: int, embed_bytes: int, patien
         _below(dataset.path("cache_dir"), until) for dataset in training.enabled() if dataset.kind == "text_embeds"
     )
     return Data(
-        shapes=shapes or (_square(training.values, family),),
         samples=samples,
         held=held,
         latents=latents or samples * latent_bytes,
@@ -95,39 +88,52 @@ def read_data(training: Training, *, latent_bytes: int, embed_bytes: int, patien
     )
 
 
-def shapes_of(training: Training) -> tuple[Shape, ...]:
-    """Every bucket that can come up; at least the square one of ``resolution``."""
+def shapes_of(training: Training) -> dict[Shape, int]:
+    """Every bucket that can come up -> its samples, 0 where no index tells; at least the square of ``resolution``."""
     family = str(training.values.get("model_family") or "")
-    trained = (dataset for dataset in training.enabled() if dataset.kind in ("image", "video"))
-    found = tuple(shape for dataset in trained for shape in _shapes(dataset, training.values, family))
-    return found or (_square(training.values, family),)
+    found = Counter[Shape]()
+    for dataset in _trained(training):
+        for shape, samples in _shapes(dataset, training.values, family):
+            found[shape] += samples
+    return dict(found) or {_square(training.values, family): 0}
 
 
-def _shapes(dataset: Dataset, values: Mapping[str, Any], family: str) -> Iterator[Shape]:
+def _trained(training: Training) -> list[Dataset]:
+    return [dataset for dataset in training.enabled() if dataset.kind in ("image", "video")]
+
+
+def _shapes(dataset: Dataset, values: Mapping[str, Any], family: str) -> Iterator[tuple[Shape, int]]:
     entry = {**{key: values.get(key) for key in ("resolution", "resolution_type")}, **dataset.entry}
     square = _edge(entry)
     frames = _frames(entry, family)
     ratios = _ratios(dataset)
     cropped = bool(entry.get("crop")) and str(entry.get("crop_aspect", "square")) == "square"
     if not ratios or cropped:
-        yield Shape(square, square, frames, "computed" if cropped else "assumed")
+        yield Shape(square, square, frames, "computed" if cropped else "assumed"), sum(ratios.values())
         return
     by_pixels = str(entry.get("resolution_type") or "") == "pixel"
-    for ratio in sorted(ratios):
-        yield _bucket(square, ratio, frames, by_pixels=by_pixels)
+    step = _alignment(values, family)
+    for ratio, samples in sorted(ratios.items()):
+        yield _bucket(square, ratio, frames, by_pixels=by_pixels, step=step), samples
 
 
-def _bucket(edge: int, ratio: float, frames: int, *, by_pixels: bool) -> Shape:
-    """``by_pixels``: the shorter edge is fixed, else the area."""
+def _bucket(edge: int, ratio: float, frames: int, *, by_pixels: bool, step: int) -> Shape:
+    """``by_pixels``: the shorter edge is fixed, else the area. ``step``: what edges are multiples of."""
     if by_pixels:
         height, width = (edge, edge * ratio) if ratio >= 1 else (edge / ratio, edge)
     else:
         height, width = edge / sqrt(ratio), edge * sqrt(ratio)
-    return Shape(_aligned(height), _aligned(width), frames)
+    return Shape(_aligned(height, step), _aligned(width, step), frames)
 
 
-def _aligned(pixels: float) -> int:
-    return max(8, round(pixels / ALIGNMENT) * ALIGNMENT if pixels >= ALIGNMENT else int(pixels))
+def _alignment(values: Mapping[str, Any], family: str) -> int:
+    """Of Wan's edges SimpleTuner decides itself."""
+    given = str(values.get("aspect_bucket_alignment") or "")
+    return 32 if family == "wan" else int(given) if given.isdigit() and int(given) else ALIGNMENT
+
+
+def _aligned(pixels: float, step: int = ALIGNMENT) -> int:
+    return max(8, round(pixels / step) * step if pixels >= step else int(pixels))
 
 
 def _square(values: Mapping[str, Any], family: str) -> Shape:
@@ -152,19 +158,21 @@ def _frames(entry: Mapping[str, Any], family: str) -> int:
     return 0
 
 
-def _ratios(dataset: Dataset) -> set[float]:
-    """Aspect ratios in the bucket index that SimpleTuner left beside the data."""
+def _ratios(dataset: Dataset) -> dict[float, int]:
+    """Aspect ratio -> samples, in the bucket index that SimpleTuner left beside the data."""
     folder = dataset.local_folder
     if folder is None or not folder.is_dir():
-        return set()
-    found: set[float] = set()
+        return {}
+    found = Counter[float]()
     for file in folder.glob("aspect_ratio_bucket_indices_*.json"):
         try:
             buckets = json.loads(file.read_text(encoding="utf-8")).get("aspect_ratio_bucket_indices", {})
         except (OSError, ValueError, AttributeError):
             continue
-        found |= {float(key.split("@")[0]) for key, members in buckets.items() if members}
-    return found
+        for key, members in buckets.items():
+            if members:
+                found[float(key.split("@")[0])] += len(members)
+    return dict(found)
 
 
 def _survey(dataset: Dataset, until: float | None) -> tuple[int, int]:

@@ -17,6 +17,9 @@ from simpletuner_gh200.seams.trace.counted import Counted
 UNKNOWN_OPTIMIZER = 8.0
 """Bytes per trained parameter that are assumed of an optimizer nobody measured."""
 
+_ASSUMED_BLOCKS = 20
+"""Of a model that was not traced: few have fewer."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -42,6 +45,8 @@ class Step:
 
     parameters: int
     trained: int
+    stepped: int
+    """Trained parameters that an optimizer has state for."""
     weights: int
     gradients: int
     transient: int
@@ -54,6 +59,13 @@ class Step:
     source: Source
     """Of everything that needs a trace."""
     blocks: tuple[Block, ...] = ()
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """First dimension of parameters -> bytes of one row; empty where no trace tells."""
+    largest_block: int = 0
+    outside: int = 0
+    """Bytes of weights in the largest block, and in none: what FSDP2 gathers at once."""
+    whole: int = 0
+    """Bytes of all weights where a rank holds a part of them."""
 
 
 def one_step(facts: RunFacts, sizes: Sizes) -> Step:
@@ -72,6 +84,7 @@ def one_step(facts: RunFacts, sizes: Sizes) -> Step:
     return Step(
         parameters=whole.parameters,
         trained=whole.trained,
+        stepped=whole.stepped or whole.trained,  # a trace that was published before this was counted has none
         weights=_weights(facts, whole),
         gradients=whole.gradients,
         transient=round(max(transient, beyond)),
@@ -81,6 +94,9 @@ def one_step(facts: RunFacts, sizes: Sizes) -> Step:
         weights_source="computed",
         source="assumed" if sizes.guessed else "computed",
         blocks=_blocks(trace, scale, passes=(3 if facts.full else 2) + checkpointed, recomputable=facts.checkpointing),
+        rows=trace.all_rows,
+        largest_block=max((stack.each.weights for stack in trace.stacks.values()), default=whole.weights),
+        outside=max(whole.weights - sum(stack.count * stack.each.weights for stack in trace.stacks.values()), 0),
     )
 
 
@@ -117,6 +133,7 @@ def _untraced(facts: RunFacts, sizes: Sizes) -> Step:
     return Step(
         parameters=count,
         trained=trained,
+        stepped=trained,
         weights=round(count * each),
         gradients=trained * facts.bytes_per_weight,
         transient=0,
@@ -125,6 +142,7 @@ def _untraced(facts: RunFacts, sizes: Sizes) -> Step:
         flops=0.0,
         weights_source=sizes.denoiser.source,
         source="assumed",
+        largest_block=round(count * each / _ASSUMED_BLOCKS),
     )
 
 
@@ -137,11 +155,13 @@ class StateFacts:
     row: OptimizerFacts | None
 
 
-def optimizer_state(facts: RunFacts, trained: int) -> StateFacts:
+def optimizer_state(facts: RunFacts, trained: int, stepped: int) -> StateFacts:
+    """Of parameters with a gradient; one that makes its state before the first step has it for all that is trained."""
     row = optimizers().get(facts.optimizer)
+    count = trained if row is not None and row.born == "init" else stepped
     each = row.bytes_per_parameter(facts.weights) if row is not None else None
     if each is None and row is not None:
         each = row.bytes_bf16  # SimpleTuner casts the weights to what this optimizer needs
     if each is None:
-        return StateFacts(round(UNKNOWN_OPTIMIZER * trained), "assumed", row)
-    return StateFacts(round(each * trained), "measured", row)
+        return StateFacts(round(UNKNOWN_OPTIMIZER * count), "assumed", row)
+    return StateFacts(round(each * count), "measured", row)

@@ -55,6 +55,8 @@ class Stack:
 
     count: int
     each: Counted
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """Of one block, as of a trace."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Trace:
 
     base: Counted
     stacks: Mapping[str, Stack] = field(default_factory=dict)
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """First dimension of parameters -> bytes of one row of all that have it; empty in older traces."""
 
     @property
     def whole(self) -> Counted:
@@ -74,8 +78,24 @@ class Trace:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Trace:
-        stacks = {name: Stack(stack["count"], Counted(**stack["each"])) for name, stack in found["stacks"].items()}
-        return cls(Counted(**found["base"]), stacks)
+        stacks = {
+            name: Stack(stack["count"], Counted(**stack["each"]), _rows(stack.get("rows", {})))
+            for name, stack in found["stacks"].items()
+        }
+        return cls(Counted(**found["base"]), stacks, _rows(found.get("rows", {})))
+
+    @property
+    def all_rows(self) -> Mapping[int, int]:
+        totals = dict(self.rows)
+        for stack in self.stacks.values():
+            for length, size in stack.rows.items():
+                totals[length] = totals.get(length, 0) + size * (stack.count - 2)
+        return totals
+
+
+def _rows(found: Mapping[str, int]) -> Mapping[int, int]:
+    """JSON has no whole numbers for keys."""
+    return {int(length): size for length, size in found.items()}
 
 
 def step_request(

@@ -16,8 +16,8 @@ from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.operate import launching, planned, run_lock
 from simpletuner_gh200.operate.report.page import build
-from simpletuner_gh200.plan import calibration, quick
-from simpletuner_gh200.plan.machines import MACHINES
+from simpletuner_gh200.plan import calibration, learning, quick
+from simpletuner_gh200.plan.machines import MACHINES, RATES, this_machine
 from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.simulate import SimulatedDriver
@@ -40,8 +40,8 @@ def located(tmp_path: Path) -> Located:
     return Located.at(file)
 
 
-def recorded(output: Path, used: int, **more: int) -> None:
-    """Telemetry of three steps with so much in use on the device."""
+def recorded(output: Path, used: int, *, count: int = 3, step: dict[str, float] | None = None, **more: int) -> None:
+    """Telemetry of some steps with so much in use on the device."""
     (output / "gh200").mkdir(parents=True, exist_ok=True)
     steps = [
         {
@@ -50,8 +50,9 @@ def recorded(output: Path, used: int, **more: int) -> None:
             "step_seconds": 1.0 + n,
             "device": {"used": used, **more},
             "host": {"resident": GIB},
+            **(step or {}),
         }
-        for n in range(3)
+        for n in range(count)
     ]
     lines = [{"kind": "start", "step": 0}, *steps]
     (output / "gh200" / "telemetry.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -110,10 +111,12 @@ def test_a_run_on_a_device_calibrates_the_next_plan(located, tmp_path, private_c
     plan = quick.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
     output = tmp_path / "output"
     quick.keep(plan, output)
-    here = replace(MACHINES["gh200-96"], name="this")
+    with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
+        here = this_machine()
 
     def learned() -> int:
-        planned.learn({"output_dir": str(output)})
+        with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
+            planned.learn({"output_dir": str(output)})
         return calibration.constants_for(here).context
 
     assumed = Constants().context
@@ -133,3 +136,90 @@ def test_nothing_is_learned_where_torch_reserves_memory_in_grace(located, tmp_pa
     recorded(output, used=43 * GIB, reserved=40 * GIB)
     planned.learn({"output_dir": str(output)})
     assert calibration.constants_for(replace(MACHINES["gh200-96"], name="this")) == Constants()
+
+
+# -- rates ---------------------------------------------------------------------------------------------------------
+
+HERE = replace(MACHINES["gh200-96"], name="this", title="a GH200 in a test")
+
+
+def test_a_rate_that_was_measured_here_takes_the_place_of_the_cited_one_and_says_who_measured(private_cache, located):
+    calibration.remember_rates(HERE, {"h2d": 300e9, "flops": None}, "gh200 prove")
+    calibration.remember_rates(HERE, {"flops": 250e12}, "run one")
+    found = make_plan(read_training(located, {}), HERE, trace=False).to_json()
+    assert (found["rate_values"]["h2d"], found["rates"]["h2d"]) == (300e9, "measured: gh200 prove")
+    assert (found["rate_values"]["flops"], found["rates"]["flops"]) == (250e12, "measured: run one")
+    assert found["rates"]["d2h"].startswith("cited"), "nobody measured it"
+    assert found["rates"].keys() >= RATES.keys(), "no number without its source"
+    other = replace(HERE, title="another kind of node with the same home")
+    assert calibration.calibrated(other) == other
+    published = replace(HERE, name="gh200-96")
+    assert calibration.calibrated(published) == published, "published ones stay as they are, whatever their title"
+
+
+@pytest.mark.parametrize("absurd", [float("inf"), float("nan"), 0.0, -1.0, 1e30])
+def test_an_absurd_rate_is_not_believed(private_cache, absurd):
+    calibration.remember_rates(HERE, {"h2d": absurd}, "somebody")
+    assert calibration.calibrated(HERE) == HERE
+
+
+def test_a_name_that_is_no_rate_is_refused_with_those_there_are(private_cache):
+    with pytest.raises(ValueError, match="no rate of a machine: hbm; there are flops, hbm_rate, h2d"):
+        calibration.remember_rates(HERE, {"hbm": 1.0}, "somebody")
+
+
+def steps(**changed: float) -> list[dict[str, float]]:
+    usual = {
+        "step_seconds": 2.0,
+        "data_wait_seconds": 0.1,
+        "other_seconds": 0.5,
+        "micro_batches": 3,
+        "samples_per_second": 6.0,
+    }
+    slow = {**usual, "step_seconds": 60.0, "data_wait_seconds": 50.0}
+    return [slow, slow, *[{**usual, **changed}] * learning.FEWEST]
+
+
+def test_what_the_device_reached_is_what_the_plan_counted_by_what_the_steps_took():
+    assert learning.learned_flops(5e12, steps()) == pytest.approx(5e12 * 3 / 1.5)
+    assert learning.learned_flops(5e12, steps(save_seconds=0.5)) == pytest.approx(5e12 * 3), "a checkpoint is no work"
+    assert learning.learned_flops(None, steps()) is None, "nothing was traced"
+    assert learning.learned_flops(5e12, steps()[:-1]) is None, "too few"
+    assert learning.learned_flops(5e12, steps(data_wait_seconds=1.0)) is None, "the data side was measured"
+
+
+def test_what_the_data_side_hands_over_is_counted_of_one_rank():
+    assert learning.learned_samples(steps(), 2) == pytest.approx(6.0 * 2.0 / 2 / 0.1)
+    assert learning.learned_samples(steps(data_wait_seconds=0.0), 1) is None
+
+
+def test_features_measure_the_link_and_staging_the_disk():
+    large = {"bytes": GIB, "seconds": 0.5, "codecs": {"raw": 7}}
+    details = {"activations": {"link": {"h2d": 3e11, "d2h": 2e11, "work": 1.0}}, "store": {"a": large}}
+    assert learning.measured_by_features(details) == {"h2d": 3e11, "d2h": 2e11, "disk_rate": 2 * GIB}
+    for other in ({**large, "codecs": {"raw": 1, "lz4": 1}}, {**large, "bytes": 1000}, "damaged"):
+        assert learning.measured_by_features({"store": {"a": other}})["disk_rate"] is None
+    assert learning.measured_by_features({"activations": {"link": None}}) == dict.fromkeys(("h2d", "d2h", "disk_rate"))
+
+
+@pytest.mark.parametrize(("prefetch", "learns"), [(False, True), (True, False)])
+def test_a_runs_own_rates_are_in_this_machines_next_plan(located, tmp_path, private_cache, prefetch, learns):
+    output = tmp_path / "output"
+    training = read_training(located, {}, flags=['--gh200_optimizations={"enable_uvm_hints": true}'])
+    with detect.using(NullDriver("no GPU here")):
+        plan = quick.quick_plan(training, this_machine())
+        quick.keep(plan, output)
+        kept = json.loads((output / quick.FILE).read_text())
+        kept["step"]["flops"] = 5e10
+        (output / quick.FILE).write_text(json.dumps(kept))
+        recorded(output, used=0, count=9, step=steps()[-1])
+        planned.learn(
+            {"output_dir": str(output), "dataloader_prefetch": prefetch},
+            {"details": {"store": {"a": {"bytes": GIB, "seconds": 0.5, "codecs": {"raw": 7}}}}},
+        )
+        found = make_plan(training, this_machine(), trace=False)
+    assert found.machine.flops == pytest.approx(1e11)
+    assert found.machine.disk_rate == pytest.approx(2 * GIB)
+    assert found.machine.rate_sources["flops"] == "measured: run output"
+    assert (found.machine.from_files == pytest.approx(120.0)) is learns
+    assert found.evaluated.bounds.seconds["disk"] < plan.evaluated.bounds.seconds["disk"] * 3 * 10**9 / (1.9 * GIB)

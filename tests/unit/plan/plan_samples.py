@@ -7,7 +7,7 @@ from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import MACHINES, Machine
 from simpletuner_gh200.plan.model_files import Component
 from simpletuner_gh200.plan.placing import Constants
-from simpletuner_gh200.plan.shapes import Data, Shape
+from simpletuner_gh200.plan.shapes import Data
 from simpletuner_gh200.plan.sizes import Sizes
 from simpletuner_gh200.plan.traces import Stack, Trace
 from simpletuner_gh200.seams.trace.counted import Counted
@@ -38,7 +38,7 @@ def trace(*, checkpointed: bool) -> Trace:
 def sizes(**changed: object) -> Sizes:
     found = {
         "denoiser": Component("transformer", 10 * BILLION, "measured"),
-        "data": Data((Shape(1024, 1024),), samples=1000, held=3 * GIB, latents=GIB, embeds=4 * GIB, cached="measured"),
+        "data": Data(samples=1000, held=3 * GIB, latents=GIB, embeds=4 * GIB, cached="measured"),
         "encoders": (Component("text_encoder", BILLION, "measured"),),
         "vae": Component("vae", BILLION // 10, "measured"),
         "vae_work": {"encode": GIB, "decode": 2 * GIB},

@@ -280,7 +280,8 @@ def test_one_pool_holds_everything_once():
 
 
 def test_shards_share_what_is_sharded():
-    alone, shared = place(facts(), sizes(), MACHINE), place(facts(ranks=4, sharded=True), sizes(), MACHINE)
+    run = facts(weights="fp32", optimizer="torch-adamw")
+    alone, shared = place(run, sizes(), MACHINE), place(replace(run, ranks=4, sharded=True), sizes(), MACHINE)
     assert shared.step.weights == alone.step.weights // 4
     assert shared.step.gradients == alone.step.gradients // 4
     assert shared.state.bytes == alone.state.bytes // 4
@@ -410,6 +411,17 @@ def test_behind_pcie_the_access_pattern_is_written_down():
 def test_a_single_pool_is_never_told_to_move_bytes():
     for change in changes(facts(), situation("gb10")):
         assert not any("use_uvm" in key or "activations" in key for key in change.settings)
+
+
+def test_parameters_without_a_gradient_have_state_only_where_it_is_made_before_the_first_step():
+    whole = trace(checkpointed=True)
+    some = replace(whole, base=replace(whole.base, stepped=BILLION), stacks=whole.stacks)
+    found = optimizers()
+    early = next(name for name, row in found.items() if row.born == "init" and row.bytes_bf16)
+    for name, count in (("adamw_bf16", BILLION), (early, 10 * BILLION)):
+        placed = place(facts(optimizer=name), sizes(traces={True: some}), MACHINE)
+        assert placed.step.trained == 10 * BILLION
+        assert placed.state.bytes == round((found[name].bytes_bf16 or 0) * count)
 
 
 def test_every_optimizer_of_the_table_can_be_planned():

@@ -17,7 +17,7 @@ from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.plan import calibration, quick, traces
+from simpletuner_gh200.plan import calibration, learning, quick, traces
 from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import MACHINES, machine, this_machine
 from simpletuner_gh200.plan.model_files import published_model, read_components
@@ -196,9 +196,17 @@ def test_a_switch_that_is_off_moves_nothing(config):
 
 def test_settings_are_chosen_so_that_they_fit():
     chosen = quick.advised(FLUX, MACHINES["gh200-96"])
-    assert chosen["gh200_optimizations"]["use_uvm"] is True
+    assert chosen.settings["gh200_optimizations.use_uvm"] is True
+    assert chosen.too_much is None
     unheard = {**FLUX, "model_family": "unheard-of", "pretrained_model_name_or_path": "no/where"}
-    assert quick.advised(unheard, MACHINES["gh200-96"]) == unheard
+    assert quick.advised(unheard, MACHINES["gh200-96"]) == quick.Advice()
+
+
+def test_what_fits_in_no_way_is_said_with_what_may_help():
+    large = {**FLUX, "train_batch_size": 4096, "gradient_checkpointing": True}
+    said = quick.advised(large, MACHINES["gh200-96"]).too_much
+    assert said is not None
+    assert "HBM: " in said and " of 89.4 GiB in train; most of it " in said
 
 
 def test_a_plan_is_kept_beside_the_run(config, tmp_path):
@@ -213,11 +221,11 @@ def test_what_a_run_measured_replaces_what_was_assumed(private_cache):
     here = replace(MACHINES["gh200-96"], name="this")
     assert calibration.constants_for(here) == Constants()
     moments = [(42 * GIB, 40 * GIB), (43 * GIB, 41 * GIB), (43 * GIB, 40 * GIB)]
-    assert calibration.learned_context(moments) == 2 * GIB
-    assert calibration.learned_context([(39 * GIB, 40 * GIB)]) is None, "less than torch's is no context"
-    assert calibration.learned_context([(80 * GIB, 40 * GIB)]) is None, "somebody else's"
-    assert calibration.learned_context([]) is None
-    calibration.remember(2 * GIB, "my-run")
+    assert learning.learned_context(moments) == 2 * GIB
+    assert learning.learned_context([(39 * GIB, 40 * GIB)]) is None, "less than torch's is no context"
+    assert learning.learned_context([(80 * GIB, 40 * GIB)]) is None, "somebody else's"
+    assert learning.learned_context([]) is None
+    calibration.remember_context(here, 2 * GIB, "my-run")
     assert calibration.constants_for(here).context == 2 * GIB
     assert "my-run" in calibration.constants_for(here).context_note
     assert calibration.constants_for(MACHINES["gh200-96"]) == Constants()
@@ -288,6 +296,10 @@ def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path
 
 
 def shapes(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> tuple[Shape, ...]:
+    return tuple(counted(tmp_path, entry, index, **values))
+
+
+def counted(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> dict[Shape, int]:
     data = tmp_path / "data"
     data.mkdir(exist_ok=True)
     if index is not None:
@@ -306,6 +318,9 @@ def test_shapes_come_from_buckets_crops_and_resolution(tmp_path):
     wide = {"1.5": ["a.png"], "1.0": ["b.png"], "2.0": []}
     by_edge = shapes(tmp_path, {"resolution": 1024, "resolution_type": "pixel"}, wide)
     assert by_edge == (Shape(1024, 1024), Shape(1024, 1536))
+    finer = {"resolution": 1024, "resolution_type": "pixel"}
+    many = {"1.52": ["a.png", "c.png"], "1.0": ["b.png"]}
+    assert counted(tmp_path, finer, many, aspect_bucket_alignment=8) == {Shape(1024, 1024): 1, Shape(1024, 1560): 2}
     by_area = shapes(tmp_path, {"resolution": 1024, "resolution_type": "pixel_area"}, wide)
     assert max(shape.area for shape in by_area) < 1.05 * 1024**2
     film = {"dataset_type": "video", "resolution": 480, "video": {"num_frames": 49}}

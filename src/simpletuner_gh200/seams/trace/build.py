@@ -31,10 +31,11 @@ _NEUTRAL = {
 def trainer_for(options: Mapping[str, Any]) -> Iterator[Any]:
     """A trainer of these options that has loaded nothing; what it writes goes to a folder of its own."""
     from accelerate.state import AcceleratorState
-    from simpletuner.helpers.training.trainer import Trainer
 
     AcceleratorState._reset_state(True)  # the question before this one may have asked for another precision
     with tempfile.TemporaryDirectory(prefix="gh200-trace-") as folder:
+        with contextlib.chdir(folder):  # where SimpleTuner is imported it empties debug.log, which may be a run's
+            from simpletuner.helpers.training.trainer import Trainer
         datasets = Path(folder, "datasets.json")
         datasets.write_text("[]", encoding="utf-8")
         mine = {**options, **_NEUTRAL, "output_dir": folder, "data_backend_config": str(datasets)}
@@ -156,3 +157,13 @@ def parameters(model: torch.nn.Module) -> tuple[Sequence[torch.nn.Parameter], Se
     """(trained, frozen)"""
     found = list(model.parameters())
     return [p for p in found if p.requires_grad], [p for p in found if not p.requires_grad]
+
+
+def rows(model: torch.nn.Module) -> dict[int, int]:
+    """Length of the first dimension -> bytes of one row, of all parameters of that length: what FSDP2 shards by."""
+    found: dict[int, int] = {}
+    for parameter in model.parameters():
+        length = parameter.shape[0] if parameter.dim() else 1
+        size = parameter.numel() // max(length, 1) * parameter.element_size()
+        found[length] = found.get(length, 0) + size
+    return found

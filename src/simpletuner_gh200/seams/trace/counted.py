@@ -14,6 +14,8 @@ class Counted:
     weights: int = 0
     """Bytes of all parameters and buffers."""
     trained_bytes: int = 0
+    stepped: int = 0
+    """Trained parameters that got a gradient: an optimizer keeps state for no others."""
     gradients: int = 0
     saved: int = 0
     """What autograd keeps between forward and backward, each storage once."""

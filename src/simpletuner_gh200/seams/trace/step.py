@@ -19,9 +19,10 @@ from simpletuner_gh200.seams.trace.guise import AllTrueMasks, LikeHopper
 from simpletuner_gh200.seams.trace.meter import LiveBytes, Operations, SavedBytes, storages
 
 
-def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> Counted:
-    """Take one step of a model on ``meta`` with a batch of the requested shape."""
+def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tuple[Counted, dict[int, int]]:
+    """Take one step of a model on ``meta`` with a batch of the requested shape; also the rows of its parameters."""
     model = build.prepare(trainer, made)
+    rows = build.rows(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     build.into_fake(model, mode)
     trained, frozen = build.parameters(model)
@@ -49,6 +50,7 @@ def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> Coun
             trained=sum(p.numel() for p in trained),
             weights=sum(storages(held).values()),
             trained_bytes=sum(storages(trained).values()),
+            stepped=sum(p.numel() for p in trained if p.grad is not None),
             gradients=sum(p.grad.numel() * p.grad.element_size() for p in trained if p.grad is not None),
             saved=saved.bytes,
             saved_tensors=saved.tensors,
@@ -59,7 +61,7 @@ def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> Coun
     trainer.model.set_prepared_model(None)
     del model, batch, given, held, trained, frozen
     gc.collect()
-    return counted
+    return counted, rows
 
 
 def _step(trainer: Any, batch: Any, live: LiveBytes, known: Mapping[int, int]) -> tuple[int, SavedBytes]:
@@ -82,9 +84,10 @@ def traced(trainer: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     found = build.stacks(template) if request["extrapolate"] else {}
     build.shortened(template, dict.fromkeys(found, 3))
     two = dict.fromkeys(found, 2)
-    base = run(trainer, build.shortened(copy.deepcopy(template), two), request)
+    base, rows = run(trainer, build.shortened(copy.deepcopy(template), two), request)
     stacks = {}
     for name, length in found.items():
-        more = run(trainer, build.shortened(copy.deepcopy(template), {**two, name: 3}), request)
-        stacks[name] = {"count": length, "each": asdict(more.minus(base))}
-    return {"base": asdict(base), "stacks": stacks}
+        more, with_one = run(trainer, build.shortened(copy.deepcopy(template), {**two, name: 3}), request)
+        added = {count: size - rows.get(count, 0) for count, size in with_one.items() if size != rows.get(count, 0)}
+        stacks[name] = {"count": length, "each": asdict(more.minus(base)), "rows": added}
+    return {"base": asdict(base), "stacks": stacks, "rows": rows}
