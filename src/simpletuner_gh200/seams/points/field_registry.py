@@ -1,4 +1,7 @@
-"""Our blocks as fields: SimpleTuner builds its argument parser and its Web UI from this registry."""
+"""Our blocks as fields: SimpleTuner builds its argument parser, its terminal wizard and its Web UI from this registry.
+
+In the Web UI a field for every key stands in for the two blocks (``points/web_ui.py``).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
+
+HIDDEN_TAB = "gh200"
+"""No tab that anybody opens: what is there is a legal flag, and shown and found nowhere."""
 
 _LABELS = {"cache_config": "GH200 caches", "gh200_optimizations": "GH200 optimizations"}
 
@@ -38,7 +44,7 @@ def _fields(module: ModuleType) -> list[Any]:
         arg_name=f"--{LEGACY_FLAG}",
         ui_label="GH200 older spellings",
         field_type=types.FieldType.TEXTAREA,
-        tab="hardware",
+        tab=HIDDEN_TAB,
         section="gh200",
         default_value=None,
         importance=types.ImportanceLevel.EXPERIMENTAL,

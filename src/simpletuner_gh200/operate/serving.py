@@ -1,0 +1,37 @@
+"""SimpleTuner's server with the extension on: its own command, in our place, in an environment that asks for us."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.environment import OPT_IN
+
+
+def serve(arguments: Sequence[str]) -> NoReturn:
+    """Become ``simpletuner server``. UsageError where there is no SimpleTuner."""
+    if find_package("simpletuner") is None:
+        raise UsageError("SimpleTuner is not installed", remedy="pip install simpletuner, in this environment")
+    environment = environment_of_server(os.environ, Path(sys.executable))
+    os.execve(sys.executable, command(arguments), environment)
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "simpletuner", "server", *arguments]
+
+
+def environment_of_server(environment: Mapping[str, str], python: Path) -> dict[str, str]:
+    """The extension on, unless ``0`` switches it off, and this Python's own commands found first.
+
+    A job that the page starts calls accelerate by its name.
+    """
+    beside, path = str(python.parent), environment.get("PATH", os.defpath)
+    folders = path.split(os.pathsep)
+    path = path if beside in folders else os.pathsep.join((beside, *folders))
+    asked = "0" if environment.get(OPT_IN) == "0" else "1"
+    return {**environment, OPT_IN: asked, "PATH": path}

@@ -1,0 +1,94 @@
+"""Our routes in SimpleTuner's server, behind the same door as its own."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import importlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.seams.web_ui.background import COMMAND
+from simpletuner_gh200.seams.web_ui.panel import Panel, opened_configuration, output_folder, output_of
+
+PREFIX = "/api/gh200"
+_SERVICES = "simpletuner.simpletuner_sdk.server.services"
+
+
+def router() -> Any:
+    """A FastAPI router; where the release knows users, each route asks who is there."""
+    from fastapi import APIRouter, HTTPException
+    from fastapi.responses import HTMLResponse
+
+    panel = Panel()
+    made = APIRouter(prefix=PREFIX, tags=["gh200"], dependencies=_same_door())
+
+    def state() -> dict[str, Any]:
+        return panel.state(_opened(), _running())
+
+    def start(what: str) -> dict[str, Any]:
+        opened = _opened()
+        if what == "plan":
+            if opened is None:
+                raise HTTPException(status_code=409, detail="no configuration is open: choose one, or save this one")
+            panel.start_plan(opened)
+        elif what == "doctor":
+            panel.start_doctor()
+        else:
+            raise HTTPException(status_code=404, detail=f"{what!r}: there is doctor, and there is plan")
+        return state()
+
+    async def report() -> Any:
+        opened = _opened()
+        output = _running() or (output_of(opened) if opened else None)
+        if output is None:
+            raise HTTPException(status_code=409, detail="no configuration with an output_dir is open")
+        done, page = await _report(output)
+        return HTMLResponse(page, status_code=200 if done else 404)
+
+    made.add_api_route("/panel", state, methods=["GET"])
+    made.add_api_route("/start/{what}", start, methods=["POST"])
+    made.add_api_route("/report", report, methods=["GET"])
+    return made
+
+
+def _same_door() -> list[Any]:
+    """What SimpleTuner's own routes depend on; nothing on releases that know no users."""
+    from fastapi import Depends
+
+    try:
+        middleware = importlib.import_module(f"{_SERVICES}.cloud.auth.middleware")
+    except ModuleNotFoundError:
+        return []
+    return [Depends(middleware.get_current_user)]
+
+
+def _opened() -> Path | None:
+    return opened_configuration(importlib.import_module(f"{_SERVICES}.training_service").get_config_store())
+
+
+def _running() -> Path | None:
+    """The output folder of the job that runs, or that ran last."""
+    state = importlib.import_module("simpletuner.simpletuner_sdk.api_state").APIState
+    return output_folder(state.get_state("training_config") or {}) if state.get_state("training_status") else None
+
+
+async def _report(output: Path) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "report.html")
+        child = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            "report",
+            str(output),
+            "--output",
+            str(page),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != "SIMPLETUNER_GH200"},
+        )
+        _out, errors = await child.communicate()
+        if child.returncode == 0:
+            return True, page.read_text(encoding="utf-8")
+        return False, f"<pre>{html.escape(errors.decode(errors='replace'))}</pre>"

@@ -1,0 +1,197 @@
+"""The Web UI's parts that need no server: edits of pages, background commands, live numbers, forms."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from jinja2 import DictLoader, Environment, TemplateNotFound
+
+from simpletuner_gh200.config.blocks import parts_of
+from simpletuner_gh200.config.form import fields_of
+from simpletuner_gh200.seams.web_ui import background
+from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
+from simpletuner_gh200.seams.web_ui.fields import fold_into, split_form
+from simpletuner_gh200.seams.web_ui.panel import Panel, live_numbers, opened_configuration, output_of
+from simpletuner_gh200.seams.web_ui.templates_of_ours import EDITS, PageLoader, edited
+
+CACHES = "gh200_cache_config_"
+
+
+def ended(command: BackgroundCommand) -> dict:
+    while command.state()["state"] == "running":
+        time.sleep(0.02)
+    return command.state()
+
+
+@pytest.fixture
+def any_command(monkeypatch):
+    """The interpreter in place of gh200: what it is told to do comes as the first argument."""
+    monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c"))
+
+
+class TestBackgroundCommands:
+    def test_the_last_line_is_the_document_and_exit_1_is_a_verdict(self, any_command):
+        command = BackgroundCommand()
+        assert command.state() == {"state": "idle"}
+        command.start("import sys; print('on the way'); print('{\"fits\": false}'); sys.exit(1)")
+        assert ended(command) == {"state": "done", "document": {"fits": False}}
+
+    def test_what_fails_says_why(self, any_command):
+        command = BackgroundCommand()
+        command.start("import sys; print('no such machine', file=sys.stderr); sys.exit(2)")
+        assert ended(command) == {"state": "failed", "message": "no such machine"}
+        command.start("import sys; sys.exit(3)")
+        assert "exit code 3" in ended(command)["message"]
+
+    def test_it_runs_once_at_a_time_and_is_never_waited_for(self, any_command, tmp_path):
+        command = BackgroundCommand()
+        count = tmp_path / "count"
+        code = f"import sys, time, pathlib; pathlib.Path({str(count)!r}).open('a').write('x'); time.sleep(60)"
+        command.start(code)
+        while not count.exists() or not count.read_text():
+            time.sleep(0.02)
+        command.start(code)
+        assert command.state()["state"] == "running"
+        command.stop()
+        assert ended(command)["state"] == "failed"
+        assert count.read_text() == "x"
+
+    def test_several_pages_may_ask_at_once(self, any_command, monkeypatch, tmp_path):
+        """The server asks from a pool of threads: what was written is read once, and everybody hears it."""
+        command = BackgroundCommand()
+        read = background._text
+        monkeypatch.setattr(background, "_text", lambda file: (time.sleep(0.05), read(file))[1])
+        go = tmp_path / "go"
+        code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\nprint('{{}}')"
+        with ThreadPoolExecutor(4) as pages:
+            started = list(pages.map(lambda _page: command.start(code), range(4)))
+            assert started.count(True) == 1
+            assert command._process is not None
+            go.touch()
+            command._process.wait()
+            heard = list(pages.map(lambda _page: command.state(), range(4)))
+        assert heard == [{"state": "done", "document": {}}] * 4
+
+    def test_the_child_is_no_process_of_simpletuner(self, any_command, monkeypatch):
+        monkeypatch.setenv("SIMPLETUNER_GH200", "1")
+        command = BackgroundCommand()
+        command.start("import json, os; print(json.dumps({'asked': os.environ.get('SIMPLETUNER_GH200')}))")
+        assert ended(command)["document"] == {"asked": None}
+
+
+class TestPanel:
+    def test_live_numbers_are_those_of_the_last_step(self, tmp_path):
+        assert live_numbers(tmp_path) is None
+        file = tmp_path / "gh200" / "telemetry.jsonl"
+        file.parent.mkdir()
+        caches = {"caches": {"vae": {"hit_rate": 0.5, "expected_hit_rate": 1.0}}}
+        steps = [{"kind": "step", "step": n, "step_seconds": 2.0 * n, "features": caches} for n in (1, 2)]
+        lines = [*map(json.dumps, steps), json.dumps({"kind": "note"}), '{"kind": "st']
+        file.write_text("\n".join(lines))
+        rows = dict(live_numbers(tmp_path)["rows"])
+        assert rows["optimizer step"] == "2"
+        assert rows["step time"].startswith("4")
+        assert rows["caches/vae hits"] == "50.0%"
+
+    def test_it_knows_the_open_configuration_and_its_output(self, tmp_path):
+        file = tmp_path / "config.json"
+        store = SimpleNamespace(get_active_config=lambda: "tiny", _get_config_path=lambda name: file)
+        assert opened_configuration(store) is None
+        file.write_text('{"output_dir": "out"}')
+        assert opened_configuration(store) == file
+        assert output_of(file) == Path("out")
+        file.write_text("{oops")
+        assert output_of(file) is None
+
+    def test_a_plan_is_shown_under_the_name_it_is_made_of(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+        panel = Panel()
+        panel.start_plan(tmp_path / "first.json")
+        panel.start_plan(tmp_path / "second.json")
+        assert panel.state(None, None)["plan"]["of"] == "first"
+        panel.plan.stop()
+        assert ended(panel.plan)["state"] == "failed"
+
+    def test_the_doctors_report_lies_where_nobody_else_writes(self, monkeypatch):
+        panel = Panel()
+        started = []
+        monkeypatch.setattr(panel.doctor, "start", lambda *words: started.append(words))
+        panel.start_doctor()
+        panel.start_doctor()
+        first, second = (Path(words[words.index("--output") + 1]) for words in started)
+        assert first == second
+        assert first.parent.stat().st_mode & 0o777 == 0o700
+
+    def test_nothing_is_started_by_being_asked(self):
+        state = Panel().state(None, None)
+        assert state == {
+            "opened": None,
+            "doctor": {"state": "idle"},
+            "plan": {"state": "idle", "of": None},
+            "job": None,
+        }
+
+
+class TestTemplates:
+    WIZARD = "partials/dataset_wizard_modal.html"
+    KNOWN = """
+      <i :class="{'fa-folder': blueprint.backendType === 'local', 'fa-x': false}"></i>
+      <div x-show="selectedBackend === 'local' || selectedBackend === 'aws'"></div>
+      <!-- VAE Cache Directory (conditionally disabled) -->
+    """
+
+    def environment(self, pages):
+        environment = Environment(loader=DictLoader(pages), autoescape=True)
+        environment.loader = PageLoader(environment.loader)
+        (held,) = parts_of("in_memory")
+        environment.globals["gh200_dataset_fields"] = fields_of(held)
+        return environment
+
+    def test_a_known_page_gets_our_fields(self):
+        environment = self.environment({self.WIZARD: self.KNOWN})
+        page = environment.get_template(self.WIZARD).render()
+        assert "['local', 'in_memory'].includes(selectedBackend) || selectedBackend === 'aws'" in page
+        for key in ("compression", "memory_limit_gb", "num_workers", "verify", "per_node", "wait", "file_extensions"):
+            assert f'data-gh200-key="{key}"' in page
+        assert "VALUE" not in page, "each field says what it puts in"
+        assert environment.loader.changed(environment) == []
+
+    def test_a_page_that_has_changed_is_left_as_it_is_and_named(self):
+        other = self.KNOWN.replace("VAE Cache Directory", "Latents")
+        environment = self.environment({self.WIZARD: other})
+        assert environment.get_template(self.WIZARD).render() == other
+        assert environment.loader.changed(environment) == [self.WIZARD]
+        assert edited(self.WIZARD, self.KNOWN) is not None
+
+    def test_other_pages_pass_and_ours_are_found(self):
+        environment = self.environment({"form_tab.html": "as upstream has it"})
+        assert environment.get_template("form_tab.html").render() == "as upstream has it"
+        assert {"form_tab.html", "gh200/panel.html", "gh200/dataset_fields.html"} <= set(environment.list_templates())
+        with pytest.raises(TemplateNotFound):
+            environment.get_template("gh200/nothing.html")
+        assert set(EDITS) & {"form_tab.html"} == set()
+
+
+class TestForms:
+    def test_a_checked_box_wins_over_its_stand_in(self):
+        form = {CACHES + "persistent_cache": ["false", "true"], "--" + CACHES + "slab": "host", "--seed": "1"}
+        typed, rest = split_form(form)
+        assert typed == {CACHES + "persistent_cache": "true", CACHES + "slab": "host"}
+        assert rest == {"--seed": "1"}
+
+    def test_nothing_of_the_page_is_left_in_what_is_saved_or_started(self):
+        store = SimpleNamespace(load_config=lambda name: ({"cache_config": {"slab": "auto"}}, None))
+        sent = {CACHES + "slab": "host", "--cache_config": "[object Object]"}
+        bundle = SimpleNamespace(
+            store=store, active_config="tiny", complete_config=dict(sent), config_dict={}, save_config={}
+        )
+        bundle.save_config[CACHES + "slab"] = "host"
+        fold_into(bundle, {CACHES + "slab": "host"}, sent, replace=False)
+        assert bundle.save_config == {"cache_config": {"slab": "host"}}
+        assert bundle.complete_config == {"--cache_config": {"slab": "host"}}
