@@ -7,7 +7,6 @@ the signal may have reached only one. The loop is left at the top of its next tu
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -26,7 +25,11 @@ class CheckpointWritten(KeyboardInterrupt):
 
 
 class Preemption:
-    """Between ``install`` and ``uninstall`` a signal means: checkpoint, then end. A second one ends at once."""
+    """Between ``install`` and ``uninstall`` a signal means: checkpoint, then end.
+
+    Whether a second one ends at once is for ``gh200 train`` to say, whose ranks alone have this: some schedulers signal
+    every process of a job, so that a rank hears the first one from them and from its launcher.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -56,10 +59,7 @@ class Preemption:
         if self._before:
             self._trainer.register_manual_checkpoint_trigger(self._others or (lambda: False))
 
-    def _ask(self, number: int, _frame: FrameType | None) -> None:
-        if self._asked:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
         self._asked = True
 
     def _consume(self) -> bool:

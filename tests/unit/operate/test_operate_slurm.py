@@ -1,0 +1,139 @@
+"""``gh200 init --slurm``: what the script says. What it does under a real Slurm is asked in tests/cluster."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.slurm import RUNTIMES, Batch, train_sbatch
+
+BATCH = Batch(Path("/shared/my-run"), Path("/data/pictures"), nodes=2, gpus_per_node=4)
+IMAGES = {"none": None, "enroot": "/shared/gh200.sqsh", "apptainer": "gh200.sif", "podman": "registry/gh200:1"}
+
+
+def directives(script: str) -> dict[str, str]:
+    """sbatch reads them up to the first command."""
+    lines = script[: script.index("\nset ")].splitlines()
+    words = [line.removeprefix("#SBATCH ").split("=", 1) for line in lines if line.startswith("#SBATCH ")]
+    return {name: value[0] if value else "" for name, *value in words}
+
+
+def values(script: str, name: str) -> str:
+    found = re.search(rf"(?m)^{name}=(.*)$", script)
+    assert found, name
+    return found.group(1)
+
+
+def test_one_launcher_per_node_with_the_whole_node() -> None:
+    asked = directives(train_sbatch(BATCH))
+    assert (asked["--nodes"], asked["--ntasks-per-node"], asked["--gpus-per-node"]) == ("2", "1", "4")
+    assert {"--exclusive", "--requeue"} <= asked.keys()
+    assert asked["--mem"] == "0"
+    assert asked["--propagate"] == "NONE", "limits of the nodes, not of the login shell"
+    assert asked["--open-mode"] == "append", "a requeued job goes on in the same log"
+    assert asked["--output"] == "/shared/my-run/logs/%j.log"
+    assert re.fullmatch(r"B:USR1@\d+", asked["--signal"]), "the shell alone; it tells the launchers"
+
+
+def test_without_gpus_none_are_asked_for() -> None:
+    assert "--gpus-per-node" not in directives(train_sbatch(replace(BATCH, cpu=True)))
+
+
+def test_the_installation_that_made_the_script_runs_it() -> None:
+    import sys
+
+    assert values(train_sbatch(BATCH), "gh200") == f"({sys.executable} -m simpletuner_gh200)"
+    assert values(train_sbatch(replace(BATCH, container="podman", image="x")), "gh200") == "(gh200)", "the image's own"
+
+
+@pytest.mark.parametrize("container", RUNTIMES)
+def test_a_container_sees_project_data_and_model(container: str) -> None:
+    model = Path("/models/tiny")
+    script = train_sbatch(replace(BATCH, container=container, image=IMAGES[container], more_folders=[model]))
+    words = values(script, "step_options") + values(script, "on_node")
+    seen = [str(folder) in words for folder in (BATCH.folder, BATCH.data, model)]
+    assert seen == [container != "none"] * 3
+    assert (container == "none") == (words == "()()")
+    assert ('"$image"' in words) == (container != "none")
+
+
+@pytest.mark.parametrize("container", RUNTIMES)
+@pytest.mark.parametrize("cpu", [False, True], ids=["gpu", "cpu"])
+def test_shellcheck_finds_nothing(container: str, cpu: bool, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck")
+    script = tmp_path / "train.sbatch"
+    script.write_text(train_sbatch(replace(BATCH, container=container, image=IMAGES[container], cpu=cpu)))
+    checked = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"container": "docker"}, "--container 'docker': use none, enroot, apptainer, podman"),
+        ({"container": "podman"}, "--container podman needs --image"),
+        ({"image": "x.sif"}, "--image without --container: use --container enroot, apptainer or podman"),
+        ({"folder": Path("/shared/my run")}, "'/shared/my run': ' ' in a path"),
+        ({"data": Path("/data/50%$(reboot)")}, "'/data/50%$(reboot)': '% $ ( )' in a path"),
+    ],
+)
+def test_what_can_not_be_written_is_refused_with_what_could(changes: dict, expected: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        train_sbatch(replace(BATCH, **changes))
+    assert expected in str(refused.value)
+
+
+def test_every_problem_is_named_at_once() -> None:
+    with pytest.raises(UsageError, match=r"--container 'docker'.*'/a b'"):
+        train_sbatch(replace(BATCH, container="docker", folder=Path("/a b")))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"x" * 100)
+    return tmp_path / "pictures"
+
+
+def init(data: Path, *words: str) -> tuple[int, str]:
+    folder = data.parent / "run"
+    done = CliRunner().invoke(build_app(), ["init", str(folder), "--data", str(data), "--model", "sdxl", *words])
+    return done.exit_code, done.output + (str(done.exception) if done.exception else "")
+
+
+def test_init_writes_the_script_and_the_folder_slurm_would_not_make(data: Path) -> None:
+    code, said = init(data, "--slurm", "--nodes", "3", "--gpus-per-node", "4")
+    assert code == 0, said
+    written = (data.parent / "run" / "train.sbatch").read_text()
+    assert directives(written)["--nodes"] == "3"
+    assert (data.parent / "run" / "logs").is_dir()
+    assert f"sbatch {data.parent / 'run' / 'train.sbatch'}" in said
+
+
+def test_init_without_slurm_writes_none(data: Path) -> None:
+    code, said = init(data)
+    assert code == 0, said
+    assert not (data.parent / "run" / "train.sbatch").exists()
+
+
+@pytest.mark.parametrize("words", [["--container", "podman"], ["--image", "x.sif"]])
+def test_a_container_is_nothing_without_slurm(data: Path, words: list[str]) -> None:
+    code, said = init(data, *words)
+    assert code != 0
+    assert "add --slurm" in said
+
+
+def test_init_refuses_before_it_writes(data: Path) -> None:
+    code, said = init(data, "--slurm", "--container", "docker")
+    assert code != 0
+    assert "use none, enroot, apptainer, podman" in said
+    assert not (data.parent / "run").exists()
