@@ -1,0 +1,114 @@
+"""``gh200 prove``: what this machine can do, and what each feature does to a run on it, as a report to send back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, screen, stdout_kept_for_json
+from simpletuner_gh200.errors import UsageError
+
+NAME = "gh200_prove"
+
+
+def prove(
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Time for all of it.")] = 20,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Train this configuration's model. Default: a tiny one made here.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each run.")] = 8,
+    folder: Annotated[Path, typer.Option("--folder", help="Where runs and the two reports go.")] = Path("gh200-prove"),
+    against: Annotated[
+        Path | None, typer.Option("--against", help="Compare with this earlier gh200_prove.json.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Examine and measure this machine, then train the same model with and without each feature, in turns.
+
+    Arms: stock, caches, state in Grace, activations in Grace, gradient checkpointing, and SimpleTuner's own offloaders
+    where they are and there is a GPU. Each says what of it was on; one that was silently off has failed. The report,
+    gh200_prove.html and gh200_prove.json in --folder, holds no names, paths, tokens or serial numbers. What was
+    measured is used by `gh200 plan` on this machine. Exit code 1: a check of the self-test, or an arm, failed.
+
+    Examples:
+
+      gh200 prove
+
+      gh200 prove --minutes 60 --config config/config.json
+
+      gh200 prove --against gh200-prove/gh200_prove.json --folder again --json
+    """
+    from simpletuner_gh200.bench.prove.earlier import against as compared
+    from simpletuner_gh200.bench.prove.earlier import calibrate, read_earlier
+    from simpletuner_gh200.bench.prove.page import as_html
+    from simpletuner_gh200.bench.prove.proving import prove as whole
+    from simpletuner_gh200.bench.prove.subject import configured_subject, tiny_subject
+    from simpletuner_gh200.operate import preflight
+    from simpletuner_gh200.plan.machines import this_machine
+
+    preflight.check_installation()
+    earlier = read_earlier(against) if against is not None else None
+    _make(folder)
+    with stdout_kept_for_json(as_json):
+        proof = whole(
+            lambda: configured_subject(config, os.environ) if config is not None else tiny_subject(folder),
+            folder,
+            minutes=minutes,
+            steps=steps,
+            tell=lambda words: say(f"gh200: {words}", error=True),
+        )
+        told = proof.to_json()
+        if earlier is not None:
+            told["against"] = compared(told, earlier)
+        told["plan_learned"] = calibrate(told, this_machine())
+    _write(folder / f"{NAME}.json", json.dumps(told, indent=2) + "\n")
+    _write(folder / f"{NAME}.html", as_html(told))
+    if as_json:
+        print(json.dumps(told))
+    else:
+        _print(told, folder)
+    raise typer.Exit(0 if told["ok"] else 1)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        raise UsageError(f"cannot make {folder}: {refused.strerror}", remedy="name another --folder") from None
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as refused:
+        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another --folder") from None
+
+
+def _print(told: Mapping[str, Any], folder: Path) -> None:
+    from simpletuner_gh200.bench.prove.page import ARM_HEADINGS, arm_cells, rates, verdict
+
+    console = screen()
+    table = Table(*ARM_HEADINGS, title=f"gh200 prove: {told['model']['title']}", title_justify="left")
+    for row in told["ab"]:
+        table.add_row(*arm_cells(row))
+    console.print(table)
+    console.print(", ".join(f"{name} {rate}" for name, rate in rates(told)), markup=False, highlight=False)
+    compared = told.get("against") or {"rows": [], "notes": []}
+    for row in compared["rows"]:
+        said = f"{row['name']}: {row['before']:.4g} before, {row['now']:.4g} now"
+        console.print(said, markup=False, highlight=False)
+    learned = told["plan_learned"]
+    closing = [f"`gh200 plan` learned: {', '.join(learned)}"] if learned else []
+    for line in (*told["notes"], *compared["notes"], *closing, verdict(told)):
+        console.print(line, markup=False, highlight=False)
+    console.print(f"to send back: {folder / NAME}.html and .json", markup=False, highlight=False)
+
+
+COMMAND = Command("prove", prove, panel="Measure", order=20)
