@@ -1,19 +1,16 @@
-"""What ``gh200 init`` writes, and the example files, train the tiny model; the FSDP2 settings shard a real one."""
+"""What ``gh200 init`` writes, and the examples for one GPU, train the tiny model; for FSDP2: test_fsdp2_training.py."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-import pytest
-
+from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import choose_model
-from simpletuner_gh200.operate.project import Wish, plan_project, write
+from simpletuner_gh200.operate.project import plan_project, write
 from simpletuner_gh200.telemetry.reading import read_run
 
 ROOT = Path(__file__).parents[2]
-SHARDED = Path(__file__).with_name("sharded_flux.py")
 
 
 def test_a_project_of_init_trains_unchanged(workbench, tmp_path):
@@ -59,16 +56,3 @@ def test_the_example_trains_on_the_tiny_model(workbench, tmp_path):
     assert run.ok, run.explain()
     assert run.summaries[0]["global_step"] == 3
     assert run.summaries[0]["features"]["store"] == "on"
-
-
-def test_the_fsdp2_settings_shard_a_flux_on_two_cpu_ranks(workbench):
-    """accelerate shards on accelerators only, so torch's own FSDP2 is driven by the example's settings."""
-    example = ROOT / "config" / "accelerate_config_gh200_fsdp2.yaml"
-    code = f"import runpy; runpy.run_path({str(SHARDED)!r})['main']({str(example)!r})"
-    run = workbench.execute(code, world=2)
-    assert run.ok, run.explain()
-    (found,) = re.findall(r'{"whole".*}', run.log())
-    losses = json.loads(found)
-    assert losses["sharded_parameters"] > 0
-    assert losses["checkpointed_blocks"] == 2
-    assert losses["sharded"] == pytest.approx(losses["whole"], rel=1e-5)
