@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from simpletuner_gh200.operate.report.build import build
+from simpletuner_gh200.operate.report.page import build
 from tests.unit.operate.browser import Browser
 
 

@@ -7,12 +7,15 @@ import os
 import random
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from simpletuner_gh200.cli.commands.baseline import app
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching
 from simpletuner_gh200.operate.baseline.capture import capture
@@ -148,11 +151,26 @@ def test_a_baseline_holds_what_it_promises(tmp_path: Path, config: Path, monkeyp
     assert stat.S_IMODE((folder / "telemetry.jsonl").stat().st_mode) == 0o600
     report = (folder / "baseline_report.txt").read_text()
     assert "throughput" in report
+    assert " GiB ± " in report, "bytes are for people"
     assert secret not in report
     assert "--max_train_steps=20" in seen[0].command
     assert seen[0].environment["SIMPLETUNER_GH200_TELEMETRY"] == "1"
     with pytest.raises(UsageError, match="already"):
         capture(folder, flags, steps=20, doctor={}, run=run)
+
+
+def test_capture_in_json_is_one_line_with_its_metrics(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _seen = trainer(tmp_path / "baseline")
+    monkeypatch.setattr("simpletuner_gh200.operate.baseline.capture.capture", partial(capture, run=run))
+    words = ["capture", "--steps", "20", "-o", str(tmp_path / "baseline"), "--json", "--", "--config", str(config)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert told["folder"] == str(tmp_path / "baseline") and told["steps"] > 0
+    assert told["metrics"]["throughput (samples/s)"]["value"] > 0
 
 
 def test_a_failed_run_is_no_baseline(tmp_path: Path, config: Path) -> None:

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.checkpoints import checkpoints, flaw, newest_whole, resumption
+from simpletuner_gh200.operate.checkpoints import checkpoints, flaw, forgotten_positions, newest_whole, resumption
+from tests.unit.nobody import as_nobody
 
 
 def write(folder: Path, *, guarded: bool) -> Path:
@@ -57,6 +58,16 @@ def cut(name: str):
     return damage
 
 
+def weights(header: bytes):
+    """A file of weights that is as long as its header asks for, and whose header is nobody's."""
+
+    def damage(checkpoint: Path) -> None:
+        content = len(header).to_bytes(8, "little") + header
+        (checkpoint / "pytorch_lora_weights.safetensors").write_bytes(content)
+
+    return damage
+
+
 def empty(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint)
     checkpoint.mkdir()
@@ -72,8 +83,16 @@ def empty(checkpoint: Path) -> None:
         cut("optimizer.bin"),
         cut("pytorch_lora_weights.safetensors"),
         cut("training_state.json"),
+        weights(b"[1, 2]"),
+        weights(b'{"lora.weight": {"data_offsets": "none"}}'),
+        weights(b'{"lora.weight": 5}'),
+        weights(b"[" * 100_000),
+        lambda checkpoint: (checkpoint / "training_state.json").write_text("[" * 100_000),
     ],
-    ids=["empty", "no end", "no state", "empty file", "cut optimizer", "cut weights", "cut state"],
+    ids=[
+        *("empty", "no end", "no state", "empty file", "cut optimizer", "cut weights", "cut state"),
+        *("a list for a header", "no offsets", "no entry", "a deep header", "a deep state"),
+    ],
 )
 def test_an_incomplete_newest_one_is_said_and_passed_over_and_stays(output, damage):
     newest = output / "checkpoint-10"
@@ -117,5 +136,44 @@ def test_who_asked_simpletuner_to_delete_them_gets_that(output):
     assert resumption(config(output, delete_invalid_checkpoints=True)).flags == ()
 
 
+@pytest.mark.parametrize(
+    ("release", "more", "mended"),
+    [
+        ("3.1.6", {"num_processes": 4}, "4.9.3"),
+        ("4.9.2", {"num_processes": "2"}, "4.9.3"),
+        ("4.9.3", {"num_processes": 4}, None),
+        ("4.10.1", {"num_processes": 4}, None),
+        ("4.5.1", {"num_processes": 4, "fsdp_enable": True}, "4.5.2"),
+        ("4.5.2", {"num_processes": 4, "fsdp_enable": True}, None),
+        ("3.1.6", {"num_processes": 1}, None),
+        ("3.1.6", {}, None),
+        ("3.1.6", {"num_processes": 4, "ignore_final_epochs": True}, None),
+        ("3.1.6", {"num_processes": 4, "resume_from_checkpoint": ""}, None),
+        ("main-branch", {"num_processes": 4}, None),
+    ],
+)
+def test_several_ranks_that_resume_with_an_old_release_are_warned(output, release, more, mended):
+    words = forgotten_positions({**config(output), **more}, release)
+    assert (words is None) == (mended is None)
+    assert words is None or f"Use {mended} or later, or set ignore_final_epochs" in words
+
+
+def test_nothing_to_resume_is_nothing_to_warn_of(tmp_path):
+    assert forgotten_positions({**config(tmp_path), "num_processes": 4}, "3.1.6") is None
+
+
 def test_a_new_output_folder_has_nothing_to_resume(tmp_path):
     assert resumption(config(tmp_path / "new")).notice is None
+
+
+def test_a_checkpoint_that_can_not_be_read_is_not_whole(tmp_path):
+    for step in (2, 4):
+        for path in write(tmp_path / f"checkpoint-{step}", guarded=False).iterdir():
+            path.chmod(0o644)
+    (tmp_path / "checkpoint-4").chmod(0)
+
+    def work() -> None:
+        assert "Permission denied" in str(flaw(tmp_path / "checkpoint-4"))
+        assert newest_whole(tmp_path) == tmp_path / "checkpoint-2"
+
+    assert as_nobody(work, tmp_path) == 0

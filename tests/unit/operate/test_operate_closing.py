@@ -11,7 +11,7 @@ import pytest
 
 from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.operate import launching, planned, preflight
-from simpletuner_gh200.operate.closing import closing_lines, time_split
+from simpletuner_gh200.operate.closing import closing_lines, feature_lines, time_split
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def summary(tmp_path: Path) -> dict[str, Any]:
         "global_step": 10,
         "max_train_steps": 10,
         "output_dir": str(output),
-        "seconds": {"import": 12.0, "configure": 0.01, "models": 1.0, "data": 4.0, "model load": 2.0, "train": 70.0},
+        "seconds": {"import": 12.0, "configure": 0.01, "models": 1.0, "data": 4.0, "model load": 2.0, "train": 70.0}
+        | {"save": 12.0, "finish": 3.0},
         "features": {"ramp": "on", "prefetch": "off: not asked for", "caches": "off: seam collate.fn: gone"},
         "details": {
             "telemetry": {"file": "x.jsonl"},
@@ -50,7 +51,8 @@ def test_everything_a_person_wants_next(summary: dict[str, Any]) -> None:
         ("trained", "10 of 10 optimizer steps"),
         (
             "time",
-            "importing SimpleTuner 12.0 s, loading 3.0 s, datasets and caches 4.0 s, training and saving 1 min 10 s",
+            "importing SimpleTuner 12.0 s, loading 3.0 s, datasets and caches 4.0 s, training 1 min 10 s, "
+            "checkpoints 12.0 s, final weights 3.0 s",
         ),
         (
             "in-memory dataset",
@@ -95,15 +97,21 @@ def test_train_closes_with_it(
         assert line in shown
 
 
+def test_activations_are_told_where_some_were_moved() -> None:
+    done = {"activations": {"tensors": 1200, "saved": 3 << 20, "moved": 1 << 20}}
+    assert feature_lines(done) == [("activations", "1 MiB to CPU memory and back for 3 MiB of 1200 saved tensors")]
+    assert feature_lines({"activations": {"tensors": 0, "saved": 0, "moved": 0}}) == []
+
+
 def test_a_dataset_that_did_not_arrive_and_one_that_is_held_for_another_entry(tmp_path: Path) -> None:
     held = {"files": 1, "held_bytes": 2048, "served": 7, "elsewhere": 1}
     details = {"store": {"late": {**held, "arrived": False}, "again": held}}
     assert closing_lines({"output_dir": str(tmp_path), "details": details})[1:] == [
         (
             "in-memory dataset",
-            "late: 1 files, 2 KiB of memory (not all of it had arrived); 7 reads from memory, 1 from disk",
+            "late: 1 file, 2 KiB of memory (not all of it had arrived); 7 reads from memory, 1 from disk",
         ),
-        ("in-memory dataset", "again: 1 files, 2 KiB of memory; 7 reads from memory, 1 from disk"),
+        ("in-memory dataset", "again: 1 file, 2 KiB of memory; 7 reads from memory, 1 from disk"),
     ]
 
 

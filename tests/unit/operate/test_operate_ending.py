@@ -61,3 +61,13 @@ def test_the_word_failed_is_for_failures_with_the_cause_at_the_end():
 
 def test_a_rank_that_says_nothing_is_a_failure_with_a_hint():
     assert "ended without a word while training (killed" in line(Ended(137, [], None, "training"))
+
+
+def test_a_reason_of_many_lines_hangs_below_its_first():
+    """torch's, for a damaged file, ends with advice that has nothing to do with the run."""
+    reason = "UnpicklingError: Weights only load failed.\nDo it only\n\nCheck the documentation\n"
+    assert line(Ended(1, [summary("failed", reason=reason)])).splitlines() == [
+        "training failed: UnpicklingError: Weights only load failed.",
+        "  Do it only",
+        "  Check the documentation",
+    ]

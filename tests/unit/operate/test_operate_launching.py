@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate import launching
+from simpletuner_gh200.operate.run_lock import locks_for_its_job
 
 
 def make(flags=(), environment=None, **changes):
@@ -31,6 +33,85 @@ def test_several_ranks_without_a_gpu_use_torchrun(monkeypatch):
     assert planned.notices
     monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
     assert "accelerate.commands.launch" in make(["--num_processes", "2"]).command
+
+
+TWO_NODES = {"num_processes": 4, "num_machines": 2}
+
+
+def on_cpu(monkeypatch, extra, **changes):
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): False)
+    return make(environment={"ACCELERATE_EXTRA_ARGS": extra}, config={**TWO_NODES, **changes})
+
+
+def test_a_node_without_a_gpu_says_its_place_to_torchrun_in_torchruns_words(monkeypatch):
+    words = "--machine_rank=1 --main_process_ip first --main_process_port=4711 --enable_cpu_affinity --tee=3"
+    planned = on_cpu(monkeypatch, words)
+    entry = planned.command.index("torch.distributed.run")
+    assert planned.command[entry + 1 : -4] == (
+        *("--nnodes=2", "--node_rank=1", "--nproc_per_node=2", "--master_addr=first", "--master_port=4711", "--tee=3"),
+    )
+    assert planned.problem is None
+    assert not locks_for_its_job(planned.command, {})
+    assert locks_for_its_job(on_cpu(monkeypatch, words.replace("=1", "=0")).command, {})
+
+
+@pytest.mark.parametrize(
+    ("extra", "changes", "expected"),
+    [
+        ("", {}, "num_machines is 2, and nothing says the machine_rank and the main_process_ip"),
+        ("--machine_rank=0", {}, "nothing says the main_process_ip of this launcher"),
+        ("--main_process_ip=first", {}, "nothing says the machine_rank of this launcher"),
+        ("--machine_rank=1 --main_process_ip=first", {"num_processes": 3}, "num_processes 3 over num_machines 2"),
+    ],
+)
+def test_a_launcher_that_does_not_know_its_place_is_not_started(monkeypatch, extra, changes, expected):
+    problem = on_cpu(monkeypatch, extra, **changes).problem
+    assert problem is not None
+    assert expected in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("extra", "changes", "expected"),
+    [
+        ("--machine_rank=2 --main_process_ip=first", {}, "machine_rank: 2, and num_machines is 2"),
+        ("--machine_rank=one --main_process_ip=first", {}, "machine_rank: 'one' is not"),
+        ("", {"num_machines": "two"}, "num_machines: 'two' is not"),
+    ],
+)
+def test_a_place_that_can_not_be_is_refused(monkeypatch, extra, changes, expected):
+    with pytest.raises(UsageError, match=expected):
+        on_cpu(monkeypatch, extra, **changes)
+
+
+def test_accelerates_file_may_name_the_first_node(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("machine_rank: 0\nmain_process_ip: 'first.cluster'\n")
+    assert make(config={"accelerate_config": str(file), **TWO_NODES}).problem is None
+    file.write_text("machine_rank: 0\n")
+    assert make(config={"accelerate_config": str(file), **TWO_NODES}).problem is not None
+
+
+def test_accelerates_file_may_be_the_only_one_that_names_the_nodes(monkeypatch):
+    """As the comment in the shipped file says it: nothing but the launcher's own place is given."""
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
+    file = Path(__file__).parents[3] / "config" / "accelerate_config_gh200_fsdp2_two_nodes.yaml"
+    extra = {"ACCELERATE_EXTRA_ARGS": "--machine_rank=1 --main_process_ip=first"}
+    assert make(environment=extra, config={"accelerate_config": str(file)}).problem is None
+    unsaid = make(config={"accelerate_config": str(file)}).problem
+    assert "num_machines is 2, and nothing says the main_process_ip" in str(unsaid)
+
+
+@pytest.mark.parametrize(("written", "expected"), [("true", 1), ("false", 0)])
+def test_affinity_in_accelerates_file_becomes_the_flag_that_accelerate_reads(tmp_path, monkeypatch, written, expected):
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(f"enable_cpu_affinity: {written}\n")
+    assert make(config={"accelerate_config": str(file)}).command.count("--enable_cpu_affinity") == expected
+    asked = make(
+        environment={"ACCELERATE_EXTRA_ARGS": "--enable_cpu_affinity"}, config={"accelerate_config": str(file)}
+    )
+    assert asked.command.count("--enable_cpu_affinity") == 1
 
 
 def test_settings_of_the_configuration_reach_accelerate_unless_the_environment_has_them(tmp_path):
@@ -99,3 +180,14 @@ def test_exit_codes_tell_the_truth(returned, interrupted, statuses, expected, mo
     monkeypatch.delenv("SIMPLETUNER_GH200", raising=False)
     summaries = [{"status": status, "exit_code": {"checkpointed": 75}.get(status, 1)} for status in statuses]
     assert launching._exit_code(returned, interrupted, summaries) == expected
+
+
+@pytest.mark.parametrize(("code", "expected", "made"), [(75, 0, True), (0, 0, False), (1, 1, False), (143, 143, False)])
+def test_trying_again_is_said_through_a_file_and_nothing_else_is(tmp_path, code, expected, made):
+    assert launching.said_through(tmp_path / "again", code) == expected
+    assert (tmp_path / "again").exists() is made
+
+
+def test_a_file_that_can_not_be_made_is_no_success(tmp_path):
+    with pytest.raises(UsageError, match="--again-file"):
+        launching.said_through(tmp_path / "nowhere" / "again", 75)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ import pytest
 from rich.console import Console
 
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.liveness import liveness
 from simpletuner_gh200.operate.monitor.alerts import alerts
-from simpletuner_gh200.operate.monitor.follow import Follower, newest_run
+from simpletuner_gh200.operate.monitor.follow import Follower, RunFollower, wait_for
 from simpletuner_gh200.operate.monitor.view import spark, view
+from simpletuner_gh200.operate.run_folder import newest_run
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.telemetry.sink import JsonLines
 
@@ -126,7 +129,7 @@ def test_the_view_says_numbers_and_alerts_and_treats_names_as_text() -> None:
     run = run_of(data_wait_seconds=0.4)
     run.path = Path("[red]run/gh200/telemetry.jsonl")
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(view(run, alerts(run, START + 61)))
+    console.print(view(run, alerts(run, START + 61), liveness(run)))
     text = console.export_text()
     assert "[red]run" in text
     assert "waiting for data" in text
@@ -139,9 +142,155 @@ def test_spark_covers_its_range() -> None:
     assert len(spark(range(100), 10)) == 10
 
 
+@pytest.mark.parametrize("slow", [1, 3])
+def test_slow_steps_do_not_flatten_the_others(slow: int) -> None:
+    usual = [1.0 + 0.01 * (step % 10) for step in range(60)]
+    drawn = spark([*usual[:30], *[500.0] * slow, *usual[30:]], 70)
+    assert len(set(drawn)) == 8, "the others still go up and down"
+    assert drawn[30] == "█"
+    assert len(set(spark([9.0, 1.0, 1.1, 1.2, 1.3], 8))) > 3, "a slow first step neither"
+
+
+def live(step: int = 50, **start: Any) -> Recorded:
+    """A run of this process, on this machine, whose steps of a second were recorded just now."""
+    now = time.time()
+    steps = [healthy(number, time=now - step + number, learning_rate=1e-4) for number in range(1, step + 1)]
+    begun = {
+        "kind": "start",
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "time": now - step,
+        "max_steps": 200,
+        **start,
+    }
+    return Recorded(Path("run/gh200/telemetry.jsonl"), start=begun, steps=steps)
+
+
+def test_a_run_is_alive_as_long_as_its_process_is() -> None:
+    run = live()
+    found = liveness(run)
+    assert (found.state, found.words) == ("running", f"running, process {os.getpid()}")
+    assert found.elapsed == pytest.approx(50, abs=5) and found.remaining == pytest.approx(150)
+    assert liveness(run, now=time.time() + 9000).state == "running", "a long validation is no death"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    killed = live(pid=dead.pid)
+    assert liveness(killed).state == "unseen", "records are fresh: it may be in another container"
+    gone = liveness(killed, now=time.time() + 600)
+    assert gone.state == "gone" and f"process {dead.pid} is gone" in gone.words
+    assert gone.elapsed == pytest.approx(50, abs=5) and gone.remaining is None
+
+
+def test_another_process_of_that_number_is_not_the_run() -> None:
+    assert liveness(live(time=1000.0), now=time.time() + 600).state == "gone", "this process is younger than the run"
+
+
+def test_a_run_of_another_machine_can_not_be_seen() -> None:
+    found = liveness(live(host="node7"))
+    assert found.state == "unseen" and "node7" in found.words and found.remaining is not None
+
+
+def test_a_dead_run_is_an_alarm_and_not_a_silence() -> None:
+    run = live()
+    found = [alert.code for alert in alerts(run, time.time() + 9000, gone="its process is gone")]
+    assert found == ["gone"]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_view_is_as_wide_as_the_screen_and_says_how_far_it_is(width: int) -> None:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    run = live(150)
+    console.print(view(run, [], liveness(run), width=width))
+    lines = console.export_text().splitlines()
+    assert {len(line) for line in lines} == {width}
+    text = "\n".join(lines)
+    assert "step 150 of 200" in text and "elapsed" in text and "about 50.0 s remaining" in text
+    (rate,) = [line for line in lines if "learning rate" in line]
+    assert "0.0001" in rate
+    assert rate.count("▄") > width - 50
+
+
+def test_without_unicode_everything_is_ascii(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "gh200" / "telemetry.jsonl")
+    for step in range(1, 30):
+        sink.write(healthy(step))
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "COLUMNS": "90"}
+    command = [sys.executable, "-m", "simpletuner_gh200.cli.main", "monitor", str(tmp_path), "--once"]
+    done = subprocess.run(command, env=plain, capture_output=True, timeout=60, check=True)
+    assert done.stdout.isascii() and b"?" not in done.stdout
+    assert b"300 GiB" in done.stdout
+
+
+def write_ranks(folder: Path, count: int) -> None:
+    for rank in range(count):
+        sink = JsonLines(folder / "gh200" / (f"telemetry.rank{rank}.jsonl" if rank else "telemetry.jsonl"))
+        sink.write({"kind": "start", "time": START, "max_steps": 9, "ranks": 3, "rank": rank, "host": f"n{rank}"})
+        for step in range(1, 6):
+            sink.write(healthy(step, compute_seconds=0.5, data_wait_seconds=0.3 if rank == 2 else 0.01))
+        sink.close()
+
+
+def test_ranks_are_followed_as_they_appear(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 1)
+    follower = RunFollower(tmp_path)
+    assert follower.ranks() is None
+    write_ranks(tmp_path / "later", 3)
+    for rank in (1, 2):
+        name = f"telemetry.rank{rank}.jsonl"
+        (tmp_path / "later" / "gh200" / name).rename(tmp_path / "gh200" / name)
+    follower.poll()
+    ranks = follower.ranks()
+    assert ranks is not None and ranks.slowest.rank == 2 and ranks.imbalance == pytest.approx(0.29)
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(view(follower.recorded, [], liveness(follower.recorded), ranks, width=100))
+    text = " ".join(console.export_text().split())
+    assert "3 ranks on 3 nodes: slowest is rank 2 on n2" in text and "data wait 300 ms" in text
+    follower.close()
+
+
+@pytest.mark.parametrize("words", [["nowhere"], ["empty"], ["nowhere", "--once"], ["empty", "--json"]])
+def test_a_folder_without_a_run_is_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    from simpletuner_gh200.cli.main import main
+
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gh200", "monitor", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert words[0] in shown and "remedy: name the output_dir of a run" in shown
+
+
+def test_a_job_that_has_recorded_nothing_yet_is_waited_for(tmp_path: Path) -> None:
+    """Another process holds the folder, as a run does while it loads its model."""
+    output = tmp_path / "output"
+    output.mkdir()
+    code = "import fcntl, os, sys, time; fd = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(fd, fcntl.LOCK_EX); "
+    job = subprocess.Popen(
+        [sys.executable, "-c", code + "print('held', flush=True); time.sleep(60)", str(output)], stdout=-1
+    )
+    try:
+        assert job.stdout is not None and job.stdout.readline() == b"held\n"
+        said: list[str] = []
+
+        def begin(words: str) -> None:
+            said.append(words)
+            write_ranks(output, 1)
+
+        assert wait_for(output, 0.01, begin) == output / "gh200" / "telemetry.jsonl"
+        assert f"process {job.pid}" in said[0]
+    finally:
+        job.kill()
+        job.wait()
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_the_monitor_and_not_the_run(tmp_path: Path) -> None:
     """A process stands for the run; the monitor is interrupted as a terminal would do it."""
+    (tmp_path / "config.json").write_text("{}")  # a project, so that a run may begin here
     training = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     command = [sys.executable, "-m", "simpletuner_gh200.cli.main", "monitor", str(tmp_path), "--every", "0.1"]
     # Tests that were started in the background ignore the signal, and so would the monitor.

@@ -75,9 +75,20 @@ def refused_alike(run: Run, config: str, *flags: str) -> str:
 def test_a_sound_project_passes(write: Write, run: Run) -> None:
     config = write()
     code, out, err = run("config", "check", config)
-    assert code == 0 and "no problems" in out and err == ""
+    assert code == 0 and out.startswith("no problems\n") and err == ""
+    assert "cache_config.slab" not in out and "at the default (--all shows them)" in out
+    assert "at the default:\n" in (everything := run("config", "check", config, "--all")[1])
+    assert '  cache_config.slab = "auto"\n' in everything
     code, out, err = run("train", "--config", config, "--dry-run", "--max_train_steps=3", "learning_rate=1")
     assert code == 0 and "simpletuner_gh200.launch" in out
+
+
+def test_an_incomplete_newest_checkpoint_is_said_and_not_resumed_from(write: Write, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "output" / "checkpoint-3").mkdir(parents=True)
+    config = write(resume_from_checkpoint="latest")
+    code, out, err = run("train", "--config", config, "--dry-run")
+    assert code == 0 and "checkpoint-3 is incomplete: it is empty" in err, err
+    assert "--resume_from_checkpoint=" in out.split(), out
 
 
 @pytest.mark.parametrize(
@@ -102,7 +113,7 @@ def test_a_key_of_simpletuner(write: Write, run: Run, keys: dict[str, Any], word
     [
         ({"instance_data_dir": "nowhere"}, "'nowhere': no such folder"),
         ({"instance_data_dir": "empty"}, "'empty': no files in it"),
-        ({"instance_data_dir": "texts"}, "'texts': 1 files, none of them an image"),
+        ({"instance_data_dir": "texts"}, "'texts': 1 file, none of them an image"),
         ({"instance_data_dir": "bare"}, "1 of 1 files in 'bare' have no .txt beside them: sub/c.png"),
         ({"in_memory": {"memory_limit_gb": 1e-6}}, "cats'.in_memory.memory_limit_gb: the dataset needs 1.97 KiB"),
     ],

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.files import read_datasets, read_training_config
+from simpletuner_gh200.config.folders import survey
 from simpletuner_gh200.config.legacy import modernise
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.accelerate_file import accelerate_file
-from simpletuner_gh200.operate.models import FAMILIES, choose_model
+from simpletuner_gh200.operate.choices import Wish, decide
+from simpletuner_gh200.operate.models import FAMILIES, Family, Model, choose_model
 from simpletuner_gh200.operate.preflight import check_configuration
-from simpletuner_gh200.operate.project import Wish, files, plan_project, write
+from simpletuner_gh200.operate.project import files, plan_project, write
 from tests.unit.few_options import TABLE
 
 EXAMPLES = Path(__file__).parents[3] / "config"
@@ -26,8 +30,8 @@ FLUX = FAMILIES["flux"].blocks
 
 GENERATED = {
     "accelerate_config_gh200.yaml": {"nodes": 1, "gpus_per_node": 1},
-    "accelerate_config_gh200_fsdp2.yaml": {"nodes": 1, "gpus_per_node": 4},
-    "accelerate_config_gh200_fsdp2_two_nodes.yaml": {"nodes": 2, "gpus_per_node": 4},
+    "accelerate_config_gh200_fsdp2.yaml": {"nodes": 1, "gpus_per_node": 4, "blocks": FLUX},
+    "accelerate_config_gh200_fsdp2_two_nodes.yaml": {"nodes": 2, "gpus_per_node": 4, "blocks": FLUX},
 }
 
 
@@ -56,7 +60,7 @@ def load_with_accelerate(path: Path):
 def test_every_launch_example_is_what_we_write_and_what_accelerate_takes(name: str) -> None:
     pytest.importorskip("accelerate")
     shape = GENERATED[name]
-    assert (EXAMPLES / name).read_text() == accelerate_file(**shape, blocks=FLUX)
+    assert (EXAMPLES / name).read_text() == accelerate_file(**shape)
     config, merged = load_with_accelerate(EXAMPLES / name)
     assert config.num_processes == shape["nodes"] * shape["gpus_per_node"]
     assert merged.mixed_precision == "bf16"
@@ -98,17 +102,73 @@ def test_no_example_is_left_out() -> None:
     assert names == tested
 
 
+@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 4), (2, 1), (2, 4)])
-def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: int, gpus: int) -> None:
-    wish = Wish(tmp_path / "run", choose_model("flux"), data, nodes=nodes, gpus_per_node=gpus)
+def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: int, gpus: int, full: bool) -> None:
+    wish = Wish(tmp_path / "run", choose_model("flux"), data, nodes=nodes, gpus_per_node=gpus, full=full)
     write(plan_project(wish))
     checked = check_configuration(explicit=str(tmp_path / "run/config/config.json"), env_name=None, flags=())
     assert checked.settings.in_memory_datasets == ("train_images",)
-    config = checked.config
-    assert config.get("fsdp_enable", False) == (nodes * gpus > 1)
     loaded, merged = load_with_accelerate(tmp_path / "run/config/accelerate.yaml")
     assert loaded.num_processes == nodes * gpus
-    assert merged.use_fsdp == (nodes * gpus > 1)
+    sharded = full and nodes * gpus > 1
+    assert (checked.config.get("fsdp_enable", False), merged.use_fsdp) == (sharded, sharded)
+    assert merged.multi_gpu == (nodes * gpus > 1 and not full)
+
+
+def trained(data: Path, **wishes: Any) -> tuple[dict[str, Any], str]:
+    """The training configuration, and the launch file."""
+    written = files(plan_project(Wish(data.parent / "run", choose_model("flux"), data, **wishes)))
+    return json.loads(written["config/config.json"]), written["config/accelerate.yaml"]
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_lora_is_whole_on_every_gpu(data: Path, gpus: int) -> None:
+    """SimpleTuner 4.10.1 neither steps nor saves one under FSDP2."""
+    config, launch = trained(data, gpus_per_node=gpus)
+    assert (config["model_type"], config["optimizer"], config["learning_rate"]) == ("lora", "adamw_bf16", 1e-4)
+    assert not [key for key in config if key.startswith("fsdp")]
+    assert ("distributed_type: MULTI_GPU\n" in launch) == (gpus > 1)
+    assert "fsdp" not in launch
+
+
+def test_a_lora_on_several_gpus_computes_activations_again_as_on_one(data: Path) -> None:
+    wishes = (Wish(data.parent, choose_model("flux"), data, gpus_per_node=gpus) for gpus in (1, 4))
+    one, several = ([*decide(wish, survey(data))][-1] for wish in wishes)
+    assert several == one
+    assert one.training == {"gradient_checkpointing": True}, "what the plan then changes is its own"
+
+
+def test_all_weights_on_one_gpu_stay_in_bf16(data: Path) -> None:
+    config, launch = trained(data, full=True)
+    assert (config["model_type"], config["optimizer"], config["learning_rate"]) == ("full", "adamw_bf16", 1e-5)
+    assert not [key for key in config if key.startswith(("fsdp", "lora"))]
+    assert "fsdp" not in launch
+
+
+def test_all_weights_over_several_gpus_are_sharded_as_the_tried_example_is(data: Path) -> None:
+    """That example trains for real in tests/integration/test_fsdp2_training.py."""
+    config, launch = trained(data, full=True, gpus_per_node=4)
+    example = read_training_config(EXAMPLES / "gh200_fsdp2_example.json")
+    ours = {key: value for key, value in config.items() if key.startswith("fsdp")}
+    assert ours == {key: value for key, value in example.items() if key.startswith("fsdp")}
+    for key in ("model_type", "optimizer", "learning_rate", "mixed_precision", "gradient_checkpointing"):
+        assert config[key] == example[key], key
+    assert launch == (EXAMPLES / "accelerate_config_gh200_fsdp2.yaml").read_text()
+
+
+def test_all_weights_on_cpu_ranks_are_not_sharded(data: Path) -> None:
+    config, launch = trained(data, full=True, gpus_per_node=2, cpu=True)
+    assert (config["model_type"], config["optimizer"]) == ("full", "optimi-adamw")
+    assert "fsdp_enable" not in config
+    assert "distributed_type: MULTI_CPU\n" in launch
+
+
+def test_a_family_without_blocks_is_not_sharded_silently(tmp_path: Path, data: Path) -> None:
+    model = Model(Family("bare", "x/bare", "BarePipeline", ()), "x/bare")
+    plan_project(Wish(tmp_path / "run", model, data, gpus_per_node=4))
+    with pytest.raises(UsageError, match=r"--full over 4 GPUs.*no blocks of bare"):
+        plan_project(Wish(tmp_path / "run", model, data, gpus_per_node=4, full=True))
 
 
 def test_the_ramp_comes_out_even_for_any_number_of_ranks(tmp_path: Path, data: Path) -> None:
@@ -170,13 +230,43 @@ def said(*words: str) -> str:
 
 def test_init_says_what_it_found_and_what_it_chose_and_why(tmp_path: Path, data: Path) -> None:
     shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl", "--batch", "2")
-    assert "found 1 images, 1 with a caption beside them, 109 B" in shown
+    assert "found 1 image, 1 with a caption, 109 B" in shown
     assert "chose captions from .txt files: each image has one" in shown
     assert "chose square crops from the centre: " in shown and '"crop": false' in shown
     assert "chose no validation pictures: " in shown and "validation_prompt" in shown
     assert "grows from 2 to 16 over 400 micro-batches" in shown and "not optimizer steps" in shown
-    assert "chose activations computed again" in shown
+    assert "chose gradient_checkpointing false" in shown and "by `gh200 plan`" in shown
     assert f"wrote {tmp_path / 'run/config/config.json'}" in shown
+
+
+def test_what_the_plan_decides_is_said_once(tmp_path: Path, data: Path) -> None:
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "flux")
+    assert "activations computed again" not in shown, "the plan decided otherwise"
+    assert 'chose gradient_checkpointing false, gh200_optimizations.activations "auto": by `gh200 plan`' in shown
+    assert "BUT" not in shown
+    config = json.loads((tmp_path / "run/config/config.json").read_text())
+    assert config["gradient_checkpointing"] is False
+    assert config["gh200_optimizations"]["activations"] == "auto"
+    assert config["gh200_optimizations"]["enable_batch_size_rampup"] is True, "the rest of the block stays"
+
+
+def test_what_does_not_fit_in_any_way_is_said(tmp_path: Path, data: Path) -> None:
+    words = (str(tmp_path / "run"), "--data", str(data), "--model", "qwen_image", "--full", "--batch", "64")
+    assert "BUT by `gh200 plan` this does not fit on gh200-96: HBM: " in said(*words)
+    assert "does not fit" in json.loads(said(*words, "--force", "--json"))["doubt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), "a LoRA of rank 16 trained with adamw_bf16: a small part"),
+        (("--gpus-per-node", "4"), "adamw_bf16, the whole model on each of 4 ranks: .* saves no LoRA that it shards"),
+        (("--full",), "all weights trained with adamw_bf16: .* in bf16"),
+        (("--full", "--gpus-per-node", "4"), "torch-adamw, sharded over 4 GPUs by FSDP2: .*adamw_bf16 refuses to step"),
+    ],
+)
+def test_init_says_what_is_trained_and_why_so(tmp_path: Path, data: Path, words: Sequence[str], chosen: str) -> None:
+    assert re.search(f"chose .*{chosen}", said(str(tmp_path / "run"), "--data", str(data), *words))
 
 
 def test_a_caption_that_is_missing_is_why_names_are_used(tmp_path: Path, data: Path) -> None:
@@ -190,7 +280,7 @@ def test_a_caption_that_is_missing_is_why_names_are_used(tmp_path: Path, data: P
 
 def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
     for wish in (
-        Wish(tmp_path, choose_model("flux"), data, gpus_per_node=2),
+        Wish(tmp_path, choose_model("flux"), data, gpus_per_node=2, full=True),
         Wish(tmp_path, choose_model("sdxl"), data, cpu=True),
     ):
         project = plan_project(wish)

@@ -232,14 +232,14 @@ def test_a_second_start_is_refused_while_one_is_under_way(repository: Path, monk
 
 
 def test_other_refusals(repository: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no git checkout"):
+    with pytest.raises(UsageError, match="not a git checkout"):
         begin(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="no remote 'upstream'"):
         begin(repository, remote="upstream")
     run_git(repository, "switch", "--quiet", "--orphan", "other")
     run_git(repository, "commit", "--quiet", "--allow-empty", "--message", "not SimpleTuner")
     run_git(repository, "switch", "--quiet", "fork")
-    with pytest.raises(UsageError, match="other is no SimpleTuner"):
+    with pytest.raises(UsageError, match="other is not a SimpleTuner tree"):
         begin(repository, "other")
     run_git(repository, "branch", artifacts.BRANCH)
     with pytest.raises(UsageError, match="already"):
@@ -434,6 +434,17 @@ def test_rollback_never_resets_a_branch_that_moved(repository: Path, monkeypatch
     run_git(repository, "branch", "-f", "fork", "v2")
     assert f"the state of then is in {journal.backup_branch}" in workflow.rollback(repository)
     assert run_git(repository, "rev-parse", "fork") == run_git(repository, "rev-parse", "v2")
+
+
+def test_start_and_status_in_json_are_one_line_each(repository: Path) -> None:
+    words = ["start", "--repo", str(repository), "--onto", "v2", "--skip-tests", "--json"]
+    for command in (words, ["status", "--repo", str(repository), "--json"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        (line,) = done.stdout.splitlines()
+        told = json.loads(line)
+        assert told["finished"] is True and told["onto_ref"] == "v2"
+        assert {step["status"] for step in told["steps"]} <= {"done", "skipped"}
 
 
 def test_rollback_asks_first(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import os
+import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from simpletuner_gh200.config.blocks import PARTS
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.report import style
 from simpletuner_gh200.operate.report.marks import MOST_POINTS, Line, plot, thin, ticks
 from simpletuner_gh200.operate.report.page import build, page
 from simpletuner_gh200.telemetry.reading import Recorded
@@ -20,6 +26,11 @@ from tests.unit.operate.browser import CHROMIUM, Browser
 
 HOSTILE = "</title></style><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&"
 GIB = 1 << 30
+
+
+def unbroken(text: str) -> str:
+    """Without the places where a line may be broken."""
+    return text.replace("<wbr>", "")
 
 
 def record_run(folder: Path, *, steps: int = 60, name: str = "plain", secret: str = "") -> Path:
@@ -80,8 +91,9 @@ def test_everything_asked_for_is_on_the_page(tmp_path: Path) -> None:
     for title in ("Loss", "Step time", "Data wait", "Host memory", "Device memory", "Effective batch", "Hit rates"):
         assert f"<h2>{title}</h2>" in text
     for word in ("completed", "60 of 60", "cache_config.cache_dir", "config", "trainer.train", "2.14.1", "61.5"):
-        assert word in text
-    assert text.count('class="mark"') == 12
+        assert word in unbroken(text)
+    assert text.count('class="mark ') == 13
+    assert text.count('class="raw ') == 1
 
 
 def test_model_state_and_its_reserve_are_in_the_report(tmp_path: Path) -> None:
@@ -115,7 +127,7 @@ def test_nothing_on_the_page_runs_or_is_fetched(tmp_path: Path) -> None:
 def test_hostile_names_arrive_as_text(tmp_path: Path) -> None:
     text = build(record_run(tmp_path, name=HOSTILE))
     assert HOSTILE not in text
-    assert html.escape(HOSTILE) in text
+    assert html.escape(HOSTILE) in unbroken(text)
 
 
 def test_a_hostile_doctor_report_and_folder_name_are_text_too(tmp_path: Path) -> None:
@@ -202,13 +214,6 @@ needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine: scripts/dev/install_test_programs.sh installs Debian's"
 )
 
-VISIBLE_MARKS = """
-    [...document.querySelectorAll('.mark')].filter(mark => {
-        const box = mark.getBoundingClientRect();
-        return box.width > 20 && getComputedStyle(mark).stroke !== 'none';
-    }).length
-"""
-
 
 @pytest.fixture(scope="module")
 def browser():
@@ -226,11 +231,248 @@ def test_in_a_real_browser(browser: Browser, tmp_path: Path, width: int, height:
     browser.problems.clear()
     browser.requests.clear()
     browser.open(path, width=width, height=height)
-    assert browser.ask(VISIBLE_MARKS) == 12
-    assert browser.ask("document.querySelectorAll('svg').length") == 7
+    assert browser.ask(VISIBLE_MARKS) == 13
+    assert browser.ask("document.querySelectorAll('svg').length") == 8
     assert browser.ask("document.title").startswith("Run ")
     assert browser.ask("document.documentElement.scrollWidth") <= width
     assert browser.problems == []
     assert browser.requests == [path.as_uri()]
     assert browser.picture().startswith(b"\x89PNG")
     assert browser.pdf().startswith(b"%PDF")
+
+
+VISIBLE_MARKS = """
+    [...document.querySelectorAll('.mark')].filter(mark => {
+        const box = mark.getBoundingClientRect(), style = getComputedStyle(mark);
+        return box.width > 20 && (style.stroke !== 'none' || style.fill !== 'none');
+    }).length
+"""
+
+CONTRASTS = """
+    (() => {
+        const channels = text => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+        const linear = value => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+        const light = text => {
+            const [r, g, b] = channels(text).map(linear);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const behind = node => {
+            for (; node; node = node.parentElement) {
+                const colour = getComputedStyle(node).backgroundColor;
+                if (colour !== 'rgba(0, 0, 0, 0)') return colour;
+            }
+        };
+        const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        const found = (query, property) => [...document.querySelectorAll(query)].map(node =>
+            ratio(light(getComputedStyle(node)[property]), light(behind(node))));
+        return {
+            lines: Math.min(...found('path.mark, path.level', 'stroke'), ...found('rect.mark', 'fill'),
+                            ...found('.swatch', 'backgroundColor').map(() => 21)),
+            words: Math.min(...found('dt, dd, h1, h2, figcaption, li, td, th, summary, p', 'color'),
+                            ...found('svg text', 'fill')),
+            paper: light(behind(document.querySelector('main')))
+        };
+    })()
+"""
+"""As WCAG computes them: 3 to 1 is the least for lines, 4.5 to 1 for words."""
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "tallest"), [(1200, 5000), (375, 9000)])
+def test_how_it_looks(browser: Browser, tmp_path: Path, width: int, tallest: int, scheme: str) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(build(record_long_run(tmp_path / "run")))
+    browser.problems.clear()
+    browser.open(path, width=width, height=900, scheme=scheme)
+    assert browser.problems == []
+    closed = browser.ask("document.documentElement.scrollHeight")
+    assert closed < tallest
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    contrasts = browser.ask(CONTRASTS)
+    assert contrasts["lines"] >= 4.5 and contrasts["words"] >= 4.5, contrasts
+    assert (contrasts["paper"] < 0.1) is (scheme == "dark")
+    browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert closed < browser.ask("document.documentElement.scrollHeight") < 2 * tallest, "even with everything unfolded"
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    if (kept := os.environ.get("GH200_KEEP_PICTURES")) is not None:
+        Path(kept, f"report-{width}-{scheme}.png").write_bytes(browser.picture())
+
+
+KEYS_CUT = """
+    [...document.querySelectorAll('td:first-child')].filter(cell => {
+        const text = cell.textContent, walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+        for (let node; (node = walker.nextNode());) {
+            const range = document.createRange();
+            range.selectNodeContents(node);
+            if (walker.currentNode !== cell.lastChild && !/[._/=,:-]$/.test(node.data)) return true;
+            if (range.getClientRects().length > 1 && !/\\s/.test(node.data)) return true;
+        }
+        return false;
+    }).map(cell => cell.textContent)
+"""
+"""First cells that may be broken elsewhere, or of which a piece without a place to break stands on two lines."""
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_keys_wrap_at_dots_and_underscores_only(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(build(record_long_run(tmp_path / "run")))
+    browser.open(path, width=375, height=900)
+    browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert browser.ask(KEYS_CUT) == []
+    longest = "gh200_optimizations.activation_hbm_reserve_gb"
+    lines = f"""[...document.querySelectorAll('td')].filter(cell => cell.textContent === {longest!r})
+                .map(cell => cell.getBoundingClientRect().height)"""
+    (height,) = browser.ask(lines)
+    assert height > 40, "the key is on several lines"
+
+
+# -- what it says --------------------------------------------------------------------------------------
+
+
+def record_long_run(folder: Path) -> Path:
+    """Two nodes with two ranks each, a ramp, a slow checkpoint, every setting, a plan, a whole configuration."""
+    steps, sinks = 300, {}
+    settings = {
+        f"{part.block}.{name}": {"value": field.default, "origin": "default"}
+        for part in PARTS
+        for name, field in part.model.model_fields.items()
+    }
+    settings["cache_config.cache_dir"] = {"value": "/a/long/path/to/a/folder/that/has/packs", "origin": "config"}
+    training = {f"an_option_of_simpletuner_{number}": "a value of some length, as they are" for number in range(400)}
+    for rank in range(4):
+        name = f"telemetry.rank{rank}.jsonl" if rank else "telemetry.jsonl"
+        sinks[rank] = JsonLines(folder / "gh200" / name)
+        start = {"kind": "start", "step": 0, "max_steps": steps, "time": 1.7e9, "ranks": 4, "rank": rank}
+        more = {"settings": settings, "training": training, "features": {"ramp": "on", "prefetch": "off: no GPU here"}}
+        sinks[rank].write({**start, **more, "host": f"node{rank // 2}", "seams": {"trainer.train": "ok"}})
+    for step in range(1, steps + 1):
+        for rank, sink in sinks.items():
+            wait, save = 0.02 + 0.1 * (rank == 3), 30.0 * (step == 100)
+            times = {"step_seconds": 1.2 + save, "data_wait_seconds": wait, "compute_seconds": 1.1 - wait}
+            loss = 1 / step**0.5 + 0.2 * math.sin(step * 1.7)
+            memory = {"host": {"available": 300 * GIB, "resident": (80 + rank) * GIB}}
+            device = {"device": {"used": 70 * GIB, "free": 26 * GIB}}
+            rates = {"learning_rate": min(step, 50) / 50 * 1e-4, "samples_per_second": 13.0}
+            record = {"kind": "step", "step": step, "time": 1.7e9 + step, "save_seconds": save, "loss": loss}
+            sink.write({**record, **times, **memory, **device, **rates, "effective_batch": 2 ** (step // 60)})
+    seconds = {"import": 20.0, "models": 30.0, "data": 60.0, "model load": 12.0, "train": 330.0, "save": 30.0}
+    sinks[0].write({"kind": "end", "status": "completed", "step": steps, "seconds": {**seconds, "finish": 9.0}})
+    plan = {"phases": {"train": {"hbm": 75 * GIB, "grace": 60 * GIB}}}
+    step_plan = {"bounds": {"compute": 1.0}, "binding": "compute"}
+    (folder / "gh200" / "plan.json").write_text(json.dumps({**plan, "step": step_plan, "bytes": []}))
+    return folder
+
+
+def test_another_projects_doctor_file_here_is_not_this_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = record_run(tmp_path / "run")
+    there = {"checks": [{"code": "GH999", "what": "of another project", "status": "fail", "found": "x"}]}
+    for name in ("gh200_diagnostic_report.json", "doctor.json"):
+        (tmp_path / name).write_text(json.dumps(there))
+    monkeypatch.chdir(tmp_path)
+    assert "GH999" not in build(run)
+    assert "GH999" in build(run, doctor=tmp_path / "doctor.json")
+    (run / "gh200" / "doctor.json").write_text(json.dumps(there))
+    assert "GH999" in build(run)
+
+
+def test_findings_of_the_run_come_first(tmp_path: Path) -> None:
+    text = unbroken(build(record_long_run(tmp_path)))
+    told = text[text.index('class="findings"') : text.index("<dl>")]
+    assert "prefetch is off: no GPU here" in told
+    assert "slowest is rank 3 on node1, which waited longest for data in 299 of 299 steps" in told
+    quiet = page(Recorded(tmp_path / "x", {}, {"status": "completed"}, []), title="t")
+    assert "Nothing was found wrong" in quiet
+    failed = page(Recorded(tmp_path / "x", {}, {"status": "failed", "reason": "no space"}, [], 2), title="t")
+    assert failed.index("training failed: no space") < failed.index("2 records could not be read")
+
+
+def test_one_page_for_ranks_of_nodes_that_share_no_folder(tmp_path: Path) -> None:
+    whole = record_long_run(tmp_path / "a")
+    (tmp_path / "b" / "gh200").mkdir(parents=True)
+    for rank in (2, 3):
+        name = f"telemetry.rank{rank}.jsonl"
+        (whole / "gh200" / name).rename(tmp_path / "b" / "gh200" / name)
+    assert "nothing was found here of 2, 3" in build(whole)
+    text = build(whole, elsewhere=[tmp_path / "b"])
+    assert "4 ranks on 2 nodes: slowest is rank 3 on node1" in text
+    assert "<h2>Data wait by rank</h2>" in text
+
+
+def test_settings_that_differ_come_first_and_long_tables_are_folded(tmp_path: Path) -> None:
+    text = unbroken(build(record_long_run(tmp_path)))
+    first, folded = text.index("Settings that are not the default"), text.index("Settings that are</summary>")
+    between = text[first:folded]
+    assert "cache_config.cache_dir" in between and "cache_config.fill" not in between
+    assert "cache_config.fill" in text[folded:]
+    assert text.count("<details>") == text.count("<details") >= 5, "none is open"
+    assert "an_option_of_simpletuner_7" in text[text.index("Training configuration</summary>") :]
+
+
+def test_the_ramp_is_drawn_in_steps_and_the_loss_smoothed_over_the_raw_line(tmp_path: Path) -> None:
+    text = build(record_long_run(tmp_path))
+    ramp = text[text.index("<h2>Effective batch</h2>") :]
+    (path,) = re.findall(r'<path class="mark c0" d="([^"]*)"', ramp[: ramp.index("</figure>")])
+    assert set(re.findall("[A-Z]", path)) == {"M", "H", "V"}
+    assert path.count("V") == 5, "one for each change"
+    loss = text[text.index("<h2>Loss</h2>") :]
+    loss = loss[: loss.index("</figure>")]
+    assert loss.index('class="raw c0"') < loss.index('class="mark c0"'), "the raw line is behind"
+    wiggly, smooth = (re.findall(r"[ML][\d.]+,([\d.]+)", found) for found in re.findall(r' d="([^"]*)"', loss))
+    travelled = [sum(abs(float(a) - float(b)) for a, b in pairwise(line)) for line in (wiggly, smooth)]
+    assert travelled[1] < travelled[0] / 4
+
+
+def test_one_slow_step_does_not_flatten_the_others(tmp_path: Path) -> None:
+    text = build(record_long_run(tmp_path))
+    figure = text[text.index("<h2>Step time</h2>") :]
+    figure = figure[: figure.index("</figure>")]
+    assert "1 step took longer than is drawn, up to 31.2 s." in figure
+    whole = [float(y) for y in re.findall(r"[ML][\d.]+,([-\d.]+)", re.findall(r' d="([^"]*)"', figure)[0])]
+    assert max(whole) - min(whole) > 1 and sorted(whole)[len(whole) // 2] < 160, "the usual step is well above the axis"
+
+
+def test_planned_memory_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    text = build(record_long_run(tmp_path))
+    assert text.count('class="level ') == 2
+    rows = text[text.index("<h2>Planned against measured</h2>") :]
+    assert "75 GiB" in rows and "70 GiB" in rows and "-7%" in rows
+
+
+@pytest.mark.parametrize("plan", ["{", "{}", '{"phases": {"train": {"hbm": "much"}}}', "[]"])
+def test_a_plan_that_is_none_is_passed_over(tmp_path: Path, plan: str) -> None:
+    run = record_long_run(tmp_path)
+    (run / "gh200" / "plan.json").write_text(plan)
+    text = build(run)
+    assert "Planned against measured" not in text and "<h2>Loss</h2>" in text
+
+
+def test_the_time_line_has_saving_by_itself(tmp_path: Path) -> None:
+    text = build(record_long_run(tmp_path))
+    bar = text[text.index("<h2>Where the time went</h2>") :]
+    for words in ("loading 42.0 s", "training 5 min 30 s", "checkpoints 30.0 s", "final weights 9.0 s"):
+        assert words in bar[: bar.index("</section>")]
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_colour_stands_out_from_what_it_is_drawn_on(scheme: str, number: int) -> None:
+    colours = {"light": style.LIGHT, "dark": style.DARK}[scheme]
+    for ground in (style.CARD[scheme], style.PAPER[scheme]):
+        assert contrast(colours[number], ground) >= 4.5
+        assert min(contrast(words[scheme], ground) for words in (style.INK, style.SOFT)) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's ratio."""
+
+    def light(colour: str) -> float:
+        parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+        red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    brighter, darker = sorted((light(one), light(other)), reverse=True)
+    return (brighter + 0.05) / (darker + 0.05)

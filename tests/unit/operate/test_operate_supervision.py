@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, run_lock, supervision
-from simpletuner_gh200.seams.lifeline import LIFELINE
+from simpletuner_gh200.seams import lifeline
+from simpletuner_gh200.seams.lifeline import LIFELINE, address
 from simpletuner_gh200.seams.rank import run_rank
 
 MIDDLE = """
@@ -93,6 +95,28 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, apart):
     wait_for(lambda: all(map(gone, everybody)))
 
 
+def test_a_session_of_its_own_does_not_save_what_a_rank_forked(tmp_path):
+    """It is in no group of the rank's, and the kernel ends it with nobody: it has its own ear on the line."""
+    launcher = start(write_job(tmp_path, FORKS.replace('ready("fork"', 'os.setsid(); ready("fork"')))
+    everybody = pids(tmp_path, "0", "fork0")
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: all(map(gone, everybody)))
+
+
+def test_a_rank_behind_a_program_of_the_users_ends_too(tmp_path):
+    """A wrapper that outlives its parent, as a container's shim does: the rank's own parent lives on."""
+    command = write_job(tmp_path, SLEEPS)
+    middle = tmp_path / "middle.py"
+    wrapped = '["bash", "-c", \'"$@"; sleep 1\', "bash", sys.executable'
+    middle.write_text(middle.read_text().replace("[sys.executable", wrapped))
+    launcher = start(command)
+    (rank,) = pids(tmp_path, "0")
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: gone(rank))
+
+
 def test_no_rank_outlives_the_process_in_the_middle(tmp_path):
     launcher = start(write_job(tmp_path, FORKS, ranks=2))
     everybody = pids(tmp_path, "0", "1", "fork0", "fork1")
@@ -119,6 +143,55 @@ def test_a_rank_that_finds_its_launcher_gone_does_not_start(monkeypatch):
     assert "`gh200 train`, which started this rank, is gone" in said[0]
 
 
+SPOKEN_AND_KILLED = """
+    import os, signal, socket, subprocess, sys
+    from simpletuner_gh200.seams.lifeline import LIFELINE, address
+    os.kill(os.getppid(), signal.SIGSTOP)
+    where = repr(address(os.environ[LIFELINE]))
+    code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({{where}}); print(flush=True); input()"
+    rank = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    rank.stdout.readline()
+    rank.kill()
+    {wait}
+    os.kill(os.getppid(), signal.SIGCONT)
+"""
+
+
+@pytest.mark.parametrize("wait", ["rank.wait()", "os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)"])
+def test_a_rank_that_is_killed_before_it_is_answered_does_not_end_the_launcher(tmp_path, wait):
+    """It has called and is dead when the launcher gets to it; nobody, or not yet, has asked how it ended."""
+    middle = tmp_path / "middle.py"
+    middle.write_text(textwrap.dedent(SPOKEN_AND_KILLED).format(wait=wait))
+    launcher = start([sys.executable, str(middle)], stderr=subprocess.PIPE)
+    assert launcher.communicate(timeout=60)[1] == ""
+    assert launcher.returncode == 0
+
+
+def test_another_user_who_has_read_the_name_of_the_line_gets_nothing(tmp_path, monkeypatch):
+    """Everybody can: the kernel lists such names. The folder's lock is not handed to him, and he is no rank."""
+    monkeypatch.setattr(supervision, "peer_of", lambda _connection: (os.getpid(), os.getuid() + 1))
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with (
+        supervision._Supervisor("0" * 32, (folder,), ()) as supervisor,
+        socket.socket(socket.AF_UNIX) as caller,
+    ):
+        caller.connect(address("0" * 32))
+        supervisor._welcome()
+        assert socket.recv_fds(caller, 16, 4)[:2] == (b"", [])
+        assert supervisor._ranks == []
+    os.close(folder)
+
+
+def test_a_rank_believes_no_launcher_of_another_user(monkeypatch):
+    """Who took the name after the launcher was gone."""
+    monkeypatch.setattr(lifeline, "peer_of", lambda _connection: (1, os.getuid() + 1))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address("1" * 32))
+        listener.listen()
+        with pytest.raises(RunFailed, match="another user answers"):
+            lifeline.Lifeline.from_environment({LIFELINE: "1" * 32})
+
+
 def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
     """One rank ends by itself, one never would, nor what it started; the middle, which would print, doesn't get to."""
     body = """
@@ -143,7 +216,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
     threading.Thread(target=interrupt).start()
     output = tmp_path / "output"
     with output.open("w") as out, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervision, "GRACE_SECONDS", 0.3)
+        patch.setattr(supervision, "GRACE_SECONDS", 3.0)  # a busy machine needs time for a last word
         before = os.dup(1)
         os.dup2(out.fileno(), 1)
         try:
@@ -257,6 +330,19 @@ def test_a_run_needs_no_temporary_folder(tmp_path, monkeypatch):
     assert len(ended.summaries[0]["long"]) == 1000000
 
 
+@pytest.mark.parametrize("given", ["", "first"])
+def test_a_rank_without_a_number_is_heard(tmp_path, given):
+    """RANK may be exported empty, or as anything, where nobody needs it."""
+    body = f"""
+        os.environ["RANK"] = {given!r}
+        again = Lifeline.from_environment(os.environ)
+        again.tell(summary={{"status": "completed"}})
+    """
+    ended = launching.run(launching.LaunchCommand(tuple(write_job(tmp_path, body)), {}))
+    assert [summary["status"] for summary in ended.summaries] == ["completed"]
+    assert ended.exit_code == 0
+
+
 def test_what_a_completed_run_started_for_later_stays(tmp_path):
     """An upload, say."""
     body = """
@@ -304,6 +390,18 @@ def test_the_lock_is_held_until_the_last_rank_is_gone_and_its_holder_named(tmp_p
     wait_for(lambda: gone(pid))
     with run_lock.held(output) as lock:
         assert lock is not None
+
+
+@pytest.mark.parametrize("kind", ["a file", "below a file", "a link to nowhere", "a link to itself"])
+def test_what_can_be_no_output_folder_is_refused_with_the_remedy(tmp_path, kind):
+    (tmp_path / "a file").touch()
+    (tmp_path / "a link to nowhere").symlink_to("nowhere/deeper")
+    (tmp_path / "a link to itself").symlink_to("a link to itself")
+    folder = tmp_path / kind if kind != "below a file" else tmp_path / "a file" / "output"
+    with pytest.raises(UsageError, match="can't be used") as refused, run_lock.held(folder):
+        pass
+    assert str(folder) in refused.value.message
+    assert "another folder" in str(refused.value.remedy)
 
 
 def test_drafts_of_a_killed_job_are_swept_and_nothing_else(tmp_path):

@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,65 +14,83 @@ from rich.live import Live
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say, screen
-from simpletuner_gh200.operate.monitor.alerts import alerts
-from simpletuner_gh200.operate.monitor.follow import Follower, newest_run, wait_for
+from simpletuner_gh200.operate.liveness import Liveness, liveness
+from simpletuner_gh200.operate.monitor.alerts import Alert, alerts
+from simpletuner_gh200.operate.monitor.follow import RunFollower, wait_for
 from simpletuner_gh200.operate.monitor.view import view
+from simpletuner_gh200.operate.run_folder import newest_run, telemetry_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def monitor(
     run: Annotated[
-        Path | None, typer.Argument(help="Output folder of the run; default: the newest below here.")
+        Path | None, typer.Argument(help="Output or project folder of the run; default: the newest below here.")
     ] = None,
     every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Look once and print one JSON object.")] = False,
 ) -> None:
-    """Watch a running job live: loss, step time, data wait, memory, and alerts. Ctrl-C leaves training alone.
+    """Watch a running job live: is it alive, how far, loss, step time, data wait, memory, ranks, and alerts.
+
+    Ctrl-C leaves training alone.
 
     Examples:
 
       gh200 monitor
 
-      gh200 monitor output/my-run --every 5
+      gh200 monitor my-project --every 5
 
       gh200 monitor output/my-run --json | jq .alerts
     """
     console = screen()
     if as_json or once:
-        _look_once(Follower(run or newest_run(Path())), console, as_json=as_json)
+        follower = RunFollower(telemetry_of(run) if run is not None else newest_run(Path()))
+        print(json.dumps(_document(follower))) if as_json else console.print(_view(follower, console))
+        follower.close()
         return
     try:
-        if run is not None:
-            say(f"waiting for records in {run}; Ctrl-C leaves the run alone")
-            wait_for(run, every)
-        _watch(Follower(run or newest_run(Path())), console, every)
+        _watch(RunFollower(wait_for(run, every, say) if run is not None else newest_run(Path())), console, every)
     except KeyboardInterrupt:
         console.print("left; the run goes on by itself")
 
 
-def _look_once(follower: Follower, console: Console, *, as_json: bool) -> None:
-    if as_json:
-        recorded = follower.recorded
-        document = {
-            "run": str(recorded.path),
-            "latest": recorded.steps[-1] if recorded.steps else None,
-            "end": recorded.end,
-        }
-        print(json.dumps({**document, "alerts": [asdict(alert) for alert in alerts(recorded, time.time())]}))
-    else:
-        console.print(view(follower.recorded, alerts(follower.recorded, time.time())))
-    follower.close()
+def _now(follower: RunFollower) -> tuple[Liveness, list[Alert]]:
+    alive = liveness(follower.recorded)
+    return alive, alerts(follower.recorded, time.time(), gone=alive.words if alive.state == "gone" else "")
 
 
-def _watch(follower: Follower, console: Console, every: float) -> None:
+def _document(follower: RunFollower) -> dict[str, Any]:
+    recorded, ranks = follower.recorded, follower.ranks()
+    alive, found = _now(follower)
+    return {
+        "run": str(recorded.path),
+        "state": alive.state,
+        "elapsed_seconds": alive.elapsed,
+        "remaining_seconds": alive.remaining,
+        "latest": recorded.steps[-1] if recorded.steps else None,
+        "end": recorded.end,
+        "ranks": ranks.to_json() if ranks is not None else None,
+        "alerts": [asdict(alert) for alert in found],
+    }
+
+
+def _view(follower: RunFollower, console: Console) -> RenderableType:
+    alive, found = _now(follower)
+    plain = console.options.ascii_only
+    return view(follower.recorded, found, alive, follower.ranks(), width=console.width, plain=plain)
+
+
+def _watch(follower: RunFollower, console: Console, every: float) -> None:
     """Until the run ends or the reader does."""
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         while True:
             follower.poll()
-            live.update(view(follower.recorded, alerts(follower.recorded, time.time())))
+            live.update(_view(follower, console))
             if follower.recorded.end:
                 return
             time.sleep(every)
 
 
-COMMAND = Command(name="monitor", run=monitor, panel="Operate")
+COMMAND = Command("monitor", monitor, panel="Operate", order=10)

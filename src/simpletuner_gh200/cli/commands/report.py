@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,25 +14,34 @@ from simpletuner_gh200.operate.report.page import build, write
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Output folder of a run, or its telemetry file.")],
+    run: Annotated[Path, typer.Argument(help="Output or project folder of a run, or its telemetry file.")],
+    nodes: Annotated[
+        list[Path] | None, typer.Argument(help="Output folders of the run's other nodes, where they share none.")
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("report.html"),
     doctor: Annotated[
         Path | None,
-        typer.Option("--doctor", help="A doctor's report to show; default: the one beside the run or here."),
+        typer.Option("--doctor", help="A doctor's report to show; default: one beside the run's records."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write one self-contained HTML page: summary, plots, settings with their origins, findings, versions.
+    """Write one self-contained HTML page: findings, summary, plots, ranks, settings with their origins, versions.
 
-    It needs no network, reads well on a phone, and prints.
+    Ranks of all nodes that write to the same folder are in it; folders of others may be named after the first. It needs
+    no network, reads well on a phone, and prints.
 
     Examples:
 
       gh200 report output/my-run
 
+      gh200 report my-project --json
+
+      gh200 report node0/output node1/output
+
       gh200 report output/my-run -o my-run.html --doctor gh200_diagnostic_report.json
     """
-    write(build(run, doctor=doctor), output)
-    say(output)
+    write(build(run, doctor=doctor, elsewhere=nodes or ()), output)
+    say(json.dumps({"report": str(output)}) if as_json else output)
 
 
-COMMAND = Command(name="report", run=report, panel="Operate")
+COMMAND = Command("report", report, panel="Operate", order=20)

@@ -45,10 +45,13 @@ class Thresholds:
     """No record for both this long and so many usual steps: stuck, or validating for long."""
 
 
-def alerts(run: Recorded, now: float, thresholds: Thresholds | None = None) -> list[Alert]:
-    """What is wrong with a run right now, the worst first."""
+def alerts(run: Recorded, now: float, thresholds: Thresholds | None = None, *, gone: str = "") -> list[Alert]:
+    """What is wrong with a run right now, the worst first. ``gone``: that its process is not there any more."""
     limits = thresholds or Thresholds()
     found = [alert for rule in _RULES for alert in rule(run, now, limits)]
+    if gone:
+        found = [alert for alert in found if alert.code != "silence"]
+        found.append(Alert("alarm", "gone", f"{gone}; start it again, it resumes from its last checkpoint"))
     return sorted(found, key=lambda alert: alert.level != "alarm")
 
 
@@ -121,7 +124,7 @@ def _loss(run: Recorded, _now: float, _limits: Thresholds) -> Iterator[Alert]:
     recent = run.steps[-3:]
     if recent and any(run.series("loss")) and all(record.get("loss") is None for record in recent):
         yield Alert(
-            "alarm", "loss", "the loss is no number any more: lower the learning rate, resume from a checkpoint"
+            "alarm", "loss", "the loss is not a number any more: lower the learning rate, resume from a checkpoint"
         )
 
 

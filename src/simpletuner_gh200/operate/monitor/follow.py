@@ -1,20 +1,21 @@
-"""Following a telemetry file as it grows, is rotated, or is torn by a full disk."""
+"""Following a run's telemetry, that of all its ranks, as it grows, is rotated, or is torn by a full disk."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.telemetry.reading import FILE, add, find_telemetry, parse_line, read_run
-
-DEPTH = 4
-"""How far below the working folder an unnamed run is looked for."""
+from simpletuner_gh200.operate.ranks import RankTable, rank_table, same_run
+from simpletuner_gh200.operate.run_folder import is_project, output_of, telemetry_of
+from simpletuner_gh200.operate.run_lock import in_use
+from simpletuner_gh200.telemetry.reading import Recorded, add, parse_line, rank_files, read_run
 
 
 class Follower:
-    """``recorded`` holds everything so far; ``poll`` takes in what is new."""
+    """One file. ``recorded`` holds everything so far; ``poll`` takes in what is new."""
 
     def __init__(self, run: Path) -> None:
         self.recorded = read_run(run)
@@ -53,19 +54,52 @@ class Follower:
             return False  # between two files of a rotation; the next poll finds the new one
 
 
-def wait_for(run: Path, every: float) -> None:
-    """Until the run records something: models are loaded and datasets staged before the first step."""
+class RunFollower:
+    """A run with all ranks that write beside its main one; ranks that come later are taken in as they appear."""
+
+    def __init__(self, telemetry: Path) -> None:
+        self._main = Follower(telemetry)
+        self._others: dict[Path, Follower] = {}
+        self._find_others()
+
+    @property
+    def recorded(self) -> Recorded:
+        return self._main.recorded
+
+    def poll(self) -> None:
+        self._main.poll()
+        self._find_others()
+        for other in self._others.values():
+            other.poll()
+
+    def ranks(self) -> RankTable | None:
+        others = [other.recorded for other in self._others.values()]
+        return rank_table([self.recorded, *(rank for rank in others if same_run(self.recorded, rank))])
+
+    def close(self) -> None:
+        for each in (self._main, *self._others.values()):
+            each.close()
+
+    def _find_others(self) -> None:
+        for path in rank_files(self.recorded.path.parent):
+            if path not in self._others:
+                self._others[path] = Follower(path)
+
+
+def wait_for(run: Path, every: float, say: Callable[[str], None]) -> Path:
+    """The run's telemetry, waited for while a job is at work or may yet begin; UsageError where nothing is to be seen.
+
+    Models are loaded and datasets staged before the first record.
+    """
+    told = False
     while True:
         try:
-            find_telemetry(run)
-            return
+            return telemetry_of(run)
         except UsageError:
-            time.sleep(every)
-
-
-def newest_run(below: Path) -> Path:
-    """The run whose telemetry was written last, somewhere below a folder."""
-    found = [path for depth in range(DEPTH) for path in below.glob("*/" * depth + str(FILE))]
-    if not found:
-        raise UsageError(f"no run with telemetry below {below.absolute()}", remedy="name the output_dir of the run")
-    return max(found, key=lambda path: path.stat().st_mtime)
+            if not (run.is_dir() and (is_project(run) or in_use(output_of(run)))):
+                raise
+        if not told:
+            working = in_use(output_of(run))
+            say(f"no records yet in {run}; " + (f"at work: {working}" if working else "waiting for a run to begin"))
+            told = True
+        time.sleep(every)

@@ -1,4 +1,4 @@
-"""A run on a terminal: numbers, small curves, alerts."""
+"""A run on a terminal: whether it is alive, how far it is, numbers with small curves, ranks, alerts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from simpletuner_gh200.operate.liveness import Liveness
 from simpletuner_gh200.operate.monitor.alerts import Alert
-from simpletuner_gh200.operate.report.summary import summary
+from simpletuner_gh200.operate.ranks import RankTable
+from simpletuner_gh200.operate.report.findings import rank_words
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.reading import Recorded
-from simpletuner_gh200.units import format_bytes, format_seconds
+from simpletuner_gh200.units import counted, format_bytes, format_seconds
 
 _BARS = "▁▂▃▄▅▆▇█"
+_PLAIN_BARS = "_.:-=+*#"
+"""For terminals whose encoding has no bars."""
+_BESIDE = 38
+"""Columns that names, values and the frame take beside a curve."""
+_SHOWN_RANKS = 8
+
+_STATES = {"running": "green", "ended": "bold", "gone": "bold red", "unseen": "yellow"}
 
 _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", lambda value: f"{value:.4g}"),
+    ("learning rate", "learning_rate", lambda value: f"{value:.3g}"),
     ("step", "step_seconds", format_seconds),
     ("data wait", "data_wait_seconds", format_seconds),
     ("samples/s", "samples_per_second", lambda value: f"{value:.3g}"),
@@ -32,49 +42,89 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def view(run: Recorded, found: Sequence[Alert], *, width: int = 40) -> RenderableType:
-    """Everything on one screen."""
-    parts: list[RenderableType] = [_heading(run), _progress(run), _curves(run, width)]
-    parts += [
-        Text(f"{'ALARM' if a.level == 'alarm' else 'warning'}: {printable(a.text)}", style=_style(a)) for a in found
-    ]
+def view(
+    run: Recorded,
+    found: Sequence[Alert],
+    alive: Liveness,
+    ranks: RankTable | None = None,
+    *,
+    width: int = 80,
+    plain: bool = False,
+) -> RenderableType:
+    """Everything on one screen that is ``width`` columns wide. ``plain``: its encoding has ASCII only."""
+    parts: list[RenderableType] = [_heading(run, alive), _progress(run, width), _curves(run, width, plain=plain)]
+    if ranks is not None:
+        parts.append(_ranks(ranks))
+    parts += [Text(f"{_level(alert)}: {printable(alert.text)}", style=_style(alert)) for alert in found]
     if not found:
         parts.append(Text("nothing to be alarmed about", style="dim"))
     return Panel(Group(*parts), title=Text(printable(run.path.parent.parent.name or run.path)), title_align="left")
 
 
-def spark(values: Sequence[float], width: int) -> str:
-    """The latest values as a row of bars, from the lowest to the highest of them."""
-    shown = list(values)[-width:]
+def spark(values: Sequence[float], width: int, *, plain: bool = False) -> str:
+    """The latest values as a row of bars. Few giants and dwarfs are cut off, so that they don't flatten the rest."""
+    bars = _PLAIN_BARS if plain else _BARS
+    shown = list(values)[-width:] if width > 0 else []
     if not shown:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = _usual_range(shown)
     if high == low:
-        return _BARS[3] * len(shown)
-    return "".join(_BARS[min(7, int((value - low) / (high - low) * 8))] for value in shown)
+        return bars[3] * len(shown)
+    return "".join(bars[max(0, min(7, int((value - low) / (high - low) * 8)))] for value in shown)
 
 
-def _heading(run: Recorded) -> RenderableType:
-    return Text("   ".join(f"{what}: {printable(value)}" for what, value in summary(run)[:3]))
+def _usual_range(values: Sequence[float]) -> tuple[float, float]:
+    """Without the twentieth at either end, one at least, where those lie far outside of the others' range."""
+    ordered = sorted(values)
+    cut = max(1, len(ordered) // 20) if len(ordered) > 3 else 0
+    low, high = ordered[cut], ordered[len(ordered) - 1 - cut]
+    spread = high - low
+    beyond = [value for value in ordered if low - spread <= value <= high + spread]
+    return (min(beyond), max(beyond)) if beyond else (ordered[0], ordered[-1])
 
 
-def _progress(run: Recorded) -> RenderableType:
+def _heading(run: Recorded, alive: Liveness) -> RenderableType:
+    text = Text(printable(alive.words), style=_STATES[alive.state])
+    wanted = run.start.get("max_steps")
+    done = run.steps[-1]["step"] if run.steps else run.start.get("step", 0)
+    facts = [f"step {done}" + (f" of {wanted}" if wanted else "")]
+    if alive.elapsed is not None:
+        facts.append(f"{format_seconds(alive.elapsed)} elapsed")
+    if alive.remaining is not None:
+        facts.append(f"about {format_seconds(alive.remaining)} remaining")
+    return text.append("\n" + "   ".join(facts), style="not bold default")
+
+
+def _progress(run: Recorded, width: int) -> RenderableType:
     total = run.start.get("max_steps")
     done = run.steps[-1]["step"] if run.steps else 0
     if not isinstance(total, int) or total <= 0:
         return Text("")
     line = Table.grid()  # a bar alone doesn't end its line
-    line.add_row(ProgressBar(total=total, completed=min(done, total), width=60))
+    line.add_row(ProgressBar(total=total, completed=min(done, total), width=max(10, width - 4)))
     return line
 
 
-def _curves(run: Recorded, width: int) -> RenderableType:
+def _curves(run: Recorded, width: int, *, plain: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for title, name, unit in _SHOWN:
         values = [value for _step, value in run.series(name)]
         if values:
-            table.add_row(Text(title, style="bold"), Text(unit(values[-1])), Text(spark(values, width), style="green"))
+            curve = Text(spark(values, width - _BESIDE, plain=plain), style="green", no_wrap=True, overflow="crop")
+            table.add_row(Text(title, style="bold", no_wrap=True), Text(unit(values[-1]), no_wrap=True), curve)
     return table
+
+
+def _ranks(ranks: RankTable) -> RenderableType:
+    head = f"{counted(len(ranks.rows), 'rank')} on {counted(len(ranks.nodes), 'node')}: {rank_words(ranks)}"
+    table = Table.grid(padding=(0, 2))
+    shown = sorted(ranks.rows, key=lambda row: -row.data_wait)[:_SHOWN_RANKS]
+    for row in sorted(shown, key=lambda row: row.rank):
+        mark = "slowest" if row.rank == ranks.slowest.rank else ""
+        memory = format_bytes(row.resident) if row.resident is not None else ""
+        times = f"step {format_seconds(row.step)}", f"data wait {format_seconds(row.data_wait)}"
+        table.add_row(Text(f"rank {row.rank}", style="bold"), Text(printable(row.node)), *times, memory, mark)
+    return Group(Text(printable(head)), table)
 
 
 def _level(alert: Alert) -> str:

@@ -1,22 +1,26 @@
-"""Line plots as SVG text: small, scalable, without a script. Every text in them is escaped."""
+"""Line plots and bars as SVG text: small, scalable, without a script. Every text in them is escaped."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from statistics import quantiles
 
+from simpletuner_gh200.operate.report.style import colour
 from simpletuner_gh200.telemetry.printable import printable
 
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 28
+LEFT, RIGHT, TOP, BOTTOM = 84, 22, 12, 28
 MOST_POINTS = 400
 LARGEST = 1e300
 """Of what is drawn: beyond it the ends of an axis are no numbers any more."""
-COLOURS = ("#0b6e4f", "#c8553d", "#2f4b7c", "#8a5a9e", "#a07800", "#4a7f95")
+BAR = 34
+"""Height of a stacked bar."""
 
 
 def escaped(text: str) -> str:
@@ -24,12 +28,23 @@ def escaped(text: str) -> str:
     return escape(printable(text, lines=True))
 
 
+def breakable(text: str) -> str:
+    """Escaped, with places where a long key or path may go on in the next line: after dots, slashes and the like."""
+    # Entities that escaping makes hold none of these characters, and numbers stay whole.
+    parted = re.sub(r"([._/=,:-])(?=[^\W\d])", r"\1<wbr>", escaped(text))
+    return re.sub(r"([^\s<>&;]{24})(?=[^\s<>&;]{8})", r"\1<wbr>", parted)  # a checksum has no such place
+
+
 @dataclass(frozen=True)
 class Line:
-    """One named series of a plot."""
+    """One named series of a plot. ``steps``: a value holds until the next one. ``raw``: faint, behind the next line."""
 
     name: str
     points: Sequence[Point]
+    steps: bool = False
+    raw: bool = False
+    level: bool = False
+    """One value that was foreseen, drawn across the plot."""
 
 
 def plot(
@@ -39,27 +54,52 @@ def plot(
     unit: Callable[[float], str],
     from_zero: bool = True,
     binary: bool = False,
+    top: float | None = None,
 ) -> str:
-    """An SVG with one path per line; ``unit`` writes a value of the vertical axis, round in bytes if ``binary``."""
-    thinned = [Line(line.name, thin(line.points)) for line in lines]
+    """An SVG with one path per line; ``unit`` writes a value of the vertical axis, round in bytes if ``binary``.
+
+    ``top``: where the vertical axis ends, if some values are to lie beyond it.
+    """
+    thinned = [replace(line, points=_shown(line)) for line in lines]
     drawn = [line for line in thinned if line.points]
-    if not drawn:
+    measured = [line for line in drawn if not line.level]
+    if not measured:
         return ""
-    xs = [x for line in drawn for x, _y in line.points]
-    ys = [y for line in drawn for _x, y in line.points]
+    xs = [x for line in measured for x, _y in line.points]
+    ys = [min(y, top) if top is not None else y for line in drawn for _x, y in line.points]
     low, high = _range(min(ys), max(ys), from_zero=from_zero)
     across = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     up = _Scale(low, high, HEIGHT - BOTTOM, TOP)
     scale = 1024.0 ** max(0, int(math.log(high, 1024))) if binary and high > 1 else 1.0
-    marks = [_path(line, COLOURS[number % len(COLOURS)], across, up) for number, line in enumerate(drawn)]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(label)}">'
         + _grid([tick * scale for tick in ticks(low / scale, high / scale)], up, unit)
         + _steps(min(xs), max(xs), across)
-        + "".join(marks)
+        + "".join(_mark(line, colour(number), across, up) for number, line in _coloured(drawn))
         + "</svg>"
-        + _legend(drawn)
+        + legend([(number, line.name) for number, line in _coloured(drawn)])
     )
+
+
+def _coloured(lines: Sequence[Line]) -> list[tuple[int, Line]]:
+    """Lines with the numbers of their colours: a raw line has that of the line it is drawn behind."""
+    numbered, number = [], 0
+    for line in lines:
+        numbered.append((number, line))
+        number += not line.raw
+    return numbered
+
+
+def _shown(line: Line) -> Sequence[Point]:
+    if line.steps:
+        return changes([point for point in line.points if abs(point[1]) < LARGEST])
+    return thin(line.points)
+
+
+def changes(points: Sequence[Point]) -> list[Point]:
+    """Only where the value changes, and the end: all that steps need."""
+    kept = [point for number, point in enumerate(points) if not number or point[1] != points[number - 1][1]]
+    return [*kept, points[-1]] if points and kept[-1] != points[-1] else kept
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
@@ -76,6 +116,26 @@ def thin(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """A running mean that forgets, over about a twenty-fifth of the run; from the first point on without a bias."""
+    keep = 1 - 2 / (max(5.0, len(points) / 25) + 1)
+    shown, mean, weight = [], 0.0, 0.0
+    for x, y in points:
+        if abs(y) >= LARGEST:
+            continue
+        mean, weight = keep * mean + (1 - keep) * y, keep * weight + (1 - keep)
+        shown.append((x, mean / weight))
+    return shown
+
+
+def sensible_top(values: Sequence[float]) -> float | None:
+    """Where an axis should end so that a few giants don't flatten the rest; None where there are none."""
+    if len(values) < 20:
+        return None
+    usual = quantiles(values, n=100)[97]
+    return usual * 1.5 if 0 < usual * 3 < max(values) < LARGEST else None
+
+
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round values that cover the range."""
     raw = (high - low) / count
@@ -85,6 +145,23 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= raw * 0.999)
     first = math.ceil(low / step - 1e-9) * step
     return [first + number * step for number in range(int((high - first) / step + 1e-9) + 1)]
+
+
+def stacked(parts: Sequence[tuple[str, float]], *, label: str) -> str:
+    """One bar of named parts, as wide as their shares."""
+    whole = sum(size for _name, size in parts)
+    if whole <= 0:
+        return ""
+    marks, left = [], 0.0
+    for number, (name, size) in enumerate(parts):
+        width = size / whole * WIDTH
+        marks.append(
+            f'<rect class="mark {colour(number)}" x="{left:.1f}" y="0" width="{max(width - 1, 0.5):.1f}" '
+            f'height="{BAR}"><title>{escaped(name)}</title></rect>'
+        )
+        left += width
+    picture = f'<svg viewBox="0 0 {WIDTH} {BAR}" role="img" aria-label="{escaped(label)}">{"".join(marks)}</svg>'
+    return picture + legend([(number, name) for number, (name, _size) in enumerate(parts)])
 
 
 @dataclass(frozen=True)
@@ -97,7 +174,8 @@ class _Scale:
     def __call__(self, value: float) -> float:
         if self.high == self.low:
             return (self.start + self.end) / 2
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + max(-0.02, min(share, 1.02)) * (self.end - self.start)
 
 
 def _range(low: float, high: float, *, from_zero: bool) -> tuple[float, float]:
@@ -108,13 +186,22 @@ def _range(low: float, high: float, *, from_zero: bool) -> tuple[float, float]:
     return low, high + (high - low) * 0.05
 
 
-def _path(line: Line, colour: str, across: _Scale, up: _Scale) -> str:
-    moves = " ".join(f"{'M' if not n else 'L'}{across(x):.1f},{up(y):.1f}" for n, (x, y) in enumerate(line.points))
+def _mark(line: Line, shade: str, across: _Scale, up: _Scale) -> str:
     title = f"<title>{escaped(line.name)}</title>"
-    if len(line.points) == 1:
+    kind = "raw" if line.raw else "level" if line.level else "mark"
+    if line.level:
+        path = f"M{LEFT},{up(line.points[0][1]):.1f} H{WIDTH - RIGHT}"
+    elif len(line.points) == 1:
         (x, y), *_ = line.points
-        return f'<circle class="mark" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3" fill="{colour}">{title}</circle>'
-    return f'<path class="mark" d="{moves}" fill="none" stroke="{colour}" stroke-width="1.8">{title}</path>'
+        return f'<circle class="{kind} {shade}" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3">{title}</circle>'
+    elif line.steps:
+        path = " ".join(
+            f"H{across(x):.1f} V{up(y):.1f}" if number else f"M{across(x):.1f},{up(y):.1f}"
+            for number, (x, y) in enumerate(line.points)
+        )
+    else:
+        path = " ".join(f"{'L' if n else 'M'}{across(x):.1f},{up(y):.1f}" for n, (x, y) in enumerate(line.points))
+    return f'<path class="{kind} {shade}" d="{path}">{title}</path>'
 
 
 def _grid(values: Sequence[float], up: _Scale, unit: Callable[[float], str]) -> str:
@@ -134,11 +221,12 @@ def _steps(low: float, high: float, across: _Scale) -> str:
     )
 
 
-def _legend(lines: Sequence[Line]) -> str:
-    if len(lines) < 2:
+def legend(names: Sequence[tuple[int, str]]) -> str:
+    """(number of the colour, name); nothing for a single line, which the title names."""
+    if len(names) < 2:
         return ""
     items = (
-        f'<li><span class="swatch" style="background:{COLOURS[number % len(COLOURS)]}"></span>{escaped(line.name)}</li>'
-        for number, line in enumerate(lines)
+        f'<li><span class="swatch {colour(number)}"></span>{escaped(name)}</li>'
+        for number, name in dict(names).items()  # a raw line goes by the name of the one before it
     )
     return f'<ul class="legend">{"".join(items)}</ul>'

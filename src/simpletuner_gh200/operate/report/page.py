@@ -8,23 +8,42 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.planned import compared
-from simpletuner_gh200.operate.report.figures import figures
-from simpletuner_gh200.operate.report.marks import escaped
+from simpletuner_gh200.operate.liveness import Liveness, liveness
+from simpletuner_gh200.operate.planned import compared, foreseen
+from simpletuner_gh200.operate.ranks import RankTable, rank_table, read_ranks
+from simpletuner_gh200.operate.report.figures import figures, time_line
+from simpletuner_gh200.operate.report.findings import Finding, findings, rank_words
+from simpletuner_gh200.operate.report.marks import breakable, escaped
+from simpletuner_gh200.operate.report.style import STYLE, colour
 from simpletuner_gh200.operate.report.summary import summary
+from simpletuner_gh200.operate.run_folder import output_of, telemetry_of
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.telemetry.redact import redact
+from simpletuner_gh200.units import counted, format_bytes, format_seconds
 
-DOCTOR_FILE = "gh200_diagnostic_report.json"
+DOCTOR_FILES = ("doctor.json", "gh200_diagnostic_report.json")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Even if something slipped through, the browser would neither run nor fetch it."""
 
+_SHADES = {"bad": colour(1), "warn": colour(4), "note": colour(5)}
 
-def build(run: Path, *, doctor: Path | None = None) -> str:
-    """The report of ``run``. Without ``doctor``, a report of his beside the run or here is taken."""
-    recorded = read_run(run)
+
+def build(run: Path, *, doctor: Path | None = None, elsewhere: Sequence[Path] = ()) -> str:
+    """The report of ``run``, an output or project folder. ``elsewhere``: output folders of other nodes of the run.
+
+    A doctor's report is shown if it is named, or lies beside the run's own records; one that lies where the command is
+    given may be of any project.
+    """
+    recorded = read_run(telemetry_of(run))
+    ranks = read_ranks(recorded, [output_of(path) for path in elsewhere])
     found = _doctor_report(doctor, beside=recorded.path.parent)
-    return page(recorded, title=f"Run {_run_name(recorded.path.absolute().parent)}", doctor=found)
+    return page(
+        recorded,
+        title=f"Run {_run_name(recorded.path.absolute().parent)}",
+        doctor=found,
+        ranks=ranks,
+        alive=liveness(recorded),
+    )
 
 
 def _run_name(folder: Path) -> str:
@@ -40,21 +59,33 @@ def write(content: str, path: Path) -> None:
         raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
 
 
-def page(run: Recorded, *, title: str, doctor: Mapping[str, Any] | None = None) -> str:
-    """The whole report as text."""
+def page(
+    run: Recorded,
+    *,
+    title: str,
+    doctor: Mapping[str, Any] | None = None,
+    ranks: Sequence[Recorded] = (),
+    alive: Liveness | None = None,
+) -> str:
+    """The whole report as text: what matters first is open, long tables are folded."""
     shown = Recorded(run.path, redact(run.start), redact(run.end), run.steps, run.unreadable)
+    table = rank_table(ranks)
     parts = [
         f"<h1>{escaped(title)}</h1>",
-        _definitions(summary(shown)),
-        _plots(shown),
-        _section("Planned against measured", _table(("what", "planned", "measured", ""), compared(shown))),
-        _section("Settings", _settings(shown)),
-        _section("Features", _table(("feature", "state"), _pairs(shown.start.get("features")))),
-        _section("Doctor", _doctor(doctor)),
-        _section("Seams", _table(("seam", "state"), _pairs(shown.start.get("seams")))),
-        _section("Versions", _table(("package", "version"), _pairs(shown.start.get("versions")))),
-        _section("Time by phase", _table(("phase", "seconds"), _seconds(shown))),
-        _section("Training configuration", _configuration(shown)),
+        _findings(findings(shown, table, alive)),
+        _definitions(summary(shown, alive)),
+        _open("Where the time went", time_line(shown)),
+        _plots(shown, ranks),
+        _open("Planned against measured", _table(("what", "planned", "measured", ""), compared(shown))),
+        _open("Ranks", _ranks(table)),
+        _open("Settings that are not the default", _settings(shown, default=False)),
+        _folded("Settings that are", _settings(shown, default=True)),
+        _folded("Features", _table(("feature", "state"), _pairs(shown.start.get("features")))),
+        _folded("Doctor", _doctor(doctor)),
+        _folded("Seams", _table(("seam", "state"), _pairs(shown.start.get("seams")))),
+        _folded("Versions", _table(("package", "version"), _pairs(shown.start.get("versions")))),
+        _folded("Time by phase", _table(("phase", "seconds"), _seconds(shown))),
+        _folded("Training configuration", _configuration(shown)),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -64,8 +95,15 @@ def page(run: Recorded, *, title: str, doctor: Mapping[str, Any] | None = None) 
     )
 
 
-def _plots(run: Recorded) -> str:
-    drawn = figures(run)
+def _findings(found: Sequence[Finding]) -> str:
+    if not found:
+        return "<p>Nothing was found wrong with this run.</p>"
+    items = (f'<li class="{_SHADES[finding.weight]}">{breakable(finding.text)}</li>' for finding in found)
+    return f'<ul class="findings">{"".join(items)}</ul>'
+
+
+def _plots(run: Recorded, ranks: Sequence[Recorded]) -> str:
+    drawn = figures(run, foreseen(run), ranks)
     if not drawn:
         return "<p>No step was recorded.</p>"
     return (
@@ -78,11 +116,32 @@ def _plots(run: Recorded) -> str:
     )
 
 
-def _settings(run: Recorded) -> str:
+def _ranks(table: RankTable | None) -> str:
+    if table is None:
+        return ""
+    rows = [
+        (
+            str(row.rank),
+            row.node,
+            format_seconds(row.step),
+            format_seconds(row.data_wait),
+            format_seconds(row.compute),
+            f"{row.held_up} of {table.steps}",
+            format_bytes(row.resident) if row.resident is not None else "",
+        )
+        for row in table.rows
+    ]
+    headings = ("rank", "node", "median step", "data wait", "compute", "waited longest", "most memory")
+    words = rank_words(table)
+    over = f"{counted(len(table.rows), 'rank')} on {counted(len(table.nodes), 'node')}"
+    return f"<p>{escaped(over)}: {escaped(words)}.</p>{_table(headings, rows)}"
+
+
+def _settings(run: Recorded, *, default: bool) -> str:
     rows = [
         (key, _word(entry.get("value")), str(entry.get("origin")))
         for key, entry in _mapping(run.start.get("settings"))
-        if isinstance(entry, Mapping)
+        if isinstance(entry, Mapping) and (entry.get("origin") == "default") is default
     ]
     return _table(("key", "value", "from"), rows)
 
@@ -95,16 +154,19 @@ def _configuration(run: Recorded) -> str:
 
 def _doctor(report: Mapping[str, Any] | None) -> str:
     if not report:
-        return "<p>No doctor's report was found. <code>gh200 doctor CONFIG</code> makes one.</p>"
+        return "<p>None of this run: <code>gh200 doctor -o FILE</code> makes one for <code>--doctor FILE</code>.</p>"
+    checks = redact(report).get("checks")
     rows = [
         (
             str(check.get("status")),
             f"{check.get('code')} {check.get('what')}",
             str(check.get("found")) + (f" — fix: {check['fix']}" if check.get("fix") else ""),
         )
-        for check in redact(report).get("checks", [])
+        for check in (checks if isinstance(checks, list) else ())
         if isinstance(check, Mapping)
     ]
+    order = ("fail", "warn", "pass", "skip")
+    rows.sort(key=lambda row: order.index(row[0]) if row[0] in order else len(order))
     return _table(("status", "check", "found"), rows)
 
 
@@ -114,8 +176,12 @@ def _seconds(run: Recorded) -> list[tuple[str, str]]:
     ]
 
 
-def _section(title: str, content: str) -> str:
-    return f"<details open><summary>{escaped(title)}</summary>{content}</details>" if content else ""
+def _open(title: str, content: str) -> str:
+    return f"<section><h2>{escaped(title)}</h2>{content}</section>" if content else ""
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{escaped(title)}</summary>{content}</details>" if content else ""
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> str:
@@ -126,7 +192,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{escaped(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{breakable(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -143,7 +209,7 @@ def _word(value: object) -> str:
 
 
 def _doctor_report(explicit: Path | None, *, beside: Path) -> Mapping[str, Any] | None:
-    candidates = [explicit] if explicit else [beside / "doctor.json", beside / DOCTOR_FILE, Path(DOCTOR_FILE)]
+    candidates = [explicit] if explicit else [beside / name for name in DOCTOR_FILES]
     for path in candidates:
         if path.is_file():
             return _read_doctor(path)
@@ -160,35 +226,3 @@ def _read_doctor(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise UsageError(f"{path} is no doctor's report", remedy="gh200 doctor makes one")
     return content
-
-
-STYLE = """
-:root{color-scheme:light dark;--ink:#1a1d21;--soft:#667;--line:#d8dbe0;--paper:#fff;--card:#f6f7f9}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e8eb;--soft:#9aa;--line:#3a3f46;--paper:#15181c;--card:#1d2126}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.45 system-ui,sans-serif}
-main{max-width:1100px;margin:0 auto;padding:1rem}
-h1{font-size:1.4rem;overflow-wrap:anywhere}
-h2{font-size:1rem;margin:0 0 .4rem}
-dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(10rem,1fr));gap:.6rem;margin:0 0 1rem}
-dl div{background:var(--card);padding:.6rem;border-radius:.4rem}
-dt{color:var(--soft);font-size:.8rem}
-dd{margin:0;font-weight:600;overflow-wrap:anywhere}
-.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));gap:1rem}
-figure{margin:0;background:var(--card);padding:.8rem;border-radius:.4rem;break-inside:avoid}
-figcaption{color:var(--soft);font-size:.8rem}
-svg{width:100%;height:auto;display:block}
-svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
-@media(max-width:500px){svg text{font-size:17px}}
-.grid{stroke:var(--line);stroke-width:1}
-.legend{list-style:none;margin:.3rem 0;padding:0;display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.8rem}
-.legend li{overflow-wrap:anywhere}
-.swatch{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px}
-details{margin:1rem 0}
-summary{font-weight:600;cursor:pointer}
-.wide{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:.85rem}
-td,th{border-bottom:1px solid var(--line);padding:.3rem .5rem;text-align:left;vertical-align:top;overflow-wrap:anywhere}
-@media print{body{background:#fff;color:#000}figure,dl div{background:none;border:1px solid #ccc}main{max-width:none}}
-"""
-"""The page's only style sheet: narrow screens, dark screens, paper."""

@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 from statistics import median
 
+from simpletuner_gh200.operate.liveness import Liveness
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.units import format_bytes, format_seconds
 
 
-def summary(run: Recorded) -> list[tuple[str, str]]:
-    """(what, value), ready for people. The first step is left out of medians: it pays for the others' warm-up."""
-    rows = [("status", _status(run)), ("optimizer steps", _progress(run))]
+def summary(run: Recorded, alive: Liveness | None = None) -> list[tuple[str, str]]:
+    """(what, value), ready for people. The first step is left out of medians: it pays for the others' warm-up.
+
+    ``alive``: what is known beyond the records.
+    """
+    rows = [("status", alive.words if alive is not None else _status(run)), ("optimizer steps", _progress(run))]
+    if alive is not None and alive.elapsed is not None:
+        rows.append(("elapsed", format_seconds(alive.elapsed)))
+    if alive is not None and alive.remaining is not None:
+        rows.append(("remaining", f"about {format_seconds(alive.remaining)}"))
     started = run.start.get("time")
     if isinstance(started, int | float):
         rows.append(("started", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(started))))
