@@ -16,8 +16,13 @@ from simpletuner_gh200.diagnostics.machine import describe
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.redact import redact_text
+from simpletuner_gh200.units import counted
 
 SYMBOLS: dict[FindingStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
+
+
+GPU = "GH201"
+"""The check that is skipped where there is no GPU."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,26 @@ class Examination:
     def ok(self) -> bool:
         return self.counts["fail"] == 0
 
+    @property
+    def verdict(self) -> str:
+        """In a few words: may a run start?"""
+        failed, warned = self.counts["fail"], self.counts["warn"]
+        if failed:
+            return f"not ready: {counted(failed, 'check')} failed"
+        found = f"with {counted(warned, 'warning')}" if warned else ""
+        if any(check.code == GPU and finding.status == "skip" for check, finding in self.rows):
+            return f"nothing failed{f', {found}' if found else ''}, but no GPU is here: what needs one was not examined"
+        return f"ready, {found}" if found else "ready"
+
+    @property
+    def closing_line(self) -> str:
+        counts = self.counts
+        warnings = counted(counts["warn"], "warning")
+        return f"{counts['pass']} passed, {warnings}, {counts['fail']} failed, {counts['skip']} skipped"
+
+    def having(self, status: FindingStatus) -> list[tuple[Check, Finding]]:
+        return [(check, finding) for check, finding in self.rows if finding.status == status]
+
     def to_json(self) -> dict[str, Any]:
         """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary, machine."""
         checks = [
@@ -52,6 +77,26 @@ class Examination:
             for check, finding in self.rows
         ]
         return {"machine": dict(self.machine), "checks": checks, "summary": {**self.counts, "ok": self.ok}}
+
+
+def skipped_in_words(examination: Examination) -> str:
+    """What was not examined, by its reason; empty where everything was."""
+    reasons: dict[str, list[str]] = {}
+    for check, finding in examination.having("skip"):
+        reasons.setdefault(finding.found, []).append(check.code)
+    told = "; ".join(f"{reason} ({', '.join(runs_of(codes))})" for reason, codes in reasons.items())
+    return f"{examination.counts['skip']} skipped: {told}" if told else ""
+
+
+def runs_of(codes: Sequence[str]) -> list[str]:
+    """Codes in a row as one: ``GH211-GH217``."""
+    runs: list[list[str]] = []
+    for code in codes:
+        if runs and int(code[2:]) == int(runs[-1][-1][2:]) + 1:
+            runs[-1].append(code)
+        else:
+            runs.append([code])
+    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def examine(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.cli.main import main
+from simpletuner_gh200.diagnostics.check import all_checks
 from tests.unit.diagnostics.machine import Machine
 
 SCRIPT = Path(__file__).parents[3] / "gh200_diagnostic.py"
@@ -84,6 +85,38 @@ def test_a_failed_check_is_exit_1_and_the_default_file_is_written(
     assert "✅" in done.stdout
     assert "ulimit -n" in done.stdout
     assert (tmp_path / "gh200_diagnostic_report.json").is_file()
+
+
+def test_the_verdict_comes_first_then_what_is_wrong_then_the_rest(
+    doctor: Callable[..., Done], machine: Machine
+) -> None:
+    machine.limits(files="64", locked="65536")
+    lines = doctor("--root", str(machine.root), COLUMNS="80").stdout.splitlines()
+    assert lines[0].startswith("gh200 doctor: not ready: ") and "failed" in lines[0]
+    assert " warning" in lines[1] and "report in gh200_diagnostic_report.json" in lines[1]
+    wrong, passed = (next(n for n, line in enumerate(lines) if line.startswith(mark)) for mark in ("❌", "✅"))
+    warned = next(n for n, line in enumerate(lines) if line.startswith("⚠️"))
+    assert 1 < wrong < warned < passed
+    assert [line for line in lines if line.startswith("➖")] == [lines[-1]], "skips are one line, the last"
+    assert "GH211-GH216" in lines[-1] and "no configuration was given (GH401-GH404" in lines[-1]
+
+
+def test_fixes_are_whole_when_piped(doctor: Callable[..., Done], machine: Machine, tmp_path: Path) -> None:
+    machine.limits(files="64", locked="65536")
+    done = doctor("--root", str(machine.root), COLUMNS="40")
+    report = json.loads((tmp_path / "gh200_diagnostic_report.json").read_text())
+    wrong = [check for check in report["checks"] if check["status"] in {"fail", "warn"}]
+    assert wrong
+    for check in wrong:
+        assert f"fix:   {check['fix']}" in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_verbose_explains_what_was_skipped_too(doctor: Callable[..., Done], machine: Machine) -> None:
+    done = doctor("--root", str(machine.root), "--verbose")
+    assert done.stdout.count("➖ GH") > 10
+    (why,) = [check.why for check in all_checks() if check.code == "GH403"]
+    assert why in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,24 @@ def test_people_get_a_closing_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert " 0 failed, " in last
 
 
+def test_the_verdict_comes_first_and_skips_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    selftest(as_json=False, output=tmp_path / "report.json", device=0)
+    first, *rest = capsys.readouterr().out.strip().splitlines()
+    assert first == "gh200 selftest: nothing failed, but there is no GPU to test"
+    (skips,) = [line for line in rest if line.startswith("➖")]
+    assert "skipped: no CUDA device: a test (advice" in skips
+    assert len(rest) < 12
+
+
+def test_what_failed_stands_before_what_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with detect.using(Broken("a test")), pytest.raises(typer.Exit):
+        selftest(as_json=False, output=tmp_path / "report.json", device=0)
+    first, second, *rest = capsys.readouterr().out.strip().splitlines()
+    assert first.endswith("failed") and second.startswith("❌")
+    marks = [line[0] for line in rest if line[0] in "❌✅"]
+    assert marks == sorted(marks, key="❌✅".index)
+
+
 class Broken(NullDriver):
     """Says that it is a device, and then can't do anything."""
 

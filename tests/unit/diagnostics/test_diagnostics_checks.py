@@ -11,6 +11,7 @@ from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.simulate import SimulatedDriver
+from simpletuner_gh200.ramp.preview import outlook_of
 from simpletuner_gh200.upstream.option_reading import Reading
 from tests.unit.diagnostics.machine import Machine
 from tests.unit.nobody import as_nobody
@@ -203,7 +204,9 @@ def cache_without_room(machine: Machine) -> None:
     sparse(machine, 8 << 40)
 
 
-def ramp(initial: int, target: int, *, max_train_steps: int = 100) -> Callable[[Machine], None]:
+def ramp(
+    initial: int, target: int, *, max_train_steps: int = 100, num_train_epochs: int = 0
+) -> Callable[[Machine], None]:
     def configure(machine: Machine) -> None:
         block = {
             "enable_batch_size_rampup": True,
@@ -212,7 +215,7 @@ def ramp(initial: int, target: int, *, max_train_steps: int = 100) -> Callable[[
             "batch_rampup_steps": 40,
         }
         sizes = {"train_batch_size": 4, "num_processes": 2, "max_train_steps": max_train_steps}
-        machine.configure(gh200_optimizations=block, **sizes)
+        machine.configure(gh200_optimizations=block, num_train_epochs=num_train_epochs, **sizes)
 
     return configure
 
@@ -284,8 +287,8 @@ CASES = [
     ("GH404", over_memory, "fail", "500 GiB of files, 400 GiB"),
     ("GH405", cache_on_a_file, "fail", "/proc/version"),
     ("GH405", cache_without_room, "warn", "8 TiB"),
-    ("GH406", ramp(12, 32), "warn", "no multiple"),
-    ("GH406", ramp(8, 32, max_train_steps=0), "fail", "max_train_steps: not set"),
+    ("GH406", ramp(12, 32), "warn", "not a multiple"),
+    ("GH406", ramp(8, 32, max_train_steps=0), "fail", "max_train_steps: 0, and so is num_train_epochs"),
     ("GH406", ramp(4, 32), "warn", "accumulation is 1"),
     ("GH406", ramp(32, 8), "warn", "shrinks"),
 ]
@@ -315,6 +318,18 @@ def test_a_healthy_machine_has_nothing_wrong(machine: Machine) -> None:
     assert {check.code for check, finding in rows if finding.status == "pass"} >= {"GH101", "GH305", "GH401", "GH404"}
 
 
+def test_a_ramp_by_epochs_is_told_in_the_words_of_config_check_and_of_the_ranks(machine: Machine) -> None:
+    (check,) = [check for check in all_checks() if check.code == "GH406"]
+    ramp(8, 32, max_train_steps=0, num_train_epochs=3)(machine)
+    context = machine.context()
+    ((_, finding),) = examine(context, [check]).rows
+    assert finding.status == "pass"
+    assert context.training is not None
+    outlook = outlook_of(context.training)
+    assert outlook is not None
+    assert outlook.remarks[0] in finding.found
+
+
 def test_every_check_is_made_to_fail_somewhere() -> None:
     codes = {check.code for check in all_checks()}
     assert codes == {case[0] for case in CASES} | ON_EMULATED_LIBRARIES
@@ -333,6 +348,23 @@ def test_a_patched_torch_that_knows_the_keys_is_believed(machine: Machine) -> No
     uvm_keys(machine)
     (check,) = [check for check in all_checks() if check.code == "GH102"]
     assert examine(machine.context(), [check]).rows[0][1].status == "pass"
+
+
+def test_packs_are_estimated_by_the_plan_and_not_by_the_size_of_the_images(machine: Machine) -> None:
+    """A hundred images of a gigabyte, say, have latents like any others."""
+    caches = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
+    packs = {**caches, "cache_dir": str(machine.data / "packs")}
+    sdxl = {"model_family": "sdxl", "model_type": "lora", "resolution": 1024, "resolution_type": "pixel"}
+    machine.configure(cache_config=packs, **sdxl)
+    with (machine.data / "images" / "a.jpg").open("wb") as image:
+        image.truncate(8 << 40)
+    (check,) = [check for check in all_checks() if check.code == "GH405"]
+    ((_, finding),) = examine(machine.context(), [check]).rows
+    assert finding.status == "pass" and "by gh200 plan" in finding.found, finding
+    assert "TiB expected" not in finding.found
+    machine.configure(cache_config=packs)
+    ((_, finding),) = examine(machine.context(), [check]).rows
+    assert "without a model_family to plan by" in finding.found
 
 
 def test_cache_folder_without_permission(machine: Machine) -> None:
@@ -390,6 +422,18 @@ def test_datasets_are_counted_beside_the_whole_run(machine: Machine) -> None:
     ((_, finding),) = examine(context, [check]).rows
     assert finding.status == "fail"
     assert "HBM has 89.4 GiB" in finding.found
+
+
+def test_a_run_that_takes_more_memory_than_there_is_gets_a_warning_without_a_gpu(machine: Machine) -> None:
+    model = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
+    machine.configure(train_batch_size=4096, model_type="full", optimizer="adamw_bf16", **model, **BLOCKS)
+    (check,) = [check for check in all_checks() if check.code == "GH404"]
+    ((_, finding),) = examine(machine.context(), [check]).rows
+    assert (finding.status, finding.fix) == (
+        "warn",
+        f"gh200 plan {machine.context().config} --machine this says what takes it",
+    )
+    assert "with everything else of the run" in finding.found
 
 
 def test_the_report_says_what_was_examined_as_fields(machine: Machine) -> None:

@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
+from simpletuner_gh200.diagnostics.check import Check, Finding
 from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, write_report
+from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, skipped_in_words, write_report
 from simpletuner_gh200.errors import UsageError
 
 REPORT = Path("gh200_diagnostic_report.json")
@@ -31,13 +32,13 @@ def doctor(
         bool, typer.Option("--skip-allocation", help="Allocate nothing on the device and measure nothing.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Explain every check, not just the bad ones.")
+        bool, typer.Option("--verbose", "-v", help="Explain every check, the skipped ones too.")
     ] = False,
     root: Annotated[Path, typer.Option("--root", hidden=True, help="Look at the machine below this folder.")] = Path(
         "/"
     ),
 ) -> None:
-    """Examine machine, environment and configuration; say what was found, why it matters and how to fix it.
+    """Examine machine, environment and configuration: the verdict first, then what is wrong and how to fix it.
 
     The report is also written to gh200_diagnostic_report.json. Exit code 0: nothing failed; 1: something did.
 
@@ -65,18 +66,40 @@ def doctor(
 
 
 def _print(examination: Examination, console: Console, *, verbose: bool, output: Path) -> None:
-    table = Table("", "code", "what", "found", title="gh200 doctor", title_justify="left", expand=False)
-    for check, finding in examination.rows:
-        found = Text(finding.found)
-        if finding.fix:
-            found.append(f"\nfix: {finding.fix}", style="bold")
-        if verbose or finding.status in {"warn", "fail"}:
-            found.append(f"\nwhy: {check.why}", style="dim")
-        table.add_row(SYMBOLS[finding.status], check.code, Text(check.what), found)
-    console.print(table)
-    counts = examination.counts
-    line = f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed, {counts['skip']} skipped"
-    console.print(f"{line}; report in {output}", highlight=False, markup=False)
+    colour = "bold green" if examination.ok else "bold red"
+    console.print(Text(f"gh200 doctor: {examination.verdict}", style=colour), soft_wrap=True)
+    console.print(Text(f"{examination.closing_line}; report in {output}"), soft_wrap=True)
+    for status in ("fail", "warn"):
+        for check, finding in examination.having(status):
+            console.print()
+            _wrong(console, check, finding)
+    console.print()
+    for check, finding in examination.having("pass"):
+        paragraph(console, f"{check.what}: {finding.found}", first=_first("pass", check, console), indent=" " * 10)
+        if verbose:
+            paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
+    if verbose:
+        for check, finding in examination.having("skip"):
+            paragraph(console, f"{check.what}: {finding.found}", first=_first("skip", check, console), indent=" " * 10)
+            paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
+    elif skipped := skipped_in_words(examination):
+        paragraph(console, skipped, first=f"{_symbol('skip', console)} ", indent=" " * 10)
 
 
-COMMAND = Command(name="doctor", run=doctor, panel="Operate")
+def _wrong(console: Console, check: Check, finding: Finding) -> None:
+    console.print(Text(f"{_first(finding.status, check, console)}{check.what}", style="bold"), soft_wrap=True)
+    for name, words, style in (("found", finding.found, ""), ("fix", finding.fix, "bold"), ("why", check.why, "dim")):
+        if words:
+            paragraph(console, words, first=f"   {name + ':':<7}", indent=" " * 10, style=style)
+
+
+def _first(status: str, check: Check, console: Console) -> str:
+    return f"{_symbol(status, console)} {check.code} "
+
+
+def _symbol(status: str, console: Console) -> str:
+    """A picture where the screen can show one, else the word."""
+    return status if console.options.ascii_only else SYMBOLS[status]  # type: ignore[index]
+
+
+COMMAND = Command("doctor", doctor, panel="Before a run", order=20)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.diagnostics.selftest.run import SelfTest
 
 REPORT = Path("gh200_selftest_report.json")
 SYMBOLS = {"pass": "✅", "fail": "❌", "skip": "➖"}
@@ -20,7 +25,7 @@ def selftest(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = REPORT,
     bench: Annotated[
-        bool, typer.Option("--bench", help="Measure the link and the ways to Grace memory, too; takes minutes.")
+        bool, typer.Option("--bench", help="Also measure the link and the ways to Grace memory; takes minutes.")
     ] = False,
     device: Annotated[int, typer.Option("--device", "-d", min=0, help="Which device to test.")] = 0,
 ) -> None:
@@ -52,10 +57,9 @@ def selftest(
 
         measured = measure_machine(driver, device)
     write_report(result, output, measured)
-    for row in result.rows:
-        _line(console, f"{SYMBOLS[row.status]} {row.name:<29} {row.found}")
+    _show(console, result)
     for number, answer in measured.get("questions", {}).items():
-        _line(console, f"question {number}: {'can not be answered here' if answer is None else json.dumps(answer)}")
+        _line(console, f"question {number}: {'cannot be answered here' if answer is None else json.dumps(answer)}")
     _line(console, f"report in {output}")
     if as_json:
         print(json.dumps(result.to_json() | measured))
@@ -65,8 +69,23 @@ def selftest(
         raise typer.Exit(1)
 
 
+def _show(console: Console, result: SelfTest) -> None:
+    """The verdict, what failed, what held, and in one line what could not be tried."""
+    style = "bold green" if result.ok else "bold red"
+    console.print(Text(f"gh200 selftest: {result.verdict}", style=style), soft_wrap=True)
+    for status in ("fail", "pass"):
+        for row in (row for row in result.rows if row.status == status):
+            _line(console, f"{_symbol(status, console)} {row.name:<29} {row.found}")
+    if skipped := result.skipped_in_words():
+        paragraph(console, skipped, first=f"{_symbol('skip', console)} ", indent="   ")
+
+
+def _symbol(status: str, console: Console) -> str:
+    return status if console.options.ascii_only else SYMBOLS[status]
+
+
 def _line(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-COMMAND = Command(name="selftest", run=selftest, panel="Operate")
+COMMAND = Command("selftest", selftest, panel="Measure", order=10)

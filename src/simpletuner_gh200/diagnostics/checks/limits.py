@@ -8,7 +8,7 @@ import re
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.mapping import LARGE_PAGE
-from simpletuner_gh200.units import GIB, KIB, MIB, format_bytes
+from simpletuner_gh200.units import GIB, KIB, MIB, counted, format_bytes
 
 _MORE_LOCKED = (
     "docker run --ulimit memlock=-1; Slurm: PropagateResourceLimitsExcept=MEMLOCK; else /etc/security/limits.conf"
@@ -42,7 +42,7 @@ def open_files(context: Context) -> Finding:
     if limit is None or limit >= GOOD_FILES:
         return passed("unlimited" if limit is None else f"{limit}")
     if limit < LEAST_FILES:
-        return failed(f"{limit} files may be open at once", _MORE_FILES)
+        return failed(f"{counted(limit, 'file')} may be open at once", _MORE_FILES)
     return warned(f"{limit} files may be open at once; staging with many workers wants {GOOD_FILES}", _MORE_FILES)
 
 
@@ -97,10 +97,10 @@ def cores_for_workers(context: Context) -> Finding:
     if over:
         shown = ", ".join(f"{name}: {workers}" for name, workers in over.items())
         return warned(
-            f"{usable} cores may be used; num_workers asks for more ({shown})",
+            f"{counted(usable, 'core')} may be used; num_workers asks for more ({shown})",
             f"set num_workers to {usable}, or leave it out; or give the container more CPUs",
         )
-    return passed(f"{usable} cores may be used")
+    return passed(f"{counted(usable, 'core')} may be used")
 
 
 def memory_policy_calls(context: Context) -> Finding:

@@ -39,7 +39,7 @@ def accumulation(context: Context) -> Finding:
         return skipped("no RamTorch in it")
     steps = _number(training, "gradient_accumulation_steps", 1)
     if training.settings is None:
-        return skipped("its blocks are not sound, so whether the ramp accumulates is not known")
+        return skipped("its blocks have errors, so whether the ramp accumulates is not known")
     ramp = training.settings.part(RampSettings).enable_batch_size_rampup
     if steps <= 1 and not ramp:
         return passed("RamTorch without accumulation")

@@ -15,8 +15,8 @@ from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import refusal
 from simpletuner_gh200.plan.quick import quick_plan
-from simpletuner_gh200.ramp.setup import outlook_of
-from simpletuner_gh200.units import format_bytes, gib_to_bytes
+from simpletuner_gh200.ramp.preview import outlook_of
+from simpletuner_gh200.units import counted, format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.option_table import Checker
 
 _OURS = frozenset({*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"})
@@ -30,7 +30,9 @@ def configuration(context: Context) -> Finding:
         found = " | ".join(map(str, training.problems))
         return failed(found, f"correct them; then: gh200 config check {context.config}")
     blocks = [name for name, block in (training.settings.given_blocks if training.settings else {}).items() if block]
-    return passed(f"{context.config}: {len(training.datasets)} datasets; blocks of ours: {', '.join(blocks) or 'none'}")
+    return passed(
+        f"{context.config}: {counted(len(training.datasets), 'dataset')}; blocks of ours: {', '.join(blocks) or 'none'}"
+    )
 
 
 def removed_options(context: Context) -> Finding:
@@ -59,7 +61,7 @@ def datasets_exist(context: Context) -> Finding:
     bad = [str(problem) for dataset in context.training.enabled() for problem in dataset.missing()]
     if bad:
         return failed("; ".join(bad), "mount the data, or correct instance_data_dir")
-    return passed(f"{len(folders)} folder{'s' if len(folders) > 1 else ''} with files")
+    return passed(f"{counted(len(folders), 'folder')} with files")
 
 
 def datasets_fit(context: Context) -> Finding:
@@ -100,13 +102,17 @@ def _whole_run(context: Context, training: Training, shown: str) -> Finding:
         return failed(
             f"{shown}; {why}", advice.text() if advice else f"gh200 plan {context.config} says what would fit"
         )
-    return passed(f"{shown}; {format_bytes(plan.table.used('grace'))} with everything else of the run")
+    needed, there = plan.table.used("grace"), machine.capacity("grace")
+    whole = f"{shown}; {format_bytes(needed)} with everything else of the run"
+    if there is not None and needed > there:
+        return warned(whole, f"gh200 plan {context.config} --machine this says what takes it")
+    return passed(whole)
 
 
 def cache_folder(context: Context) -> Finding:
     training = context.training
     if training is None or training.settings is None:
-        return skipped("no configuration was given, or its blocks are not sound")
+        return skipped("no configuration was given, or its blocks have errors")
     caches = training.settings.part(CacheSettings)
     if not any(caches.served().values()) or not caches.persistent_cache:
         return skipped("no persistent cache of ours in it")
@@ -115,27 +121,37 @@ def cache_folder(context: Context) -> Finding:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return failed(f"{folder}: no writing in {existing}", "set cache_config.cache_dir to a folder you may write")
     usage = os.statvfs(existing)
-    return _room(folder, usage.f_bavail * usage.f_frsize, _expected(training))
+    return _room(folder, usage.f_bavail * usage.f_frsize, *_expected(context, training))
 
 
-def _room(folder: Path, free: int, expected: int) -> Finding:
-    shown = f"{folder}: {format_bytes(free)} free, packs of at most about {format_bytes(expected)} expected"
+def _room(folder: Path, free: int, expected: int, basis: str) -> Finding:
+    shown = f"{folder}: {format_bytes(free)} free, packs of about {format_bytes(expected)} expected ({basis})"
     if free < expected:
         return warned(shown, "free space there, or set cache_config.cache_dir to another disk")
     return passed(shown)
 
 
-def _expected(training: Training) -> int:
-    """Packs hold what SimpleTuner's own cache files hold: as much as those that exist, else as much as the data."""
+def _expected(context: Context, training: Training) -> tuple[int, str]:
+    """Bytes of the packs, and how that is known.
+
+    They hold what SimpleTuner's own cache files hold. Where those are not there yet, the plan knows how large latents
+    and embeds of this model are; the files of the dataset, images mostly, say little about it.
+    """
     folders = [dataset.path(key) for dataset in training.enabled() for key in ("cache_dir_vae", "cache_dir")]
     cached = sum(folder_bytes(folder) for folder in folders if folder is not None and folder.is_dir())
-    return cached or sum(folder_bytes(folder) for _name, folder in training.local_datasets() if folder.is_dir())
+    if cached:
+        return cached, "as large as SimpleTuner's cache files"
+    if training.values.get("model_family") and not training.problems:
+        table = quick_plan(training, this_machine(driver=context.driver, root=context.root)).table
+        return sum(row.bytes for row in table.rows if row.what == "packs"), "by gh200 plan"
+    files = sum(folder_bytes(folder) for _name, folder in training.local_datasets() if folder.is_dir())
+    return files, "at most: as large as the dataset, without a model_family to plan by"
 
 
 def ramp_works(context: Context) -> Finding:
     training = context.training
     if training is None or training.settings is None:
-        return skipped("no configuration was given, or its blocks are not sound")
+        return skipped("no configuration was given, or its blocks have errors")
     found = outlook_of(training)
     if found is None:
         return skipped("no ramp in it, or no sizes to measure it by")
@@ -144,7 +160,8 @@ def ramp_works(context: Context) -> Finding:
         return failed("; ".join(map(str, found.problems)), f"gh200 config check {context.config} says the same")
     if found.notices:
         return warned("; ".join(found.notices), f"see the windows: gh200 ramp {context.config}")
-    return passed(f"from {ramp.initial} to {ramp.target}, in micro-batches of {ramp.unit} over all ranks")
+    told = f"from {ramp.initial} to {ramp.target}, in micro-batches of {ramp.unit} over all ranks"
+    return passed("; ".join((told, *found.remarks)))
 
 
 CHECKS = (
@@ -163,13 +180,13 @@ CHECKS = (
     Check(
         code="GH403",
         what="dataset folders",
-        why="A folder that is not mounted is found out minutes into the start of a run.",
+        why="A folder that is not mounted is otherwise discovered minutes into the start of a run.",
         run=datasets_exist,
     ),
     Check(
         code="GH404",
         what="in-memory datasets against memory",
-        why="A dataset that doesn't fit is refused when the run starts; better to know before.",
+        why="A dataset that doesn't fit is refused when the run starts; better to know beforehand.",
         run=datasets_fit,
     ),
     Check(

@@ -13,6 +13,7 @@ from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, 
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.store.codecs import PACKAGES
+from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.source import FolderSource, JoinedSource, Source
 
@@ -94,6 +95,11 @@ def simpletuner_version(context: Context) -> Finding:
     return passed(f"SimpleTuner {version}")
 
 
+def _seams_in_words(here: int, missing: int) -> str:
+    others = f"; {counted(missing, 'other')} not needed in this release" if missing else ""
+    return f"{counted(here, 'seam')} hold{'s' if here == 1 else ''}{others}"
+
+
 def seams(context: Context) -> Finding:
     source = _installed_packages(context)
     if source is None:
@@ -101,7 +107,7 @@ def seams(context: Context) -> Finding:
     verdict = check_remembered(source)
     if verdict.ok:
         here = sum(row.status == "ok" for row in verdict.seams)
-        return passed(f"{here} seams hold; not in this release: {len(verdict.seams) - here}")
+        return passed(_seams_in_words(here, len(verdict.seams) - here))
     lost = [name for name, status in verdict.features.items() if not status.on]
     broken = "; ".join(f"{row.name}: {row.found}" for row in verdict.broken)
     return failed(f"{broken}. Off because of it: {', '.join(lost)}", "use a release that `gh200 upstream check` passes")

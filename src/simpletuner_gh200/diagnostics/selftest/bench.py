@@ -47,9 +47,7 @@ def measure_machine(driver: Driver, ordinal: int = 0) -> dict[str, Any]:
     """JSON-ready: ``link``, ``pool``, ``questions``; None for whatever can't be measured here."""
     caps = driver.capabilities(ordinal)
     if caps.mode == "none":
-        nothing: dict[str, Any] = {"link": {"h2d": None, "d2h": None}}
-        nothing["pool"] = {name: {"read": None, "write": None} for name in MECHANISMS}
-        return nothing | {"questions": {str(number): None for number in QUESTIONS}}
+        return nothing_measured()
     trials: dict[Mechanism, Trial] = {trial.mechanism: trial for trial in try_out(caps, MECHANISMS)}
     found = Found(driver, caps, trials)
     return {
@@ -59,6 +57,15 @@ def measure_machine(driver: Driver, ordinal: int = 0) -> dict[str, Any]:
         },
         "pool": {name: _rates(trial) for name, trial in trials.items()},
         "questions": {str(number): _asked(question, found) for number, question in QUESTIONS.items()},
+    }
+
+
+def nothing_measured() -> dict[str, Any]:
+    """What ``measure_machine`` says where nothing answers."""
+    return {
+        "link": {"h2d": None, "d2h": None},
+        "pool": {name: {"read": None, "write": None} for name in MECHANISMS},
+        "questions": {str(number): None for number in QUESTIONS},
     }
 
 

@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +17,12 @@ from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfChec
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.telemetry.redact import redact
+from simpletuner_gh200.units import counted
 
 RowStatus = Literal["pass", "fail", "skip"]
 
-_PATH = re.compile(r"(?<![\w.])(/[\w.+@-]+){2,}/?")
+_PATH = re.compile(r"(?<![\w.])(?!/dev/shm(?![\w.+@/-]))(/[\w.+@-]+){2,}/?")
+"""Of at least two folders. ``/dev/shm`` itself is on every machine."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,24 @@ class SelfTest:
         return self.count("fail") == 0
 
     @property
+    def verdict(self) -> str:
+        """In a few words: does this device do what the extension needs?"""
+        if not self.ok:
+            return f"{counted(self.count('fail'), 'check')} failed"
+        if self.device.get("mode") == "none":
+            return "nothing failed, but there is no GPU to test"
+        return "everything holds" + (" on an emulated device" if self.emulated else "")
+
+    def skipped_in_words(self) -> str:
+        """What could not be tried, by its reason; empty where everything was."""
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.status == "skip":
+                reasons.setdefault(row.found.removeprefix("there is "), []).append(row.name)
+        told = "; ".join(f"{reason} ({', '.join(_by_group(names))})" for reason, names in reasons.items())
+        return f"{self.count('skip')} skipped: {told}" if told else ""
+
+    @property
     def closing_line(self) -> str:
         return f"{self.count('pass')} passed, {self.count('fail')} failed, {self.count('skip')} skipped"
 
@@ -62,6 +83,12 @@ class SelfTest:
         }
         cleaned: dict[str, Any] = json.loads(without_paths(json.dumps(redact(raw))))
         return cleaned
+
+
+def _by_group(names: Sequence[str]) -> list[str]:
+    """``advice.prefetch`` and nine more of its group as ``advice (10)``."""
+    groups = Counter(name.partition(".")[0] for name in names)
+    return [f"{group} {number}" if number > 1 else group for group, number in groups.items()]
 
 
 def without_paths(text: str) -> str:

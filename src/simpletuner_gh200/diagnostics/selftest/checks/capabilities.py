@@ -81,7 +81,7 @@ def _register(bench: Bench) -> str:
 def _total(bench: Bench) -> str:
     bench.need_device()
     free, total = bench.driver.memory_info(bench.ordinal)
-    expect(0 < free <= total, f"{free} bytes free of {total}")
+    expect(0 < free <= total, f"{format_bytes(free)} free of {format_bytes(total)}")
     expect(total <= bench.caps.device_total * 1.02, f"total {total}, by the device {bench.caps.device_total}")
     return f"{format_bytes(free)} free of {format_bytes(total)}"
 

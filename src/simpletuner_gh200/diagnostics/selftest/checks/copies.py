@@ -15,7 +15,7 @@ from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.mapping import Region, map_anonymous
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.units import MIB
+from simpletuner_gh200.units import MIB, counted
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def _sources(bench: Bench) -> str:
         del short
         expect(_content(bench, buffer) == [3, 9], "the source went before its copy")
         copier.copy(_rows(slab, 1))
-        expect(copier.under_way <= 1, f"{copier.under_way} batches are still held")
+        expect(copier.under_way <= 1, f"still held: {counted(copier.under_way, 'batch', 'batches')}")
     return "kept until copied, then let go"
 
 
@@ -117,7 +117,7 @@ def _closes(bench: Bench) -> str:
         copier.close()
         seconds = time.monotonic() - started
         expect(seconds < 2.0, f"closing took {seconds:.1f} s")
-        expect(copier.under_way == 0, f"{copier.under_way} batches are still held")
+        expect(copier.under_way == 0, f"still held: {counted(copier.under_way, 'batch', 'batches')}")
         expect(_content(bench, buffers[7]) == [7], "a batch was lost in closing")
     return f"closed in {seconds * 1000:.0f} ms, batches still good"
 

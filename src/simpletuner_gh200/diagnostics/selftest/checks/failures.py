@@ -11,7 +11,7 @@ from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory.driver.interface import HOST, Advice
 from simpletuner_gh200.memory.mapping import map_anonymous
 from simpletuner_gh200.memory.pool.pool import Allocator, Mechanism
-from simpletuner_gh200.units import MIB
+from simpletuner_gh200.units import MIB, format_bytes
 
 
 def _refused(act: Callable[[], object], *codes: int) -> str:
@@ -29,7 +29,7 @@ def _out_of_memory(bench: Bench) -> str:
     before, _ = bench.driver.memory_info(bench.ordinal)
     message = _refused(lambda: bench.driver.alloc_device(4 * bench.caps.device_total, bench.ordinal), 2)
     after, _ = bench.driver.memory_info(bench.ordinal)
-    expect(after >= before - 64 * MIB, f"{before - after} bytes are gone")
+    expect(after >= before - 64 * MIB, f"{format_bytes(before - after)} are gone")
     bench.driver.free(bench.driver.alloc_device(MIB, bench.ordinal), bench.ordinal)
     return message
 
@@ -93,7 +93,7 @@ def _pool_limit(bench: Bench) -> str:
     allocator.free(address, 4 * MIB, bench.ordinal)
     gc.collect()
     expect(over is None, "the pool gave more than its limit")
-    expect(allocator.state().held == 0, f"{allocator.state().held} bytes are still held")
+    expect(allocator.state().held == 0, f"{format_bytes(allocator.state().held)} are still held")
     return "limit kept, memory given back"
 
 
