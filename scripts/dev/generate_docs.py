@@ -23,6 +23,7 @@ from simpletuner_gh200.model.optimizer_table import (
     state_bytes,
     streaming_wins,
 )
+from simpletuner_gh200.telemetry.fields import RECORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
@@ -35,6 +36,7 @@ def pages() -> dict[Path, str]:
         reference / "configuration.md": configuration_page(),
         reference / "cli.md": cli_page(),
         reference / "optimizers.md": optimizers_page(),
+        reference / "telemetry.md": telemetry_page(),
     }
 
 
@@ -58,7 +60,7 @@ def part_table(part: Any) -> Iterator[str]:
         default = "unset" if field.default is None else f"`{json.dumps(field.default)}`"
         variable = part.environment.get(name)
         shown = f"`{variable}`" if variable else ""
-        yield f"| `{name}` | {type_text(field.annotation)} | {default} | {shown} | {field.description} |"
+        yield f"| `{name}` | {type_text(field.annotation)} | {default} | {shown} | {as_text(field.description)} |"
 
 
 def type_text(annotation: Any) -> str:
@@ -119,6 +121,26 @@ def optimizer_row(facts: OptimizerFacts) -> str:
     )
 
 
+TELEMETRY = """\
+# Telemetry fields
+
+With a block of ours in the configuration, or `SIMPLETUNER_GH200_TELEMETRY=1`, a run writes
+`<output_dir>/gh200/telemetry.jsonl`, one JSON object per line; the other ranks write `telemetry.rank<N>.jsonl` beside
+it. `*` stands for a name of the run's own: a dataset, a cache, a key. Where a source can't answer (no GPU, a
+feature that is off), its fields are missing. The numbers of `step` records also go to SimpleTuner's trackers and status
+events, as `gh200/...`.
+"""
+
+
+def telemetry_page() -> str:
+    lines = [NOTE, TELEMETRY]
+    for kind, fields in RECORDS.items():
+        lines += [f"## `{kind}` records", "", "| field | meaning |", "|---|---|"]
+        lines += [f"| `{field.path}` | {field.meaning} |" for field in fields]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def cli_page() -> str:
     lines = [NOTE, "# The `gh200` command", ""]
     lines.append("Exit codes: 0 done, 1 a check or run failed, 2 usage or configuration. With `--json`, one object is")
@@ -167,8 +189,13 @@ def parameter_row(parameter: Any) -> str | None:
     is_option = parameter.opts[0].startswith("-")
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     names = names if is_option else f"`{parameter.name.upper()}`"
-    help_text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("\n", " ")
+    help_text = as_text(getattr(parameter, "help", None) or "")
     return f"| {names} | {help_text} |"
+
+
+def as_text(words: str) -> str:
+    """For a cell of a table: nothing of it is a tag, a column or a new line."""
+    return words.replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
 
 def main() -> int:
