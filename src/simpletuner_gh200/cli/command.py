@@ -8,6 +8,9 @@ from typing import Any
 
 import typer
 
+PANELS = ("Before a run", "Train", "Operate", "Measure", "Upstream")
+"""Of ``gh200 --help``, in the order in which a person comes to need them."""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -15,6 +18,15 @@ class Command:
 
     name: str
     run: Callable[..., Any] | typer.Typer
-    panel: str = "Commands"
+    panel: str
+    """One of ``PANELS``."""
+    order: int = 50
+    """In its panel: the lower, the earlier a person needs it."""
     context_settings: dict[str, Any] | None = None
     add_help_option: bool = True
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """Where it stands in ``gh200 --help``."""
+        known = PANELS.index(self.panel) if self.panel in PANELS else len(PANELS)
+        return known, self.order, self.name

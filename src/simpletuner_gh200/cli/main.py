@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -36,6 +37,16 @@ class _Commands(TyperGroup):
         with _printable_complaints():
             return super().invoke(ctx)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of use; typer would put commands before groups of them."""
+        return [command.name for command in _in_order()]
+
+
+@cache
+def _in_order() -> tuple[Command, ...]:
+    found = contributions("simpletuner_gh200.cli.commands", "COMMAND", Command)
+    return tuple(sorted(found, key=lambda command: command.place))
+
 
 @contextmanager
 def _printable_complaints() -> Iterator[None]:
@@ -54,14 +65,14 @@ def build_app() -> typer.Typer:
         name="gh200",
         cls=_Commands,
         help="SimpleTuner on Grace-Hopper: in-memory datasets, unified-memory caches, an exact batch ramp.",
-        epilog="Start with: gh200 doctor | gh200 config check CONFIG | gh200 train --config CONFIG",
+        epilog="Start with: gh200 doctor | gh200 init my-run --data DIR | gh200 train --config CONFIG",
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for command in contributions("simpletuner_gh200.cli.commands", "COMMAND", Command):
+    for command in _in_order():
         if isinstance(command.run, typer.Typer):
             app.add_typer(command.run, name=command.name, rich_help_panel=command.panel)
         else:

@@ -6,8 +6,10 @@ shown escaped, even where a command forgot about it: styles and cursor movements
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
@@ -18,6 +20,27 @@ from simpletuner_gh200.telemetry.printable import printable
 def say(words: object, *, error: bool = False) -> None:
     """One line, or several, on standard output or standard error."""
     print(printable(str(words), lines=True), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+@contextmanager
+def stdout_kept_for_json(wanted: bool) -> Iterator[None]:
+    """While this lasts, what we or the processes we start would write there goes to standard error instead.
+
+    A no-op where no JSON is ``wanted``, so that a command needs no second way through itself.
+    """
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    kept, ours = os.dup(1), sys.stdout
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = ours
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def screen(*, stderr: bool = False) -> Console:

@@ -51,7 +51,7 @@ def test_what_does_not_fit_says_so(tmp_path: Path, gh200: Command) -> None:
     fill(tmp_path, {"a.bin": os.urandom(50_000)})
     code, _out, err = gh200(str(tmp_path), "--memory-limit-gb", "0.00001")
     assert code == 1
-    assert "48.8 KiB in memory, allowed are 10.5 KiB" in err
+    assert "48.8 KiB in memory, and 10.5 KiB is allowed" in err
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import say, screen
+from simpletuner_gh200.cli.tables import show_table
+from simpletuner_gh200.cli.terminal import say, screen, stdout_kept_for_json
 
 app = typer.Typer(
     help="Capture how fast a run is, and compare two of them.", no_args_is_help=True, rich_markup_mode="rich"
@@ -23,6 +23,7 @@ def capture(
     steps: Annotated[int, typer.Option("--steps", min=5, help="Optimizer steps.")] = 1000,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the baseline goes.")] = Path("baseline"),
     nsys: Annotated[bool, typer.Option("--nsys", help="Also trace with NVIDIA Nsight Systems.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train for a while and keep telemetry, nvidia-smi's log, the doctor's report and a summary.
 
@@ -38,10 +39,15 @@ def capture(
     from simpletuner_gh200.diagnostics.examine import examine
     from simpletuner_gh200.operate.baseline.capture import REPORT
     from simpletuner_gh200.operate.baseline.capture import capture as capture_baseline
+    from simpletuner_gh200.operate.baseline.compare import described
 
     doctor = examine(Context(allocate=False)).to_json()
     flags = [word for word in context.args if word != "--"]
-    capture_baseline(output, flags, steps=steps, doctor=doctor, nsys=nsys)
+    with stdout_kept_for_json(as_json):
+        recorded = capture_baseline(output, flags, steps=steps, doctor=doctor, nsys=nsys)
+    if as_json:
+        print(json.dumps({"folder": str(output), "steps": len(recorded.steps), "metrics": described(recorded)}))
+        return
     say((output / REPORT).read_text(encoding="utf-8").rstrip("\n"))
 
 
@@ -49,7 +55,7 @@ def capture(
 def compare(
     first: Annotated[Path, typer.Argument(help="The baseline: a folder of `baseline capture`, or a run.")],
     second: Annotated[Path, typer.Argument(help="What to compare with it.")],
-    tolerance: Annotated[str, typer.Option("--tolerance", help="Changes up to this are no news.")] = "5%",
+    tolerance: Annotated[str, typer.Option("--tolerance", help="Changes up to this share count as noise.")] = "5%",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say per metric whether the second is better, the same or worse, noise taken into account. Exit 1: worse.
@@ -68,17 +74,11 @@ def compare(
     if as_json:
         print(json.dumps({"ok": not regressed(found), "metrics": [row.to_json() for row in found]}))
     else:
-        table = Table("metric", "before", "after", "change", "verdict", title=f"{first} -> {second}")
-        for row in found:
-            change = f"{row.change:+.1%} ± {row.error:.1%}" if row.change is not None else row.reason
-            table.add_row(row.metric, _number(row.before), _number(row.after), change, row.judgement)
-        screen().print(table)
+        rows = [(row.metric, *map(row.shown, (row.before, row.after)), row.words, row.judgement) for row in found]
+        headings = ("metric", "before", "after", "change", "verdict")
+        show_table(screen(), headings, rows, title=f"{first} -> {second}")
     if regressed(found):
         raise typer.Exit(1)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-COMMAND = Command(name="baseline", run=app, panel="Operate")
+COMMAND = Command("baseline", app, panel="Operate", order=30)

@@ -6,10 +6,10 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from simpletuner_gh200.bench.suite import all_suites, find_suite
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, screen
 
 
@@ -40,12 +40,8 @@ def bench(
     if as_json:
         print(json.dumps(numbers))
         return
-    table = Table(title=f"gh200 bench {suite}", title_justify="left")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    for key, value in flatten(numbers):
-        table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
-    screen().print(table)
+    rows = [(key, f"{value:.4g}" if isinstance(value, float) else str(value)) for key, value in flatten(numbers)]
+    show_table(screen(), ("measure", "value"), rows, title=f"gh200 bench {suite}", right=(1,))
 
 
 def _list(as_json: bool) -> None:
@@ -68,4 +64,4 @@ def flatten(numbers: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-COMMAND = Command("bench", bench, panel="Measure")
+COMMAND = Command("bench", bench, panel="Measure", order=30)

@@ -12,11 +12,11 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
-from simpletuner_gh200.units import format_bytes
+from simpletuner_gh200.units import counted, format_bytes
 
 app = typer.Typer(no_args_is_help=True, help="List, check, rewrite and delete the packs of unified caches.")
 
-Folder = Annotated[Path, typer.Argument(help="cache_config.cache_dir; by default <output_dir>/gh200/cache.")]
+Folder = Annotated[Path, typer.Argument(help="A cache_config.cache_dir, or the output or project folder of a run.")]
 Names = Annotated[list[str] | None, typer.Option("--name", "-n", help="Only this cache; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -39,7 +39,8 @@ def ls(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
         as_json,
         describe,
         lambda found: (
-            f"{found['name']}: {found['entries']} entries ({found['fresh']} fresh) in {found['packs']} pack(s), "
+            f"{found['name']}: {_entries(found['entries'])} ({found['fresh']} fresh) "
+            f"in {counted(found['packs'], 'pack')}, "
             f"{format_bytes(found['bytes'])}, of {found['source']}"
         ),
     )
@@ -57,7 +58,13 @@ def verify(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> No
     """
     from simpletuner_gh200.cache.inspect import verify as check
 
-    _run(cache_dir, name, as_json, check, lambda found: f"{found['name']}: {found['checked']} entries read")
+    _run(
+        cache_dir,
+        name,
+        as_json,
+        check,
+        lambda found: f"{found['name']}: {_entries(found['checked'])} read",
+    )
 
 
 @app.command("pack")
@@ -75,7 +82,7 @@ def pack(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None
         name,
         as_json,
         lambda cache: pack_again(cache, workers=os.cpu_count() or 1),
-        lambda found: f"{found['name']}: {found['entries']} entries, {format_bytes(found['bytes'])} written",
+        lambda found: f"{found['name']}: {_entries(found['entries'])}, {format_bytes(found['bytes'])} written",
     )
 
 
@@ -96,8 +103,12 @@ def drop(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None
         name,
         as_json,
         delete,
-        lambda found: f"{found['name']}: {found['packs']} pack(s), {format_bytes(found['bytes'])} deleted",
+        lambda found: f"{found['name']}: {counted(found['packs'], 'pack')}, {format_bytes(found['bytes'])} deleted",
     )
+
+
+def _entries(number: int) -> str:
+    return counted(number, "entry", "entries")
 
 
 def _run(
@@ -109,7 +120,9 @@ def _run(
 ) -> None:
     """Act on each cache and print; exit 1 where something is wrong with one."""
     from simpletuner_gh200.cache.inspect import packed_caches
+    from simpletuner_gh200.operate.run_folder import caches_of
 
+    cache_dir = caches_of(cache_dir)
     found = [act(cache) for cache in packed_caches(cache_dir, names)]
     problems = [problem for one in found for problem in one.get("problems", ())]
     if as_json:
@@ -125,4 +138,4 @@ def _run(
         raise typer.Exit(1)
 
 
-COMMAND = Command("cache", app)
+COMMAND = Command("cache", app, panel="Operate", order=40)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
 from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.telemetry.redact import redact, redact_text
+from simpletuner_gh200.units import counted
 
 app = typer.Typer(help="Look at a training configuration.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -27,16 +28,19 @@ def _group() -> None:
 def check(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
+    show_all: Annotated[bool, typer.Option("--all", help="Settings at their defaults, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Everything `gh200 train` checks before it starts, in the same words; nothing is started.
 
-    SimpleTuner's own keys and flags, our blocks, the dataset list, folders and captions, model paths, limits. Prints
-    every effective setting and where it comes from. Flags that follow are taken as `gh200 train` takes them.
+    SimpleTuner's own keys and flags, our blocks, the dataset list, folders and captions, model paths, limits. Then
+    prints what is set and where it comes from. Flags that follow are taken as `gh200 train` takes them.
 
     Examples:
 
       gh200 config check config/config.json
+
+      gh200 config check config/config.json --all
 
       gh200 config check run.toml --json
 
@@ -59,24 +63,24 @@ def check(
         shown = {key: {"value": value, "origin": origin} for key, value, origin in rows}
         print(json.dumps({"ok": True, "settings": shown, "in_memory_datasets": datasets, "notes": notes}))
         return
-    _print(rows, datasets, notes)
+    _print(rows, datasets, notes, show_all=show_all)
 
 
-def _print(rows: list[tuple[str, Any, str]], datasets: list[str], notes: list[str]) -> None:
+def _print(rows: list[tuple[str, Any, str]], datasets: list[str], notes: list[str], *, show_all: bool) -> None:
     console = screen()
-    table = Table(title="Effective settings", title_justify="left")
-    table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", overflow="fold")
-    for key, value, origin in rows:
-        style = None if origin == "default" else "bold"
-        table.add_row(key, json.dumps(value), origin, style=style)
-    console.print(table)
-    for name in datasets:
-        console.print(f"dataset held in memory: {name}", markup=False)
-    for note in notes:
-        console.print(f"note: {note}", markup=False)
     console.print("[green]no problems[/green]")
+    for note in notes:
+        paragraph(console, f"note: {note}")
+    for name in datasets:
+        paragraph(console, f"dataset held in memory: {name}")
+    shown = [row for row in rows if show_all or row[2] != "default"]
+    for source in dict.fromkeys(origin for _key, _value, origin in shown):
+        paragraph(console, f"set by {source}:" if source != "default" else "at the default:", style="bold")
+        for key, value, origin in shown:
+            if origin == source:
+                paragraph(console, f"{key} = {json.dumps(value)}", first="  ", indent="    ")
+    if len(shown) < len(rows):
+        console.print(f"{counted(len(rows) - len(shown), 'setting')} at the default (--all shows them)")
 
 
-COMMAND = Command("config", app, panel="Before a run")
+COMMAND = Command("config", app, panel="Before a run", order=30)

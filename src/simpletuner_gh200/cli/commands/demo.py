@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, screen
 
 
@@ -42,12 +42,7 @@ def demo(
     if as_json:
         print(json.dumps(result))
         return
-    table = Table(title="gh200 demo", title_justify="left", show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in summary_lines(result, done.summary):
-        table.add_row(label, text)
-    screen().print(table)
+    show_table(screen(), ("", ""), summary_lines(result, done.summary), title="gh200 demo")
 
 
 @contextmanager
@@ -75,4 +70,4 @@ def _watched(steps: int, *, on: bool) -> Iterator[Callable[[str], None] | None]:
         yield show
 
 
-COMMAND = Command("demo", demo, panel="Train")
+COMMAND = Command("demo", demo, panel="Train", order=20)

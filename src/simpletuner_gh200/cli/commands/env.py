@@ -45,4 +45,4 @@ def env(
     print(commands)
 
 
-COMMAND = Command(name="env", run=env, panel="Operate")
+COMMAND = Command("env", env, panel="Before a run", order=70)

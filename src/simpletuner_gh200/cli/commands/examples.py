@@ -15,7 +15,7 @@ from simpletuner_gh200.operate import shipped
 
 def examples(
     folder: Annotated[
-        Path | None, typer.Argument(help="Where they go; made if it is not there. None: list them.")
+        Path | None, typer.Argument(help="Folder to write them to, created if needed; without one they are listed.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -39,4 +39,4 @@ def examples(
         say(str(path) if folder is None else f"wrote {path}")
 
 
-COMMAND = Command(name="examples", run=examples, panel="Before a run")
+COMMAND = Command("examples", examples, panel="Before a run", order=80)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import FAMILIES, Model, choose_model
-from simpletuner_gh200.operate.project import Project, Wish, plan_project, write
-from simpletuner_gh200.units import format_bytes
+from simpletuner_gh200.operate.project import Project, plan_project, write
+from simpletuner_gh200.operate.slurm import SCRIPT
+from simpletuner_gh200.units import counted, format_bytes
 from simpletuner_gh200.upstream.option_reading import installed_options
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where the project goes; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the project, created if needed.")],
     data: Annotated[Path, typer.Option("--data", help="Folder with images, and captions as .txt beside them.")],
     model: Annotated[
         str,
@@ -33,12 +37,21 @@ def init(
     resolution: Annotated[
         int | None, typer.Option("--resolution", min=16, help="Pixels; default: the model's.")
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Train all weights instead of a LoRA; FSDP2 shards them over several GPUs.")
+    ] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Also write a train.sbatch.")] = False,
+    container: Annotated[
+        str, typer.Option("--container", help="For --slurm: enroot (pyxis), apptainer, podman or none.")
+    ] = "none",
+    image: Annotated[str | None, typer.Option("--image", help="The container's image, with gh200 in it.")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Settings that also train without a GPU.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a training configuration, a dataset list and a launch file that `gh200 train` takes as they are.
 
-    Several GPUs or nodes are sharded by FSDP2.
+    It trains a LoRA, with the whole model on every GPU; with --full all weights, sharded over several GPUs by FSDP2.
 
     Examples:
 
@@ -49,7 +62,13 @@ def init(
       gh200 init my-run --model z_image --data ~/pictures
 
       gh200 init big-run --model flux --data /data/set --nodes 2 --gpus-per-node 4
+
+      gh200 init big-run --model flux --data /data/set --full --gpus-per-node 4
+
+      gh200 init big-run --data /data/set --slurm --nodes 2 --gpus-per-node 4 --container apptainer --image gh200.sif
     """
+    if not slurm and (container != "none" or image):
+        raise UsageError("--container and --image are about train.sbatch", remedy="add --slurm, or leave them out")
     wish = Wish(
         folder=folder,
         model=_chosen(model),
@@ -59,16 +78,25 @@ def init(
         steps=steps,
         batch=batch,
         resolution=resolution,
+        full=full,
         cpu=cpu,
+        slurm=slurm,
+        container=container,
+        image=image,
     )
     project = plan_project(wish)
     written = write(project, force=force)
+    config = folder / "config" / "config.json"
+    if as_json:
+        print(json.dumps({**_document(project), "config": str(config), "written": [str(path) for path in written]}))
+        return
     for line in _found_and_chosen(project):
         say(line)
     for path in written:
         say(f"wrote {path}")
-    config = shlex.quote(str(folder / "config" / "config.json"))
-    say(f"next: gh200 config check {config} && gh200 doctor {config} && gh200 train --config {config}")
+    named = shlex.quote(str(config))
+    here = f"gh200 doctor {named} && gh200 train --config {named}"
+    say(f"next: gh200 config check {named} && {f'sbatch {shlex.quote(str(folder / SCRIPT))}' if slurm else here}")
 
 
 def _chosen(model: str) -> Model:
@@ -81,12 +109,28 @@ def _chosen(model: str) -> Model:
     return choose_model(model, reading.table.families if reading.table is not None else None)
 
 
+def _document(project: Project) -> dict[str, Any]:
+    data = project.data
+    return {
+        "folder": str(project.wish.folder),
+        "trains": {
+            "what": "all weights" if project.wish.full else "lora",
+            "ranks": project.wish.ranks,
+            "sharded": project.wish.sharded,
+        },
+        "found": {"images": data.samples, "captioned": data.captioned, "bytes": data.bytes},
+        "decisions": [{"what": decision.what, "why": decision.why} for decision in project.decisions],
+        "doubt": project.doubt,
+    }
+
+
 def _found_and_chosen(project: Project) -> list[str]:
     data = project.data
     return [
-        f"found {data.samples} images, {data.captioned} with a caption beside them, {format_bytes(data.bytes)}",
+        f"found {counted(data.samples, 'image')}, {data.captioned} with a caption, {format_bytes(data.bytes)}",
         *(f"chose {decision.what}: {decision.why}" for decision in project.decisions),
+        *([f"BUT {project.doubt}"] if project.doubt else []),
     ]
 
 
-COMMAND = Command(name="init", run=init, panel="Operate")
+COMMAND = Command("init", init, panel="Before a run", order=10)

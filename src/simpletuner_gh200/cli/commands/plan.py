@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.units import format_bytes
@@ -37,7 +38,11 @@ def plan(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Ranks. Default: num_processes of the configuration, or 1.")
+        int | None, typer.Option("--ranks", min=1, help="Ranks of all nodes. Default: num_processes, or 1.")
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, help="Nodes that the ranks are on. Default: num_machines of the configuration."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw it into this .html or .svg file.")
@@ -47,7 +52,7 @@ def plan(
     ] = False,
     simulate: Annotated[
         int | None,
-        typer.Option("--simulate", min=1, help="Memory over so many optimizer steps, by the run's own policies."),
+        typer.Option("--simulate", min=1, help="Memory over this many optimizer steps, by the run's own policies."),
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that was not traced before.")
@@ -66,6 +71,8 @@ def plan(
       gh200 plan config/config.json --machine gh200-144 -o plan.html
 
       gh200 plan config/config.json --machine gh200-96 --apply
+
+      gh200 plan config/config.json --machine gh200-96 --ranks 8 --nodes 2
 
       gh200 plan config/config.json --simulate 200 --json
     """
@@ -87,7 +94,7 @@ def plan(
         here = machine_named("gh200-96")
     if sys.stderr.isatty():
         say("gh200: planning; a model that is new here is traced first, up to a minute", error=True)
-    made = make_plan(training, here, ranks=ranks, trace=trace)
+    made = make_plan(training, here, ranks=ranks, nodes=nodes, trace=trace)
     moments = simulated(training, made.evaluated.facts, made.situation, simulate) if simulate else []
     if output is not None:
         _draw(made, output)
@@ -122,7 +129,8 @@ def _draw(made: Plan, path: Path) -> None:
 
 
 def _print(made: Plan, moments: list[Moment], console: Console) -> None:
-    from simpletuner_gh200.plan.pictures import headline, in_characters, step_line, summary
+    from simpletuner_gh200.plan.pictures import in_characters
+    from simpletuner_gh200.plan.words import headline, nodes_lines, step_line, summary
 
     console.print(headline(made), style="bold green" if made.fits else "bold red", markup=False, highlight=False)
     for bar, pieces in in_characters(made, width=max(20, min(60, console.width - 44))):
@@ -132,13 +140,15 @@ def _print(made: Plan, moments: list[Moment], console: Console) -> None:
         line.append(f" {bar.label}", style="bold red" if bar.over else "")
         console.print(line, highlight=False)
     console.print(_table(made))
-    for told in (*summary(made), step_line(made)):
-        console.print(told, markup=False, highlight=False)
+    if len(made.buckets) > 1:
+        console.print(_buckets(made))
+    for told in (*summary(made), step_line(made), *nodes_lines(made)):
+        paragraph(console, told)
     useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]
     for change in useful[:SHOWN_CHANGES]:
-        console.print(f"  {'fits' if change.fits else 'not enough'}: {change.text()}", markup=False, highlight=False)
+        paragraph(console, change.text(), first=f"  {'fits' if change.fits else 'not enough'}: ", indent="    ")
     for note in made.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        paragraph(console, f"note: {note}")
     if moments:
         console.print(_moments(moments))
 
@@ -151,6 +161,18 @@ def _table(made: Plan) -> Table:
     table.add_column("source")
     for row in sorted(made.table.rows, key=lambda row: (row.pool != "hbm", row.pool != "grace", -row.bytes)):
         table.add_row(row.what, row.pool, row.phase or "all", format_bytes(row.bytes), row.source)
+    return table
+
+
+def _buckets(made: Plan) -> Table:
+    from simpletuner_gh200.plan.pictures import SHOWN_BUCKETS
+    from simpletuner_gh200.plan.words import BUCKET_HEADINGS, bucket_cells
+
+    table = Table(title="activations by bucket", title_justify="left")
+    for heading in BUCKET_HEADINGS:
+        table.add_column(heading, justify="right" if heading not in ("bucket", "source") else "left")
+    for bucket in made.buckets[:SHOWN_BUCKETS]:
+        table.add_row(*bucket_cells(bucket))
     return table
 
 
@@ -167,4 +189,4 @@ def _moments(moments: list[Moment]) -> Table:
     return table
 
 
-COMMAND = Command(name="plan", run=plan, panel="Plan")
+COMMAND = Command("plan", plan, panel="Before a run", order=40)

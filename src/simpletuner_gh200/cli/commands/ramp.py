@@ -11,12 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.ramp.pictures import as_png, as_svg, in_characters
-from simpletuner_gh200.ramp.setup import RampPreview, preview
+from simpletuner_gh200.ramp.preview import RampPreview, preview
+from simpletuner_gh200.units import counted
 
 SHOWN_AT_EACH_END = 12
 """Rows of a long table that are printed before and after the gap."""
@@ -27,6 +29,10 @@ def ramp(
     world: Annotated[
         int | None, typer.Option("--world", min=1, help="Ranks. Default: num_processes of the configuration, or 1.")
     ] = None,
+    batches: Annotated[
+        int | None,
+        typer.Option("--batches", min=1, help="Micro-batches of an epoch on one rank, for a run given by its epochs."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw it into this .svg or .png file.")
     ] = None,
@@ -35,7 +41,8 @@ def ramp(
     """Show how the effective batch grows over a run: every change, the samples it takes, a drawing.
 
     The configuration needs only the ramp's keys, train_batch_size and max_train_steps. The length of the ramp,
-    batch_rampup_steps, counts micro-batches per rank, while max_train_steps counts optimizer steps.
+    batch_rampup_steps, counts micro-batches per rank, while max_train_steps counts optimizer steps. A run that is given
+    by num_train_epochs needs --batches, which SimpleTuner's log calls "Num batches".
 
     Examples:
 
@@ -43,12 +50,14 @@ def ramp(
 
       gh200 ramp config/config.json --world 4 -o ramp.svg
 
+      gh200 ramp config/by-epochs.json --batches 120
+
       gh200 ramp config/config.json --json
     """
     if output is not None and output.suffix.lower() not in {".svg", ".png"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .svg or .png")
     located = locate_training_config({}, explicit=str(config), env_name=None)
-    report, notes = preview(read_training(located, {}), world=world)
+    report, notes = preview(read_training(located, {}), world=world, batches=batches)
     if output is not None:
         _draw(report, output)
     if as_json:
@@ -69,7 +78,7 @@ def _draw(report: RampPreview, path: Path) -> None:
 
 def _print(report: RampPreview, notes: list[str], console: Console) -> None:
     for note in (*notes, *report.notices):
-        console.print(f"note: {note}", markup=False, highlight=False)
+        paragraph(console, f"note: {note}")
     console.print(_table(report))
     for line in in_characters(report, width=max(20, min(72, console.width - 12))):
         console.print(line, markup=False, highlight=False, style="green")
@@ -80,14 +89,16 @@ def _print(report: RampPreview, notes: list[str], console: Console) -> None:
         highlight=False,
     )
     console.print(
-        f"{report.steps} optimizer steps, {report.total_samples} samples, "
-        f"{report.total_samples // report.ramp.unit} micro-batches per rank; {end}",
+        f"{counted(report.steps, 'optimizer step')}, {counted(report.total_samples, 'sample')}, "
+        f"{counted(report.total_samples // report.ramp.unit, 'micro-batch', 'micro-batches')} per rank; {end}",
         highlight=False,
     )
 
 
 def _table(report: RampPreview) -> Table:
-    table = Table(title=f"batch ramp, {report.ramp.curve}, {report.ramp.world_size} rank(s)", title_justify="left")
+    table = Table(
+        title=f"batch ramp, {report.ramp.curve}, {counted(report.ramp.world_size, 'rank')}", title_justify="left"
+    )
     for heading in ("optimizer step", "micro-batch", "samples before", "accumulation", "effective batch"):
         table.add_column(heading, justify="right")
     rows = [[str(value) for value in report.change_row(window).values()] for window in report.changes]
@@ -100,4 +111,4 @@ def _table(report: RampPreview) -> Table:
     return table
 
 
-COMMAND = Command(name="ramp", run=ramp, panel="Plan")
+COMMAND = Command("ramp", ramp, panel="Before a run", order=50)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import stdout_kept_for_json
 
 if TYPE_CHECKING:
     from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
@@ -20,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Repo = Annotated[Path, typer.Option("--repo", help="The git checkout of SimpleTuner.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 HERE = Path()
 
 START_EXAMPLES = """
@@ -37,39 +39,35 @@ def start(
     repo: Repo = HERE,
     remote: Annotated[str | None, typer.Option(help="Fetch this remote first, such as origin or upstream.")] = None,
     skip_tests: Annotated[bool, typer.Option("--skip-tests", help="No smoke and integration tests.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Back up, branch from upstream, test it, then bring in the package, one commit per component."""
     from simpletuner_gh200.operate.rebase import workflow
 
-    journal = workflow.start(repo, onto=onto, remote=remote, skip_tests=skip_tests, tell=_tell)
-    _conclude(journal)
+    with stdout_kept_for_json(as_json):
+        journal = workflow.start(repo, onto=onto, remote=remote, skip_tests=skip_tests, tell=_tell)
+    _conclude(journal, as_json)
 
 
 @app.command("continue", epilog="\nExample:\n\n  gh200 rebase continue --repo ~/SimpleTuner\n")
-def go_on(repo: Repo = HERE) -> None:
+def go_on(repo: Repo = HERE, as_json: AsJson = False) -> None:
     """Go on where an interrupted or failed rebase stopped."""
     from simpletuner_gh200.operate.rebase import workflow
 
-    _conclude(workflow.go_on(repo, _tell))
+    with stdout_kept_for_json(as_json):
+        journal = workflow.go_on(repo, _tell)
+    _conclude(journal, as_json)
 
 
 @app.command(epilog="\nExample:\n\n  gh200 rebase status --repo ~/SimpleTuner --json\n")
-def status(
-    repo: Repo = HERE,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
-) -> None:
+def status(repo: Repo = HERE, as_json: AsJson = False) -> None:
     """Show what is done and what is next. Exit code 1 if a step failed."""
     from simpletuner_gh200.operate.rebase import workflow
 
     journal = workflow.status(repo)
-    if as_json:
-        typer.echo(
-            json.dumps({**asdict(journal), "finished": journal.finished, "backup_branch": journal.backup_branch})
-        )
-    else:
-        for record in journal.steps:
-            _tell(record)
-        _conclude(journal)
+    for record in () if as_json else journal.steps:
+        _tell(record)
+    _conclude(journal, as_json)
     if any(record.status == "failed" for record in journal.steps):
         raise typer.Exit(1)
 
@@ -107,7 +105,11 @@ def _tell(record: StepRecord) -> None:
     typer.echo(f"{record.status:>8}  {record.name}" + (f": {record.result}" if record.result else ""))
 
 
-def _conclude(journal: Journal) -> None:
+def _conclude(journal: Journal, as_json: bool) -> None:
+    if as_json:
+        document = {**asdict(journal), "finished": journal.finished, "backup_branch": journal.backup_branch}
+        typer.echo(json.dumps(document))
+        return
     following = journal.next_step()
     if following is None:
         typer.echo(f"done. Read GH200_REBASE_CHECKLIST.md; the backup is {journal.backup_branch}")
@@ -115,4 +117,4 @@ def _conclude(journal: Journal) -> None:
         typer.echo(f"next: {following.name} (gh200 rebase continue)")
 
 
-COMMAND = Command(name="rebase", run=app, panel="Upstream")
+COMMAND = Command("rebase", app, panel="Upstream", order=20)

@@ -13,7 +13,7 @@ from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.settings import resolve_dataset
 from simpletuner_gh200.errors import DatasetTooLarge, UsageError
-from simpletuner_gh200.units import format_bytes
+from simpletuner_gh200.units import counted, format_bytes
 
 COMPRESSIONS = tuple(get_args(get_args(InMemorySettings.model_fields["compression"].annotation)[0]))
 
@@ -66,7 +66,7 @@ def stage_folder(
 
 
 def _show(found: dict[str, Any]) -> None:
-    say(f"{found['staged']} of {found['files']} files, {format_bytes(found['bytes'])}")
+    say(f"{found['staged']} of {counted(found['files'], 'file')}, {format_bytes(found['bytes'])}")
     say(f"held: {format_bytes(found['held_bytes'])} in {found['seconds']:.1f} s ({found['gb_per_s']:.2f} GB/s)")
     for extension, why in found["choices"].items():
         say(f"  .{extension or '(none)'}: {why}")
@@ -78,4 +78,4 @@ def _show(found: dict[str, Any]) -> None:
         say(f"  {line}")
 
 
-COMMAND = Command("stage", stage_folder, panel="Measure")
+COMMAND = Command("stage", stage_folder, panel="Before a run", order=60)

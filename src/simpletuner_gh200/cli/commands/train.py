@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -9,14 +10,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import say
+from simpletuner_gh200.cli.terminal import say, stdout_kept_for_json
 from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
-from simpletuner_gh200.telemetry.redact import redact_command, redact_text
+from simpletuner_gh200.telemetry.redact import redact, redact_command, redact_text
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.operate import planned, preflight
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -34,9 +38,19 @@ def train(
         bool,
         typer.Option("--checkpoint-on-interrupt", help="Ctrl-C writes a checkpoint first, as SIGTERM and SIGUSR1 do."),
     ] = False,
+    again_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--again-file",
+            help="Where the run stops after a checkpoint: make this file and end with 0 instead of 75.",
+        ),
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan/--no-plan", help="Refuse a run that can't fit on this machine (gh200 plan).")
     ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end; everything else is on standard error.")
+    ] = False,
 ) -> None:
     """Train. Takes what `simpletuner train` takes; flags that follow override the configuration file.
 
@@ -47,13 +61,39 @@ def train(
       gh200 train --env my-project --max_train_steps=500
 
       gh200 train --config run.toml --num_processes 2 --dry-run
+
+      gh200 train --config config/config.json --json | jq .weights
     """
-    from simpletuner_gh200.operate import launching, planned, preflight
-    from simpletuner_gh200.operate.closing import closing_lines
-    from simpletuner_gh200.operate.ending import closing_line
-    from simpletuner_gh200.seams.rank import KILL_SWITCH
+    from simpletuner_gh200.errors import ConfigError, GH200Error
+    from simpletuner_gh200.operate.launching import said_through
 
     flags, env = upstream_spelling(context.args, env)
+    try:
+        with stdout_kept_for_json(as_json):
+            ready, found = _prepare(config, env, flags, plan=plan)
+    except GH200Error as refused:
+        if as_json:
+            problems = refused.problems if isinstance(refused, ConfigError) else ()
+            told = {"reason": redact_text(refused.message), "problems": [redact(vars(problem)) for problem in problems]}
+            print(json.dumps({"ok": False, "exit_code": refused.exit_code, **told}))
+        raise
+    if dry_run:
+        say(json.dumps(ready.launch.to_json()) if as_json else ready.launch.shown())
+        return
+    with stdout_kept_for_json(as_json):
+        code, document = _run(ready, found, checkpoint_on_interrupt=checkpoint_on_interrupt)
+    if as_json:
+        print(json.dumps(redact(document)))
+    raise typer.Exit(code if again_file is None else said_through(again_file, code))
+
+
+def _prepare(
+    config: str | None, env: str | None, flags: list[str], *, plan: bool
+) -> tuple[preflight.Ready, planned.Checked]:
+    """Everything that can be known before anything is started; raises where the run may not start."""
+    from simpletuner_gh200.operate import planned, preflight
+    from simpletuner_gh200.seams.rank import KILL_SWITCH
+
     if os.environ.get(KILL_SWITCH) == "0":
         ready = preflight.check_stock(explicit=config, env_name=env, flags=flags)
         _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
@@ -62,25 +102,33 @@ def train(
     found = planned.check(ready.checked.located, flags) if plan and ready.checked.config else planned.Checked()
     for note in (*ready.notes, *found.notes):
         _say(redact_text(note))
-    if dry_run:
-        say(ready.launch.shown())
-        return
+    return ready, found
+
+
+def _run(
+    ready: preflight.Ready, found: planned.Checked, *, checkpoint_on_interrupt: bool
+) -> tuple[int, dict[str, Any]]:
+    """Train and say how it went; the exit code, and the same for scripts."""
+    from simpletuner_gh200.operate import closing, launching, planned
+    from simpletuner_gh200.operate.ending import closing_line
+
     values = ready.checked.config
     output = Path(str(values["output_dir"])) if values.get("output_dir") else None
     ended = launching.run(ready.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep)
     if ended.signal is not None or (ended.exit_code and not ended.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line
     with _whatever_becomes_of("what the run did"):
-        for label, text in (line for summary in ended.summaries[:1] for line in closing_lines(summary)):
+        for label, text in (line for summary in ended.summaries[:1] for line in closing.closing_lines(summary)):
             _say(f"{label}: {redact_text(text)}")
+    last = None
     with _whatever_becomes_of("how the run ended"):
         again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
         last = closing_line(ended, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
         if last is not None:
             _say(redact_text(last))
     with _whatever_becomes_of("what the plan can learn from the run"):
-        planned.learn(values)
-    raise typer.Exit(ended.exit_code)
+        planned.learn(values, ended.summaries[0] if ended.summaries else None)
+    return ended.exit_code, closing.document(ended, output, last)
 
 
 @contextmanager
@@ -100,5 +148,6 @@ COMMAND = Command(
     "train",
     train,
     panel="Train",
+    order=10,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )

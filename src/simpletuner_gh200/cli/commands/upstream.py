@@ -12,8 +12,6 @@ import typer
 from simpletuner_gh200.cli.command import Command
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from simpletuner_gh200.upstream.verdict import Verdict
 
 app = typer.Typer(
@@ -143,28 +141,43 @@ Examples:
 def support(
     sweep_first: Annotated[bool, typer.Option("--sweep", help="Renew the data from the package index first.")] = False,
     write: Annotated[Path | None, typer.Option(help="Renew the table in this page instead of printing it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Show which features work on which SimpleTuner release."""
     from simpletuner_gh200.upstream.select import sweep
-    from simpletuner_gh200.upstream.support import known_releases, support_table, write_data, write_page
+    from simpletuner_gh200.upstream.support import (
+        known_releases,
+        support_document,
+        support_table,
+        write_data,
+        write_page,
+    )
 
     if sweep_first:
         write_data(sweep())
-    if write is None:
+    renewed = write_page(write) if write is not None else None
+    if as_json:
+        typer.echo(json.dumps({**support_document(known_releases()), "renewed": renewed}))
+    elif write is None:
         typer.echo(support_table(known_releases()))
     else:
-        typer.echo(f"{write}: {'renewed' if write_page(write) else 'up to date'}")
+        typer.echo(f"{write}: {'renewed' if renewed else 'up to date'}")
 
 
 def _print_one(verdict: Verdict, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(verdict.to_json()))
         return
+    from simpletuner_gh200.cli.tables import show_table
     from simpletuner_gh200.cli.terminal import screen
+    from simpletuner_gh200.upstream.features import FEATURES
 
     console = screen()
-    console.print(_seam_table(verdict))
-    console.print(_feature_table(verdict))
+    seams = [(row.name, row.status, row.feature, "" if row.status == "ok" else row.found) for row in verdict.seams]
+    headings = ("seam", "status", "features", "found")
+    show_table(console, headings, seams, title=f"SimpleTuner {verdict.version}: seams")
+    features = [(name, info.title, str(verdict.features[name])) for name, info in FEATURES.items()]
+    show_table(console, ("feature", "what", "verdict"), features, title="what that means")
     broken = len(verdict.broken)
     typer.echo(f"SimpleTuner {verdict.version}: " + ("every seam holds" if verdict.ok else f"{broken} broken"))
 
@@ -174,16 +187,12 @@ def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
         document = {"ok": all(verdict.ok for verdict in verdicts), "releases": [v.to_json() for v in verdicts]}
         typer.echo(json.dumps(document))
         return
-    from rich.table import Table
-
+    from simpletuner_gh200.cli.tables import show_table
     from simpletuner_gh200.cli.terminal import screen
     from simpletuner_gh200.upstream.features import FEATURES
 
-    table = Table("SimpleTuner", *FEATURES, title="features per release")
-    table.columns[0].no_wrap = True
-    for verdict in verdicts:
-        table.add_row(verdict.version, *("on" if verdict.features[name].on else "off" for name in FEATURES))
-    screen().print(table)
+    rows = [(v.version, *("on" if v.features[name].on else "off" for name in FEATURES)) for v in verdicts]
+    show_table(screen(), ("SimpleTuner", *FEATURES), rows, title="features per release")
     for verdict in verdicts:
         for row in verdict.broken:
             typer.echo(f"{verdict.version}: {row.name}: {row.found} -> off: {row.feature}")
@@ -191,24 +200,4 @@ def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
     typer.echo(f"{good} of {len(verdicts)} releases hold every seam")
 
 
-def _seam_table(verdict: Verdict) -> Table:
-    from rich.table import Table
-
-    table = Table("seam", "status", "features", "found", title=f"SimpleTuner {verdict.version}: seams")
-    for row in verdict.seams:
-        table.add_row(row.name, row.status, row.feature, "" if row.status == "ok" else row.found)
-    return table
-
-
-def _feature_table(verdict: Verdict) -> Table:
-    from rich.table import Table
-
-    from simpletuner_gh200.upstream.features import FEATURES
-
-    table = Table("feature", "what", "verdict", title="what that means")
-    for name, info in FEATURES.items():
-        table.add_row(name, info.title, str(verdict.features[name]))
-    return table
-
-
-COMMAND = Command(name="upstream", run=app, panel="Upstream")
+COMMAND = Command("upstream", app, panel="Upstream", order=10)

@@ -1,0 +1,51 @@
+"""Finding one's way: ``-h`` at every command, panels in the order of use, and `make help`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner
+
+from simpletuner_gh200.cli.command import PANELS, Command
+from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.registry import contributions
+from tests.unit.cli.test_cli_start import every_command
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_h_is_help_at_every_command() -> None:
+    app = build_app()
+    for words in [(), *every_command(typer.main.get_command(app))]:
+        shown = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0, words
+        assert f"Usage: {' '.join(('gh200', *words))} " in shown.stdout, words
+
+
+def test_every_panel_has_company_and_stands_in_the_order_of_use() -> None:
+    found = list(contributions("simpletuner_gh200.cli.commands", "COMMAND", Command))
+    assert {command.panel for command in found} == set(PANELS)
+    assert min(Counter(command.panel for command in found).values()) > 1
+    shown = CliRunner().invoke(build_app(), ["--help"], env={"COLUMNS": "100"}).stdout
+    places = [shown.index(f"─ {panel} ─") for panel in PANELS]
+    assert places == sorted(places)
+    listed = re.findall(r"^│ ([a-z]+)  ", shown, re.MULTILINE)
+    assert listed == [command.name for command in sorted(found, key=lambda command: command.place)]
+    assert listed.index("init") < listed.index("doctor") < listed.index("train") < listed.index("monitor")
+    assert "─ Commands ─" not in shown
+
+
+def test_make_help_shows_every_target() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][\w-]*):(?!=)", text, re.MULTILINE))
+    assert {"demo", "test", "lint", "clean", "help"} <= targets
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    shown = subprocess.run(["make", "help"], cwd=ROOT, env=plain, capture_output=True, text=True, check=True).stdout
+    described = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    assert set(described) == targets
+    assert all(len(words) > 5 for words in described.values())
