@@ -6,7 +6,8 @@ import struct
 import zlib
 from html import escape
 
-from simpletuner_gh200.ramp.setup import RampPreview
+from simpletuner_gh200.ramp.preview import RampPreview
+from simpletuner_gh200.units import counted
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -61,7 +62,7 @@ def as_svg(preview: RampPreview) -> str:
     floor = HEIGHT - BOTTOM
     title = (
         f"effective batch {preview.changes[0].effective} to {preview.changes[-1].effective}, {preview.ramp.curve}, "
-        f"{preview.total_samples} samples in {preview.steps} optimizer steps"
+        f"{counted(preview.total_samples, 'sample')} in {counted(preview.steps, 'optimizer step')}"
     )
     area = f"{LEFT},{floor} {line} {WIDTH - RIGHT},{floor}"
     labels = [

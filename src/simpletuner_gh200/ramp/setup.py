@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from simpletuner_gh200.config.blocks import RampSettings
-from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.config.training import Training
-from simpletuner_gh200.errors import ConfigError, Problem
-from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
+from simpletuner_gh200.errors import Problem
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 
 TENTH = 10
 """One tenth of a run is its ramp where nobody says otherwise."""
 
-UPSTREAM_BATCH = 4
-"""SimpleTuner's train_batch_size where nobody sets it."""
-
 NO_STEPS = Problem(
     "max_train_steps",
-    "not set, and the batch ramp needs it: SimpleTuner would derive it from the epochs by one fixed accumulation, "
-    "before the learning rate's schedule is made, and with windows of changing size both would be wrong",
-    "set it; `gh200 ramp CONFIG` shows how many samples, and so how many epochs, it takes",
+    "0, and so is num_train_epochs: nothing says how long the run is that the batch ramp is a part of",
+    "set one of the two; `gh200 ramp CONFIG` shows how many samples, and so how many epochs, a number of steps takes",
 )
 
 
@@ -35,6 +28,14 @@ class Sizes:
     world_size: int = 1
     gradient_accumulation_steps: int = 1
     max_train_steps: int | None = None
+    num_train_epochs: float = 0
+    """What the run's length is given by where no steps are."""
+    micro_batches: int | None = None
+    """Of those epochs, on one rank; known once the data are."""
+
+    @property
+    def by_epochs(self) -> bool:
+        return not self.max_train_steps and self.num_train_epochs > 0
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,36 @@ class Outlook:
     ramp: GH200GradientRamp
     problems: tuple[Problem, ...] = ()
     notices: tuple[str, ...] = ()
+    """What may not be meant."""
+    remarks: tuple[str, ...] = ()
 
 
 def outlook(settings: RampSettings, sizes: Sizes) -> Outlook:
     """The schedule that the settings, already checked, ask for; what stops it, and what a person should know."""
     ramp = ramp_from_settings(settings, sizes)
     flat = len(ramp.changes) == 1
-    problems = () if flat or (sizes.max_train_steps or 0) > 0 else (NO_STEPS,)
+    problems = () if flat or sizes.by_epochs or (sizes.max_train_steps or 0) > 0 else (NO_STEPS,)
     if flat and ramp.initial < ramp.target:
         return Outlook(ramp, problems, (_impossible(ramp, sizes.max_train_steps),))
-    return Outlook(ramp, problems, tuple(notices(ramp)))
+    measured = (_by_epochs(sizes.num_train_epochs),) if sizes.by_epochs and not flat else ()
+    return Outlook(ramp, problems, tuple(notices(ramp)), measured)
+
+
+def _by_epochs(epochs: float) -> str:
+    return (
+        f"num_train_epochs {epochs:g} says how long the run is: once SimpleTuner has counted the data, it has as many "
+        "optimizer steps as there are whole windows in them"
+    )
+
+
+def whole_windows(ramp: GH200GradientRamp, micro_batches: int) -> int:
+    """Optimizer steps that so many micro-batches per rank are enough for; at least one.
+
+    SimpleTuner stops at the end of the last epoch, whatever is in the window that is open then.
+    """
+    room = micro_batches * ramp.unit
+    steps = range(ramp.origin.step, ramp.origin.step + micro_batches + 2)  # a window has at least one of them
+    return max(bisect_right(steps, room, key=lambda step: ramp.window(step).samples) - 1 + ramp.origin.step, 1)
 
 
 def ramp_from_settings(settings: RampSettings, sizes: Sizes) -> GH200GradientRamp:
@@ -63,12 +84,18 @@ def ramp_from_settings(settings: RampSettings, sizes: Sizes) -> GH200GradientRam
     return GH200GradientRamp(
         initial=settings.initial_effective_batch_size,
         target=target,
-        ramp_steps=settings.batch_rampup_steps or default_length(target, unit, sizes.max_train_steps),
+        ramp_steps=settings.batch_rampup_steps or _default_length(target, unit, sizes),
         train_batch_size=sizes.train_batch_size,
         world_size=sizes.world_size,
         curve=settings.ramp_curve,
         increment=settings.ramp_increment,
     )
+
+
+def _default_length(target: int, unit: int, sizes: Sizes) -> int:
+    if sizes.micro_batches is not None:
+        return max(1, sizes.micro_batches // TENTH)
+    return default_length(target, unit, sizes.max_train_steps)
 
 
 def default_length(target: int, unit: int, max_train_steps: int | None) -> int:
@@ -109,138 +136,9 @@ def _fitted(name: str, wanted: int, ramp: GH200GradientRamp) -> str | None:
         return f"{name} {wanted} is below {unit}: the accumulation is 1 and the effective batch {ramp.unit}"
     fitted = round(Fraction(wanted, ramp.unit)) * ramp.unit
     if fitted != wanted:
-        return f"{name} {wanted} is no multiple of {unit}: rounded to {fitted}"
+        return f"{name} {wanted} is not a multiple of {unit}: rounded to {fitted}"
     return None
 
 
 def _unit(ramp: GH200GradientRamp) -> str:
     return f"train_batch_size x ranks = {ramp.train_batch_size} x {ramp.world_size} = {ramp.unit}"
-
-
-@dataclass(frozen=True)
-class RampPreview:
-    """The first ``steps`` windows of a ramp."""
-
-    ramp: GH200GradientRamp
-    steps: int
-    told: tuple[str, ...] = ()
-
-    @property
-    def changes(self) -> tuple[Window, ...]:
-        """The first window and every change within the run."""
-        return tuple(window for window in self.ramp.changes if window.step < self.steps)
-
-    @property
-    def total_samples(self) -> int:
-        return self.ramp.window(self.steps).samples
-
-    @property
-    def target_reached(self) -> int | None:
-        """Optimizer steps done when windows first have the target's size; None if the run ends before."""
-        last = self.ramp.changes[-1]
-        return last.step if last.step < self.steps else None
-
-    @property
-    def notices(self) -> list[str]:
-        told = list(self.told)
-        if self.target_reached is None:
-            told.append(f"the run ends after {self.steps} optimizer steps, before the ramp reaches its target")
-        return told
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "initial": self.ramp.initial,
-            "target": self.ramp.target,
-            "curve": self.ramp.curve,
-            "ramp_steps": self.ramp.ramp_steps,
-            "train_batch_size": self.ramp.train_batch_size,
-            "world": self.ramp.world_size,
-            "optimizer_steps": self.steps,
-            "total_samples": self.total_samples,
-            "micro_batches_per_rank": self.total_samples // self.ramp.unit,
-            "target_reached_at_step": self.target_reached,
-            "changes": [self.change_row(window) for window in self.changes],
-            "windows": [window.accumulation for window in self.ramp.windows(self.steps)],
-            "notices": self.notices,
-        }
-
-    def change_row(self, window: Window) -> dict[str, int]:
-        return {
-            "step": window.step,
-            "micro_batch": window.samples // self.ramp.unit,
-            "samples": window.samples,
-            "accumulation": window.accumulation,
-            "effective": window.effective,
-        }
-
-
-# -- out of a configuration ----------------------------------------------------------------------------
-
-
-def preview(training: Training, *, world: int | None = None) -> tuple[RampPreview, list[str]]:
-    """The schedule of a configuration, and notes on how it was read. Raises ConfigError with every problem.
-
-    Only the keys that matter are looked at: what may be wrong with the datasets is none of them.
-    """
-    if not training.values:
-        training.raise_if_bad()
-    notes = list(training.modern.notes)
-    problems = list(training.block_problems)
-    settings = _settings_with_ramp(training, notes, problems)
-    sizes = {
-        "train_batch_size": _whole(training.values, "train_batch_size", None, problems),
-        "max_train_steps": _whole(training.values, "max_train_steps", None, problems),
-        "gradient_accumulation_steps": _whole(training.values, "gradient_accumulation_steps", 1, problems),
-        "num_processes": world if world is not None else _whole(training.values, "num_processes", 1, problems),
-    }
-    if settings is None or problems:
-        raise ConfigError(tuple(dict.fromkeys(problems)), source=training.source)
-    steps = sizes["max_train_steps"]
-    found = outlook(
-        settings, Sizes(sizes["train_batch_size"], sizes["num_processes"], sizes["gradient_accumulation_steps"], steps)
-    )
-    return RampPreview(found.ramp, steps, found.notices), notes
-
-
-def outlook_of(training: Training) -> Outlook | None:
-    """Of a configuration before its run; None where it asks for no ramp, or where its sizes can't be read."""
-    settings = training.settings.part(RampSettings) if training.settings is not None else None
-    if settings is None or not settings.enable_batch_size_rampup:
-        return None
-    unreadable: list[Problem] = []
-    values = training.values
-    steps = str(values.get("max_train_steps") or "0")
-    sizes = Sizes(
-        _whole(values, "train_batch_size", UPSTREAM_BATCH, unreadable),
-        _whole(values, "num_processes", 1, unreadable),
-        _whole(values, "gradient_accumulation_steps", 1, unreadable),
-        int(steps) if steps.isdigit() else None,
-    )
-    return None if unreadable else outlook(settings, sizes)
-
-
-def _settings_with_ramp(training: Training, notes: list[str], problems: list[Problem]) -> RampSettings | None:
-    """The ramp's settings, switched on even where they are not: this is about what they would do."""
-    blocks = dict(training.modern.blocks)
-    block = blocks.get("gh200_optimizations") or {}
-    if isinstance(block, Mapping) and not block.get("enable_batch_size_rampup"):
-        if block:
-            notes.append("enable_batch_size_rampup is not true: this is the schedule it would give")
-        blocks["gh200_optimizations"] = {**block, "enable_batch_size_rampup": True}
-    try:
-        return resolve(blocks, {}, source=training.source).part(RampSettings)
-    except ConfigError as bad:
-        problems += bad.problems
-        return None
-
-
-def _whole(config: Mapping[str, Any], key: str, default: int | None, problems: list[Problem]) -> int:
-    raw = config.get(key, default)
-    try:
-        value = int(str(raw))
-    except ValueError:
-        value = 0
-    if value < 1:
-        found = "not set" if raw is None else f"{raw!r} is not a whole number of at least 1"
-        problems.append(Problem(key, found, "the schedule needs it"))
-    return value

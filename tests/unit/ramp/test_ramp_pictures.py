@@ -19,8 +19,8 @@ from simpletuner_gh200.ramp.pictures import (
     in_characters,
     stairs,
 )
+from simpletuner_gh200.ramp.preview import RampPreview
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
-from simpletuner_gh200.ramp.setup import RampPreview
 
 REPORT = RampPreview(GH200GradientRamp(1, 4, 12, curve="linear"), 10)
 

@@ -1,53 +1,44 @@
-"""Epochs by micro-batches, and who is told."""
+"""A run that is given by its epochs: what they hold is counted as SimpleTuner counts it, whenever it does."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from simpletuner_gh200.ramp.schedule import epoch_progress
-from simpletuner_gh200.seams.features.ramp.deferral import Epochs
+from simpletuner_gh200.seams.features.ramp.deferral import EpochsToSteps
+
+
+class Trainer:
+    """Counts as SimpleTuner does: by the target's accumulation, and again when everything is prepared."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = SimpleNamespace(max_train_steps=0, **config)
+
+    def _recalculate_training_steps(self) -> None:
+        self.config.max_train_steps = 999
 
 
 @pytest.mark.parametrize(
-    ("epoch", "consumed", "expected"),
-    [(1, 0, 0.0), (1, 6, 0.5), (1, 12, 1.0), (1, 15, 1.0), (2, 12, 1.0), (2, 15, 1.25), (2, 5, 1.0), (3, 24, 2.0)],
+    ("epochs", "counted", "micro_batches"),
+    [
+        (2, {"total_num_batches": 10}, 20),
+        (0.5, {"total_num_batches": 10}, 5),
+        (3, {"total_num_batches": 14, "epoch_batches_schedule": {1: 10, 2: 4}}, 10 + 14 + 14),
+        (2.5, {"total_num_batches": 14, "epoch_batches_schedule": {1: 10, 3: 4}}, 10 + 10 + 7),
+    ],
 )
-def test_progress_follows_the_data(epoch: int, consumed: int, expected: float) -> None:
-    assert epoch_progress(epoch, consumed, lambda _: 12) == expected
-
-
-def test_an_epoch_without_data_makes_no_progress() -> None:
-    assert epoch_progress(1, 5, lambda _: 0) == 0.0
-
-
-class Validation:
-    def _epoch_relative_step(self, steps_per_epoch: int) -> int | None:
-        return steps_per_epoch
-
-
-class Evaluation:
-    def _epoch_progress(self, training_state: dict[str, int], steps_per_epoch: float) -> float | None:
-        return -1.0
-
-
-def test_both_are_asked_by_data_and_put_back() -> None:
-    config = SimpleNamespace(epoch_batches_schedule={1: 10, 2: 10})
-    trainer = SimpleNamespace(config=config, validation=Validation(), evaluation=Evaluation())
-    epochs = Epochs(trainer, lambda: 20)
-    epochs.install()
-    assert trainer.validation._epoch_relative_step(3) is None
-    # Ten batches in the first epoch; a second dataset joins in the second.
-    assert trainer.evaluation._epoch_progress({"current_epoch": 2}, 3) == 1.5
-    epochs.uninstall()
-    assert trainer.validation._epoch_relative_step(3) == 3
-    assert trainer.evaluation._epoch_progress({"current_epoch": 2}, 3) == -1.0
-
-
-def test_older_releases_and_runs_without_either_are_left_alone() -> None:
-    config = SimpleNamespace(total_num_batches=8)
-    trainer = SimpleNamespace(config=config, validation=None, evaluation=Evaluation())
-    epochs = Epochs(trainer, lambda: 4)
-    epochs.install()
-    assert trainer.evaluation._epoch_progress({}, 3) == 0.5
+def test_the_micro_batches_of_all_epochs(epochs, counted, micro_batches):
+    asked = []
+    trainer = Trainer(num_train_epochs=epochs, **counted)
+    steps = EpochsToSteps(trainer, lambda found: asked.append(found) or 7)
+    steps.install()
+    trainer.config.num_train_epochs = 99  # upstream rounds it up on the way
+    for _time in range(2):
+        trainer._recalculate_training_steps()
+        assert trainer.config.max_train_steps == 7, "what upstream derived is replaced"
+    assert asked == [micro_batches] * 2
+    steps.uninstall()
+    trainer._recalculate_training_steps()
+    assert trainer.config.max_train_steps == 999

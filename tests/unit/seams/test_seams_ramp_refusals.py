@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from simpletuner_gh200.errors import FeatureUnavailable, GH200Error
-from simpletuner_gh200.seams.features.ramp.feature import refuse_impossible
+from simpletuner_gh200.errors import FeatureUnavailable, GH200Error, RunFailed
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from simpletuner_gh200.seams.features.ramp.feature import RampFeature, refuse_impossible
 
 PLAIN = SimpleNamespace(distributed_type="DistributedType.MULTI_GPU", state=SimpleNamespace(deepspeed_plugin=None))
 
@@ -34,3 +36,33 @@ def test_impossible_runs_are_refused(
     with pytest.raises(kind, match=named) as refused:
         refuse_impossible(SimpleNamespace(**{"max_train_steps": 10, **config}), accelerator)
     assert refused.value.exit_code == 2
+
+
+RAMP = GH200GradientRamp(initial=2, target=16, ramp_steps=40, train_batch_size=1, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("main_goes_on_with", "agreed"),
+    [((RAMP, 4), True), ((RAMP, 3), False), ((replace(RAMP, target=8), 4), False)],
+    ids=["the same", "another step", "another schedule"],
+)
+def test_ranks_that_would_resume_differently_stop(
+    monkeypatch: pytest.MonkeyPatch, main_goes_on_with: tuple[GH200GradientRamp, int], agreed: bool
+) -> None:
+    """Node-local output folders with different checkpoints, say: windows of different lengths never end."""
+
+    def told(values: list[Any]) -> None:
+        values[:] = [main_goes_on_with, None]
+
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", told)
+    feature, begun = RampFeature(), []
+    feature._ramp = RAMP
+    monkeypatch.setattr(feature, "_hook_loop", begun.append)
+    accelerator = SimpleNamespace(num_processes=2, is_main_process=False)
+    trainer = SimpleNamespace(accelerator=accelerator, state={"global_step": 4}, config=SimpleNamespace())
+    if agreed:
+        feature.before_train(trainer)
+    else:
+        with pytest.raises(RunFailed, match="this rank would go on from step 4"):
+            feature.before_train(trainer)
+    assert begun == ([trainer] if agreed else [])

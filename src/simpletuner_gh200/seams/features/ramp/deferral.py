@@ -106,8 +106,43 @@ class Epochs:
         return by_micro_batches(*args, **kwargs)
 
     def _batches_in(self, epoch: int) -> int:
-        config = self._trainer.config
-        schedule = getattr(config, "epoch_batches_schedule", None)
-        if schedule:
-            return sum(int(batches) for start, batches in schedule.items() if int(start) <= epoch)
-        return int(getattr(config, "total_num_batches", 0) or 0)
+        return batches_in(self._trainer.config, epoch)
+
+
+def batches_in(config: Any, epoch: int) -> int:
+    """Micro-batches of an epoch on this rank, by what upstream counted; datasets may join at a later one."""
+    schedule = getattr(config, "epoch_batches_schedule", None)
+    if schedule:
+        return sum(int(batches) for start, batches in schedule.items() if int(start) <= epoch)
+    return int(getattr(config, "total_num_batches", 0) or 0)
+
+
+class EpochsToSteps:
+    """A run that is given by its epochs: whenever upstream has counted the data, ``measured`` says what they hold.
+
+    Upstream derives the steps by one fixed accumulation, twice: before the schedule of the learning rate is made, and
+    when everything is prepared. Both times what it found is replaced, so that it and the schedule speak of one number.
+    """
+
+    def __init__(self, trainer: Any, measured: Callable[[int], int]) -> None:
+        self._trainer = trainer
+        self._measured = measured
+        self._epochs = float(trainer.config.num_train_epochs)
+        self._patches = Patches()
+
+    def install(self) -> None:
+        self._patches.install(wrap_method(self._trainer, "_recalculate_training_steps", self._recalculated))
+
+    def uninstall(self) -> None:
+        self._patches.remove()
+
+    def micro_batches(self) -> int:
+        """Of all epochs on this rank; a part of an epoch is that part of its micro-batches."""
+        whole = int(self._epochs)
+        total = sum(batches_in(self._trainer.config, epoch) for epoch in range(1, whole + 1))
+        return total + int((self._epochs - whole) * batches_in(self._trainer.config, whole + 1))
+
+    def _recalculated(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        instance.config.max_train_steps = self._measured(self.micro_batches())
+        return result
