@@ -95,7 +95,12 @@ class GH200Scenarios:
 
     def _seams(self) -> str:
         wrong = {name: status for name, status in self._demo["seams"].items() if status != "ok"}
-        missing = {name: status for name, status in wrong.items() if "not in this SimpleTuner" not in status}
+        # The pages' seams are the server's: no run imports their modules.
+        missing = {
+            name: status
+            for name, status in wrong.items()
+            if "not in this SimpleTuner" not in status and not name.startswith("web_ui")
+        }
         assert not missing, f"seams not installed: {missing}"
         assert self._demo["global_step"] == STEPS, f"reached step {self._demo['global_step']}"
         return f"{len(self._demo['seams']) - len(wrong)} seams installed, {STEPS} steps"

@@ -61,21 +61,24 @@ class Bench:
 
     def stock(self, name: str, *, steps: int, config: dict[str, Any], ask_at: int = -1) -> Run:
         """SimpleTuner's own train.py, without the extension."""
-        project = self._project(steps, config, {})
-        environment = {"SIMPLETUNER_GH200": "0", "CONFIG_BACKEND": "json", "CONFIG_PATH": str(project.config)}
+        return self.train_stock(name, self._project(steps, config, {}).config, ask_at)
+
+    def train_stock(self, name: str, config: Path, ask_at: int = -1, **environment: str) -> Run:
+        """SimpleTuner's own train.py with a configuration that is there."""
+        added = {"SIMPLETUNER_GH200": "0", "CONFIG_BACKEND": "json", "CONFIG_PATH": str(config), **environment}
         if not accelerator_present():
-            environment["FEATURE_MATRIX_PIN_STAND_IN"] = "1"
-        return self._run(name, [sys.executable, str(train_script())], environment, ask_at)
+            added["FEATURE_MATRIX_PIN_STAND_IN"] = "1"
+        return self._run(name, [sys.executable, str(train_script())], added, ask_at)
 
     def ours(self, name: str, *, steps: int, config: dict[str, Any], dataset: dict[str, Any], ask_at: int = -1) -> Run:
         """``gh200 train`` with the extension's blocks in the configuration."""
         return self.train(name, self._project(steps, config, dataset).config, ask_at)
 
-    def train(self, name: str, config: Path, ask_at: int = -1) -> Run:
+    def train(self, name: str, config: Path, ask_at: int = -1, **environment: str) -> Run:
         """``gh200 train`` with a configuration that is there."""
         command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config)]
         with tempfile.TemporaryDirectory() as left:
-            run = self._run(name, command, {KEEP_SUMMARY: left}, ask_at)
+            run = self._run(name, command, {KEEP_SUMMARY: left, **environment}, ask_at)
             for path in sorted(Path(left).glob("rank-*.json"))[:1]:
                 run.summary = json.loads(path.read_text(encoding="utf-8"))
         return run
@@ -103,6 +106,37 @@ class Bench:
             )
         lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
         return Run(done.returncode, [json.loads(line) for line in lines], log)
+
+
+class Kept:
+    """Folders as they are now, to be put back before a run that is compared with another."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self._folder, self._names = folder, names
+        self._copy = folder / "kept"
+        shutil.rmtree(self._copy, ignore_errors=True)
+        for name in names:
+            shutil.copytree(folder / name, self._copy / name)
+
+    def restore(self) -> None:
+        for name in self._names:
+            shutil.rmtree(self._folder / name)
+            shutil.copytree(self._copy / name, self._folder / name)
+
+
+def trained_weights(output: Path) -> dict[str, tuple[str, bytes]]:
+    """Tensor -> its type and bytes, of the weights that a run left; files differ in the order of their headers."""
+    from safetensors import deserialize
+
+    found = sorted(output.glob("**/pytorch_lora_weights.safetensors"), key=lambda path: len(path.parts))
+    tensors = deserialize(found[0].read_bytes()) if found else []
+    return {name: (str(content["dtype"]), bytes(content["data"])) for name, content in tensors}
+
+
+def need_audio() -> None:
+    """Skip where SimpleTuner can't train on audio: its loader decodes with FFmpeg's libraries."""
+    if shutil.which("ffmpeg") is None:
+        raise Skip("SimpleTuner reads audio with FFmpeg's libraries, and there is no ffmpeg here")
 
 
 def need_backend(name: str) -> str:

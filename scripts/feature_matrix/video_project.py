@@ -10,17 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.feature_matrix.media_project import TEXT_WIDTH, UNIFIED, text_embeds, training, write, write_tokenizer
+
 CLIPS, FRAMES, SIZE = 4, 12, 64
-STEPS = 2
-_TEXT_WIDTH = 32
 
 
 def main(folder: Path) -> None:
     if not (folder / "model" / "model_index.json").is_file():
         write_model(folder / "model")
     write_clips(folder / "clips")
-    (folder / "datasets.json").write_text(json.dumps(datasets(folder), indent=2), encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps(training(folder), indent=2), encoding="utf-8")
+    write(folder / "datasets.json", datasets(folder))
+    write(folder / "config.json", configuration(folder))
 
 
 def write_model(folder: Path) -> None:
@@ -30,12 +30,12 @@ def write_model(folder: Path) -> None:
 
     torch.manual_seed(1234)
     words = write_tokenizer(folder / "tokenizer")
-    text = UMT5Config(vocab_size=words, d_model=_TEXT_WIDTH, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    text = UMT5Config(vocab_size=words, d_model=TEXT_WIDTH, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     UMT5EncoderModel(text).save_pretrained(folder / "text_encoder")
     WanTransformer3DModel(
         num_attention_heads=4,
         attention_head_dim=24,
-        text_dim=_TEXT_WIDTH,
+        text_dim=TEXT_WIDTH,
         freq_dim=32,
         ffn_dim=128,
         num_layers=2,
@@ -54,24 +54,6 @@ def write_model(folder: Path) -> None:
         "vae": ["diffusers", "AutoencoderKLWan"],
     }
     (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
-
-
-def write_tokenizer(folder: Path) -> int:
-    """One token per letter; returns how many there are."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import Unigram
-    from tokenizers.pre_tokenizers import Metaspace
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((chr(c), -3.0) for c in range(33, 127))]
-    letters = Tokenizer(Unigram(vocabulary, unk_id=2))
-    letters.pre_tokenizer = Metaspace()
-    specials = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    PreTrainedTokenizerFast(tokenizer_object=letters, **specials).save_pretrained(folder)
-    path = folder / "tokenizer_config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), "tokenizer_class": "T5TokenizerFast", "extra_ids": 0}
-    path.write_text(json.dumps(config), encoding="utf-8")
-    return len(vocabulary)
 
 
 def write_clips(folder: Path) -> None:
@@ -107,44 +89,20 @@ def datasets(folder: Path) -> list[dict[str, Any]]:
         "video": {"num_frames": 9, "min_frames": 9},
         "in_memory": {},
     }
-    text = {"id": "text", "type": "local", "dataset_type": "text_embeds", "default": True}
-    return [clips, {**text, "cache_dir": str(folder / "cache" / "text")}]
+    return [clips, text_embeds(folder)]
 
 
-def training(folder: Path) -> dict[str, Any]:
-    return {
-        "model_family": "wan",
-        "model_flavour": "t2v-480p-1.3b-2.1",
-        "model_type": "lora",
-        "lora_type": "standard",
-        "lora_rank": 4,
-        "pretrained_model_name_or_path": str(folder / "model"),
-        "pretrained_vae_model_name_or_path": str(folder / "model"),
-        "data_backend_config": str(folder / "datasets.json"),
-        "output_dir": str(folder / "output"),
-        "optimizer": "optimi-adamw",
-        "learning_rate": 1e-3,
-        "lr_scheduler": "constant",
-        "lr_warmup_steps": 0,
-        "mixed_precision": "no",
-        "base_model_precision": "no_change",
-        "resolution": SIZE,
-        "resolution_type": "pixel",
-        "minimum_image_size": 0,
-        "train_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "max_train_steps": STEPS,
-        "num_train_epochs": 0,
-        "checkpoint_step_interval": STEPS,
-        "seed": 42,
-        "report_to": "none",
-        "disable_benchmark": True,
-        "disable_bucket_pruning": True,
-        "validation_disable": True,
-        "gradient_checkpointing": False,
-        "framerate": 8,
-        "cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"},
-    }
+def configuration(folder: Path) -> dict[str, Any]:
+    return training(
+        folder,
+        model_family="wan",
+        model_flavour="t2v-480p-1.3b-2.1",
+        pretrained_vae_model_name_or_path=str(folder / "model"),
+        resolution=SIZE,
+        resolution_type="pixel",
+        framerate=8,
+        **UNIFIED,
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ NOTES = os.environ.get("FEATURE_MATRIX_NOTES")
 ASK_AT = int(os.environ.get("FEATURE_MATRIX_MANUAL_VALIDATION_AT", "-1"))
 """Micro-batch, counted from 0, from which on a manual validation is wanted; once. Below 0: never."""
 STAND_IN = os.environ.get("FEATURE_MATRIX_PIN_STAND_IN") == "1"
+ONE_LANGUAGE = os.environ.get("FEATURE_MATRIX_ONE_LANGUAGE") == "1"
 
 
 def note(what: str, **details: Any) -> None:
@@ -107,6 +108,23 @@ def stand_in_for_pinning(torch: Any) -> None:
     torch.Tensor.pin_memory = lambda self, device=None: self
 
 
+def speak_english_only(langid: Any) -> None:
+    """SimpleTuner 4.10 asks py3langid for a model format that 0.4 dropped; the tones have no words to recognise."""
+
+    class English:
+        @classmethod
+        def from_pickled_model(cls, *_model: Any, **_options: Any) -> English:
+            return cls()
+
+        def set_languages(self, *_languages: Any) -> None:
+            return
+
+        def classify(self, _text: str) -> tuple[str, float]:
+            return "en", 1.0
+
+    langid.LanguageIdentifier = English
+
+
 if NOTES:
     from wrapt import register_post_import_hook, wrap_function_wrapper
 
@@ -114,3 +132,5 @@ if NOTES:
     register_post_import_hook(watch_trainer, "simpletuner.helpers.training.trainer")
     if STAND_IN:
         register_post_import_hook(stand_in_for_pinning, "torch")
+    if ONE_LANGUAGE:
+        register_post_import_hook(speak_english_only, "py3langid.langid")
