@@ -5,16 +5,39 @@ What ``gh200 train`` starts in every rank, and what ``accelerate launch -m simpl
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from simpletuner_gh200.seams.rank import run_rank
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.operate.preflight import check_rank
+from simpletuner_gh200.seams.lifeline import LIFELINE
+from simpletuner_gh200.seams.rank import KILL_SWITCH, run_rank
 from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import redact_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and say on standard error what came of it."""
-    return run_rank(sys.argv[1:] if argv is None else argv, _say)
+    arguments = sys.argv[1:] if argv is None else argv
+    if _unchecked(os.environ):
+        try:
+            for note in check_rank(arguments, _tell):
+                _tell(note)
+        except GH200Error as failure:
+            _tell(str(failure))
+            return failure.exit_code
+    return run_rank(arguments, _say)
+
+
+def _unchecked(environment: Mapping[str, str]) -> bool:
+    """Was this rank started without ``gh200 train``, which checks first? One rank of a node speaks for all of it."""
+    ours = environment.get(KILL_SWITCH) != "0" and LIFELINE not in environment
+    return ours and environment.get("LOCAL_RANK", "0") == "0"
+
+
+def _tell(words: str) -> None:
+    _say(f"gh200: {redact_text(words)}")
 
 
 def _say(words: str) -> None:

@@ -64,6 +64,40 @@ MUTATIONS = (
         r"def get_vaecache\(cls, id",
         "def get_vaecache(cls, name",
     ),
+    # Web UI
+    Mutation("web_ui.layouts", "layout names", r"^    match_sections: ", "    sections_matched: "),
+    Mutation("web_ui.layouts", "a hardware tab", r"'hardware': \(SectionLayout", "'machine': (SectionLayout"),
+    Mutation("web_ui.field_values", "values by field name", r"config_data\[key\]", "config_data.get(key)"),
+    Mutation("web_ui.bundle", "parts of a bundle", r"^    save_config: ", "    saved_config: "),
+    Mutation("web_ui.validate", "a list of errors", r"^    errors: List", "    faults: List"),
+    Mutation("web_ui.validate_field", "asked for the page", r"self\.validate_field\b", "self.judge_field"),
+    Mutation(
+        "web_ui.save",
+        "the form through the bundle",
+        r"training_service\.build_config_bundle\(form_data\)",
+        "training_service.bundle_of(form_data)",
+    ),
+    Mutation("web_ui.without_gpu", "counts the GPUs it needs", r"len\(available\) < required_count", "not available"),
+    Mutation("web_ui.without_gpu", "the machine's own GPUs", r"= detect_gpu_inventory\(\)", "= self._inventory()"),
+    Mutation("web_ui_datasets.cards", "parts of a card", r"^    backendType: ", "    backend: "),
+    Mutation("web_ui_datasets.cards", "a card of local files", "'id': 'local-image'", "'id': 'local-media'"),
+    Mutation(
+        "web_ui_datasets.cards", "read from the list", r"for blueprint in _BLUEPRINTS\]", "for blueprint in cards()]"
+    ),
+    Mutation("web_ui_datasets.validations", "messages with a level", r"^    level: ", "    severity: "),
+    Mutation(
+        "web_ui_datasets.validations",
+        "a list of messages",
+        r"^( *)return validations$",
+        r"\1return tuple(validations)",
+    ),
+    Mutation(
+        "web_ui_panel.hardware_tab", "asked through self", r"self\._hardware_tab_context\b", "hardware_tab_context"
+    ),
+    Mutation(
+        "web_ui_panel.hardware_tab", "sections in the context", r"context\['sections'\] = ", "context['parts'] = "
+    ),
+    Mutation("web_ui_panel.server", "an application is returned", r"^    return app$", "    return Running(app)"),
     # datasets
     Mutation(
         "datasets.caches", "entries by these names", r"init_backend\['vaecache'\] = ", "init_backend['latents'] = "
@@ -170,6 +204,24 @@ MUTATIONS = (
         "on where the configuration says so",
         r"if self\.config\.gradient_checkpointing:",
         "if self.checkpointing:",
+    ),
+    Mutation(
+        "trainer.recalculate_training_steps",
+        "called on self",
+        r"self\._recalculate_training_steps\(\)",
+        "count_steps(self)",
+    ),
+    Mutation(
+        "trainer.recalculate_training_steps",
+        "counts the micro-batches",
+        r"self\.config\.total_num_batches = ",
+        "self.config.batches = ",
+    ),
+    Mutation(
+        "trainer.recalculate_training_steps",
+        "sets the steps",
+        r"self\.config\.max_train_steps = ",
+        "self.config.steps = ",
     ),
     Mutation("trainer.emit_event", "called on self", r"self\._emit_event\(", "send(self, "),
     Mutation("trainer.emit_event", "sends the very dict it got", r"send_raw\(event,", "send_raw(dict(event),"),

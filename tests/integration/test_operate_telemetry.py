@@ -5,6 +5,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
+
 from simpletuner_gh200.telemetry.reading import read_run
 
 RAMP = {
@@ -20,7 +22,8 @@ PROBE = Path(__file__).with_name("probe_telemetry.py")
 
 def test_every_optimizer_step_is_recorded(workbench):
     secret = "hf_" + "Qx7" * 11
-    workbench.configure(blocks=RAMP, max_train_steps=5, hub_model_id="a", tracker_run_name=secret)
+    named = {"hub_model_id": "a", "tracker_run_name": secret}
+    workbench.configure(blocks=RAMP, max_train_steps=5, checkpoint_step_interval=2, **named)
     run = workbench.train(probe=PROBE)
     assert run.ok, run.explain()
     path = run.output / "gh200" / "telemetry.jsonl"
@@ -30,6 +33,11 @@ def test_every_optimizer_step_is_recorded(workbench):
     assert [record["step"] for record in recorded.steps] == [1, 2, 3, 4, 5]
     assert recorded.start["features"]["telemetry"] == "on"
     assert recorded.end["status"] == "completed"
+    saved = [record["step"] for record in recorded.steps if record["save_seconds"] > 0]
+    assert saved == [2, 4], "a checkpoint's time is neither computing nor waiting"
+    seconds = recorded.end["seconds"]
+    assert seconds["save"] > 0 and seconds["finish"] > 0
+    assert sum(record["save_seconds"] for record in recorded.steps) == pytest.approx(seconds["save"])
     for record in recorded.steps:
         assert record["loss"] is not None
         assert 0 < record["data_wait_seconds"] < record["step_seconds"]

@@ -127,6 +127,9 @@ class Feature:
     def step_logged(self, values: dict[str, Any], step: int | None) -> None:
         """Values with everybody's metrics in them go to the trackers now; add to them in place."""
 
+    def checkpoint_saved(self, seconds: float) -> None:
+        """A checkpoint was written, or could not be, and took so long."""
+
     def event_sent(self, values: dict[str, Any]) -> None:
         """The metrics of a status event, everybody's in them, go out now; add to them in place."""
 

@@ -67,7 +67,7 @@ class Lifeline:
             connection.connect(address(token))
             if peer_of(connection)[1] != os.getuid():
                 raise ConnectionRefusedError("another user answers")
-            connection.sendall(b"%s\n" % json.dumps({"rank": environment.get("RANK", "0")}).encode())
+            connection.sendall(b"%s\n" % json.dumps({"rank": environment.get("RANK") or "0"}).encode())
             _, descriptors, _, _ = socket.recv_fds(connection, 1, MOST_DESCRIPTORS)
         except OSError as refused:
             connection.close()

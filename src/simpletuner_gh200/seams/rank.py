@@ -23,6 +23,7 @@ from simpletuner_gh200.seams.bootstrap import activate, point_at
 from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten
 from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.seams.whose import whose
 from simpletuner_gh200.telemetry.redact import redact_text
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -121,8 +122,8 @@ def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:
         say(_spoken(failure))
         runtime.outcome.fail(failure)
     except Exception as failure:  # noqa: BLE001 - said in full, as an unhandled one would be
+        runtime.failed(failure)
         say(traceback.format_exc().rstrip())
-        runtime.outcome.fail(failure)
     finally:
         try:
             runtime.close()
@@ -158,7 +159,9 @@ def _conclude(runtime: Runtime, say: Say) -> int:
         outcome.reason = "the seam trainer.train is off, so this is SimpleTuner's own word for it"
     if outcome.status == "not started":
         outcome.status = "failed"
-        outcome.reason = outcome.reason or "SimpleTuner stopped before training began; its own message is above"
+        if outcome.reason is None:  # an older release has printed a traceback that passed no seam of ours
+            outcome.reason = "SimpleTuner stopped before training began; its own message is above"
+            say(whose(runtime.seams_in_place))
     if outcome.status == "completed" and outcome.global_step < (outcome.max_train_steps or 0):
         outcome.reason = f"ended at step {outcome.global_step} of {outcome.max_train_steps}"
     if outcome.status == "completed" and outcome.reason:

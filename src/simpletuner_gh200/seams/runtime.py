@@ -19,6 +19,7 @@ from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.patch import Patches
 from simpletuner_gh200.seams.seam import WAITING, InstalledSeam, all_seams
+from simpletuner_gh200.seams.whose import mark
 from simpletuner_gh200.upstream.features import ON, Status, builds_on
 
 if TYPE_CHECKING:
@@ -81,11 +82,12 @@ class Phases:
     seconds: dict[str, float] = field(default_factory=dict)
     _since: float = field(default_factory=time.perf_counter)
 
-    def end(self, name: str) -> None:
-        """The time since the last call belongs to ``name``."""
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        self._since = now
+    def end(self, name: str, at: float | None = None) -> float:
+        """The time since the last call, up to now or to ``at``, belongs to ``name``; returns how long that was."""
+        now = time.perf_counter() if at is None else max(at, self._since)
+        length, self._since = now - self._since, now
+        self.seconds[name] = self.seconds.get(name, 0.0) + length
+        return length
 
 
 class Runtime:
@@ -207,6 +209,15 @@ class Runtime:
             method(*args)
 
     # -- the end ---------------------------------------------------------------------------------------
+
+    def failed(self, failure: BaseException) -> None:
+        """Record why the run fails, and mark SimpleTuner's traceback with what of ours is in place."""
+        self.outcome.fail(failure)
+        mark(failure, self.seams_in_place)
+
+    @property
+    def seams_in_place(self) -> list[str]:
+        return [name for name, seam in self.seams.items() if seam.ok]
 
     def close(self) -> None:
         """Let every feature release what it holds, whatever the others do. A forked child holds nothing of ours."""

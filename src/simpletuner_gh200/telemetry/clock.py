@@ -11,19 +11,20 @@ from dataclasses import dataclass
 class StepTimes:
     """Wall seconds of one optimizer step and what it consumed on this rank.
 
-    ``other`` is what is neither: logging, checkpoints, validation. On a GPU the kernels run behind the wall clock, so
-    the split is where the training loop waited, not where the device worked.
+    ``saving`` went into checkpoints; ``other`` is what is none of these: logging, validation. On a GPU the kernels run
+    behind the wall clock, so the split is where the training loop waited, not where the device worked.
     """
 
     seconds: float
     data_wait: float
     compute: float
+    saving: float
     micro_batches: int
     samples: int
 
     @property
     def other(self) -> float:
-        return max(0.0, self.seconds - self.data_wait - self.compute)
+        return max(0.0, self.seconds - self.data_wait - self.compute - self.saving)
 
 
 class StepClock:
@@ -43,6 +44,7 @@ class StepClock:
     def _reset(self) -> None:
         self._waited = 0.0
         self._computed = 0.0
+        self._saved = 0.0
         self._micro_batches = 0
         self._samples = 0
 
@@ -69,10 +71,20 @@ class StepClock:
         self._ready = None
         self._micro_batches += 1
 
+    def checkpoint_saved(self, seconds: float) -> None:
+        """Between two micro-batches, or while one is computed: SimpleTuner saves in either place."""
+        self._saved += seconds
+        if self._ready is not None:
+            self._ready += seconds
+        if self._asked is not None:
+            self._asked += seconds
+
     def step_done(self) -> StepTimes:
         """The window is complete; the next step begins now."""
         now = self._now()
-        times = StepTimes(now - self._step_began, self._waited, self._computed, self._micro_batches, self._samples)
+        times = StepTimes(
+            now - self._step_began, self._waited, self._computed, self._saved, self._micro_batches, self._samples
+        )
         self._step_began = now
         self._reset()
         return times

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
@@ -25,6 +26,17 @@ class Recorded:
     steps: list[dict[str, Any]] = field(default_factory=list)
     unreadable: int = 0
     """Lines that are no records: torn by a full disk or a kill."""
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, in order."""
+        return [record for record in (self.start, *self.steps, self.end) if record]
+
+    @property
+    def rank(self) -> int:
+        """As its file's name says: records of older versions don't."""
+        named = RANK_FILE.fullmatch(self.path.name)
+        return int(named[1]) if named else 0
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of a number in the step records; ``name`` may go down with slashes, as ``host/available``."""
@@ -68,6 +80,16 @@ def read_run(run: Path) -> Recorded:
             else:
                 add(recorded, record)
     return recorded
+
+
+RANK_FILE = re.compile(r"telemetry\.rank(\d+)\.jsonl")
+"""Of a process other than the main one, beside the run's own file."""
+
+
+def rank_files(folder: Path) -> list[Path]:
+    """What ranks other than the main one left in ``folder``, by rank."""
+    found = [(int(name[1]), file) for file in folder.iterdir() if (name := RANK_FILE.fullmatch(file.name))]
+    return [file for _rank, file in sorted(found)]
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

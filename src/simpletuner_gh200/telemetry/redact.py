@@ -21,7 +21,8 @@ from simpletuner_gh200.telemetry.secret_shapes import (
 HIDDEN = "<hidden>"
 
 # name=value, name: value, "name": "value", 'name': 'value' and, for flags, --name value; quotes may be escaped.
-_NAME = re.compile(r"(?P<flag>--[\w-]+)\s+|(?P<name>[\w-]+)\\?[\"']?\s*[=:]\s*")
+# A name is looked for where a word begins and taken whole (++): a long word without any is passed over once.
+_NAME = re.compile(r"(?<![\w-])(?:(?P<flag>--[\w-]++)\s+|(?P<name>[\w-]++)\\?[\"']?\s*[=:]\s*)")
 _QUOTED = r"\\?\"(?:[^\"\\]|\\.)*\"|\\?'(?:[^'\\]|\\.)*'|"
 _VALUE = re.compile(_QUOTED + r"[^\s,;}\])]+")
 _VARIABLE_VALUE = re.compile(_QUOTED + r"\S+")
@@ -91,12 +92,19 @@ def redact(value: Any, *, name: str = "") -> Any:
     if name and names_secret(name) and _worth_hiding(name, value):
         return HIDDEN
     if isinstance(value, Mapping):
+        if _is_tally(value):
+            return dict(value)
         return {_redact_key(key): redact(item, name=str(key)) for key, item in value.items()}
     if isinstance(value, str):
         return redact_text(value, name=name)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [redact(item) for item in value]
     return value
+
+
+def _is_tally(value: Mapping[Any, Any]) -> bool:
+    """How checks ended: ``{"pass": 17, "fail": 0}``. With no ``fail`` beside it a number may be a password."""
+    return {"pass", "fail"} <= value.keys() and all(isinstance(count, int) for count in value.values())
 
 
 def _worth_hiding(name: str, value: Any) -> bool:

@@ -2,6 +2,9 @@
 
 A shape is as narrow as its issuer lets it be: a prefix that means nothing else, and at least so many characters behind
 it. What could also be an ordinary word, a path or a checksum is not here, or has something beside it that tells.
+
+Text comes from anywhere and in any length. So what a shape may run over before it knows whether it fits is bounded:
+without that, every beginning of a shape in a long word costs a walk to the end of that word.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ _ISSUED = (
     r"KGAT_[A-Za-z0-9]{16,}",
     # models behind an API
     r"sk-(?:[a-z0-9]{1,12}-){0,3}[A-Za-z0-9]{20,}[A-Za-z0-9_-]*",
-    r"sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{16,}",
+    r"sk-(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Z])[\w-]{16,}",
     r"nvapi-[A-Za-z0-9_-]{20,}",
     r"r8_[A-Za-z0-9]{20,}",
     r"(?:gsk|tgp_v1|fw|rpa|jina)_[A-Za-z0-9_-]{24,}",
@@ -102,9 +105,21 @@ SHAPES: tuple[tuple[re.Pattern[str], int], ...] = (
     ),
     (re.compile(r"PuTTY-User-Key-File-\d[\s\S]*"), 0),
     # addresses that are secrets themselves
-    (re.compile(r"https?://[^\s\"']*(?:hooks\.|webhook|/hooks?/|/with/key/)[^\s\"']*[^\s\"',;)\]}]", re.IGNORECASE), 0),
-    # name and password in an address; the password may hold @ and /, but a port is none
-    (re.compile(r"(?<=://)[^\s\"'<>/@:]*:(?!\d{1,5}(?:[/?#,;)\s]|$))[^\s\"'<>]+(?=@[\w.\[-])"), 0),
+    (
+        re.compile(
+            r"https?://[^\s\"']{0,500}(?:hooks\.|webhook|/hooks?/|/with/key/)[^\s\"']*[^\s\"',;)\]}]", re.IGNORECASE
+        ),
+        0,
+    ),
+    # name and password in an address; the password may hold @ and /, but a port is none. A longer one, as tokens of
+    # package registries are, ends where another address begins.
+    (
+        re.compile(
+            r"(?<=://)[^\s\"'<>/@:]*:(?!\d{1,5}(?:[/?#,;)\s]|$))"
+            r"(?:[^\s\"'<>]{1,500}|(?:[^\s\"'<>:]|:(?!//))+)(?=@[\w.\[-])"
+        ),
+        0,
+    ),
     (re.compile(r"\bhttps?://([^\s\"'<>/@:]{12,}|(?=[^@/]*\d)[^\s\"'<>/@:]{6,})(?=@[\w.\[-])", re.IGNORECASE), 1),
     (re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_ISSUED)})"), 0),
     (re.compile(r"\b(?:Bearer|Token|ApiKey) ((?=[^\s]*\d)[A-Za-z0-9._~+/-]{8,}=*)", re.IGNORECASE), 1),

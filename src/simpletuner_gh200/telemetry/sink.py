@@ -58,7 +58,7 @@ class JsonLines:
         self._size += written
         self._torn = written < len(line)
         if self._torn:
-            raise OSError(28, "the disk took only part of a record")
+            raise OSError(28, "only part of a record could be written")
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream import syntax
 from simpletuner_gh200.upstream.check import check
 from simpletuner_gh200.upstream.source import JoinedSource
@@ -129,7 +130,8 @@ LONG = 120
 
 def review_lines(comparison: ReleaseComparison, *, full: bool = False) -> Iterator[str]:
     old, new = comparison.before.version, comparison.after.version
-    yield f"SimpleTuner {old} -> {new}: {len(comparison.changes)} seams touched, {len(comparison.untouched)} untouched"
+    touched, others = counted(len(comparison.changes), "seam"), len(comparison.untouched)
+    yield f"SimpleTuner {old} -> {new}: {touched} touched, {others} untouched"
     yield from _feature_lines(comparison)
     for change in comparison.changes:
         yield ""

@@ -46,7 +46,8 @@ class FeatureInfo:
 
 FEATURES: dict[str, FeatureInfo] = {
     "core": FeatureInfo("starting with SimpleTuner", needs=()),
-    "config": FeatureInfo("configuration blocks in JSON, TOML, ENV and the Web UI", needs=("core",)),
+    "config": FeatureInfo("configuration blocks in JSON, TOML and ENV", needs=("core",)),
+    "web_ui": FeatureInfo("a field for every key, in the Web UI"),
     "store": FeatureInfo("in-memory datasets"),
     "caches": FeatureInfo("unified-memory caches"),
     "batch_path": FeatureInfo("batches assembled straight from the caches", needs=("caches",)),

@@ -22,6 +22,8 @@ Kind = Literal["text", "int", "float", "switch", "any"]
 REMOVED = {
     "allow_tf32": "TF32 is on by itself; disable_tf32 turns it off",
     "crop": "it belongs into the dataset's entry",
+    # Never one: the earlier guides print it.
+    "enable_manual_validation": "not needed: the Web UI's button, or Trainer.register_manual_validation_trigger()",
     "enable_xformers_memory_efficient_attention": "attention_mechanism chooses now",
     **dict.fromkeys(
         (
@@ -32,7 +34,8 @@ REMOVED = {
         "until 4.x",
     ),
 }
-"""Options that a release had and a later one has no longer, and what became of them; for a better message only."""
+"""Options that a release had, or people think so, and a later one has no longer, and what became of them; for a better
+message only."""
 
 _NEAR = 0.7
 _VARIABLE_NEAR = 0.85

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.features import FEATURES
@@ -65,6 +66,17 @@ def support_table(releases: Iterable[Release]) -> str:
         lines.append(f"| {_span(members)} | {len(members)} | {executed} | {' | '.join(cells)} |")
         notes.extend(f"- {_span(members)}: {name} is {reason}" for name, reason in members[0].off.items())
     return "\n".join([*lines, "", *(notes or ["No feature is off on any of these releases."])])
+
+
+def support_document(releases: Iterable[Release]) -> dict[str, Any]:
+    """What the table says, for scripts."""
+    return {
+        "features": list(FEATURES),
+        "releases": [
+            {"version": release.version, "off": release.off, "executed": EXECUTED.get(release.version)}
+            for release in releases
+        ],
+    }
 
 
 def replace_block(page: str, table: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,3 +107,12 @@ def test_a_full_disk_is_found_behind_other_exceptions():
     assert disk_full(failure, []) == "a disk is full, or its quota used up"
     assert disk_full(ValueError("something else"), []) is None
     assert disk_full(RuntimeError("PytorchStreamWriter failed"), []) is None, "another error of its writer"
+
+
+def test_a_run_under_gh200_train_tells_its_summary_over_the_line():
+    """Without it a completed run looks like a rank that ended without a word."""
+    runtime, told = Runtime(Launch()), []
+    runtime.lifeline = SimpleNamespace(tell=lambda **message: told.append(message))
+    runtime.outcome = RunOutcome(status="completed")
+    rank._leave_summary(runtime)
+    assert [message["summary"]["status"] for message in told] == ["completed"]

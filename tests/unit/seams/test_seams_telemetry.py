@@ -18,6 +18,7 @@ from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
 from simpletuner_gh200.seams.features.telemetry.sources import _device_numbers
 from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.telemetry.fields import undescribed
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.upstream.features import ON
 
@@ -103,6 +104,18 @@ def test_a_step_reaches_file_trackers_and_events(loop, tmp_path: Path) -> None:
     assert (record["effective_batch"], record["micro_batches"], record["loss"]) == (6, 1, 0.5)
 
 
+def test_every_field_of_a_record_is_described(loop, tmp_path: Path) -> None:
+    runtime, _trainer, talkative, step = loop
+    talkative.telemetry = dict  # has nothing to tell
+    step(1)
+    runtime.outcome.status = "completed"
+    runtime.close()
+    records = read_run(tmp_path).records
+    assert [record["kind"] for record in records] == ["start", "step", "end"]
+    assert [undescribed(record) for record in records] == [[], [], []]
+    assert undescribed({"kind": "step", "host": {"available": 1, "surprise": 2}}) == ["host.surprise"]
+
+
 def test_other_values_on_their_way_to_trackers_are_left_alone(loop) -> None:
     runtime, _trainer, _talkative, _step = loop
     values = {"validation_image": 1}
@@ -175,4 +188,6 @@ def test_once_broken_thread_and_file_are_still_let_go(loop, monkeypatch) -> None
 
 def test_a_device_tells_what_torch_reserved_of_it():
     device: Any = SimpleNamespace(memory=lambda: NvmlMemory(96, 43, 53), link_traffic=lambda: None)
-    assert _device_numbers(device, lambda: 40) == {"total": 96, "used": 43, "free": 53, "reserved": 40}
+    numbers = _device_numbers(device, lambda: 40)
+    assert numbers == {"total": 96, "used": 43, "free": 53, "reserved": 40}
+    assert undescribed({"kind": "step", "device": numbers}) == []

@@ -105,6 +105,13 @@ def test_numbers_and_switches() -> None:
     assert redact(given) == {"push_to_hub_token": True, "password": HIDDEN, "num_tokens": 77, "hub_token": None}
 
 
+def test_a_tally_of_checks_is_none() -> None:
+    tally = {"pass": 17, "warn": 1, "fail": 0, "ok": True}
+    assert redact({"summary": tally}) == {"summary": tally}
+    assert redact({"pass": 1234, "user": "somebody"})["pass"] == HIDDEN
+    assert redact({"pass": 1234, "fail": "over"})["pass"] == HIDDEN
+
+
 def test_a_secret_as_a_key_of_a_mapping() -> None:
     assert SHAPES["hub token"] not in json.dumps(redact({SHAPES["hub token"]: {"a": 1}}))
 

@@ -5,6 +5,9 @@ Every token here is made up; a prefix is joined to its rest at run time, so that
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 
 from simpletuner_gh200.telemetry.redact import HIDDEN, names_secret, redact, redact_command, redact_text
@@ -219,3 +222,34 @@ def test_what_only_looks_like_one_stays(text: str) -> None:
 def test_a_commit_in_a_configuration_stays_and_a_key_beside_it_goes() -> None:
     given = {"revision": HEX[:40], "model_commit": HEX[:40], "note": HEX[:40], "unconditional_pass": "cfg"}
     assert redact(given) == {**given, "note": HIDDEN}
+
+
+@pytest.mark.parametrize("length", [20, 600, 5000])
+def test_a_password_in_an_address_is_hidden_whatever_its_length(length: int) -> None:
+    password = ("Zq7-x." * length)[:length]
+    shown = redact_text(f"PIP_INDEX_URL https://aws:{password}@registry.example/simple and https://other.example/a:b")
+    assert "Zq7" not in shown
+    assert shown.endswith("@registry.example/simple and https://other.example/a:b")
+
+
+@pytest.fixture
+def patience() -> Iterator[None]:
+    """A test that hangs fails; it says nothing about how long something should take."""
+
+    def give_up(*_: object) -> None:
+        pytest.fail("it does not come to an end")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "word", ["a", "a-", "0123456789abcdef", "://", "://a:b", "http://", "sk-", "eyJ", "key='", "token ", "-u ", "b@"]
+)
+def test_a_long_word_is_gone_through_once(word: str, patience: None) -> None:
+    """An image as text in a setting, a list of all files in an error: a walk per letter would take hours."""
+    text = word * (100_000 // len(word))
+    assert redact_text(f"{text}\n password=hunter2").endswith(f"\n password={HIDDEN}")

@@ -68,7 +68,7 @@ def test_a_broken_seam_is_a_regression_and_leads_the_review() -> None:
     found = compared(OLD.replace("def train(self)", "def train(self, n)"))
     assert not found.ok
     lines = list(review_lines(found))
-    assert lines[0] == "SimpleTuner 1 -> 2: 1 seams touched, 0 untouched"
+    assert lines[0] == "SimpleTuner 1 -> 2: 1 seam touched, 0 untouched"
     assert lines[1].startswith("  feature ramp: on -> off: seam t: T.train(self, n)")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scripts.feature_matrix import observations
 from scripts.feature_matrix.matrix import FAILED, PASSED, SKIPPED, Row, Skip, attempt, show
-from scripts.feature_matrix.runs import Run, need_backend
+from scripts.feature_matrix.runs import Kept, Run, need_backend, trained_weights
 
 ASKED = {"what": "manual validation taken", "global_step": 2, "window_closed": True, "steps": 2}
 MADE = {"what": "validation ran", "global_step": 2, "window_closed": True, "steps": 2, "images": 2}
@@ -100,3 +101,30 @@ def test_one_phase_with_another_backend_fails() -> None:
 
 def test_the_guides_spelling_is_understood() -> None:
     assert need_backend("native_math") == "native-math"
+
+
+def test_folders_are_put_back_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a").write_text("before")
+    kept = Kept(tmp_path, ("data",))
+    (tmp_path / "data" / "a").write_text("after")
+    (tmp_path / "data" / "b").write_text("new")
+    for _again in range(2):
+        kept.restore()
+        assert [(path.name, path.read_text()) for path in (tmp_path / "data").iterdir()] == [("a", "before")]
+
+
+def test_weights_are_compared_by_their_bytes_and_not_by_their_files(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    def left(name: str, last: int, metadata: dict[str, str]) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        weights = {"w": np.array([1, last], np.uint8)}
+        save_file(weights, str(folder / "pytorch_lora_weights.safetensors"), metadata)
+        return folder
+
+    stock = trained_weights(left("stock", 2, {"made": "by stock"}))
+    assert stock == trained_weights(left("same", 2, {"made": "by us"}))
+    assert stock != trained_weights(left("other", 3, {}))
+    assert trained_weights(tmp_path / "nothing") == {}

@@ -94,6 +94,7 @@ def test_flags_are_judged_as_they_are_typed() -> None:
     assert "did you mean '--dry-run'?" in str(CHECKER.flags(["--dry_run"])[0])
     assert "'--learning_rate'?" in str(CHECKER.flags(["--learning-rate=1"])[0])
     assert "unknown" in str(CHECKER.flags(["--repeats=1"])[0])  # a key of files only
+    assert "register_manual_validation_trigger()" in str(CHECKER.flags(["--enable_manual_validation"])[0])
 
 
 def test_variables_of_an_env_file() -> None:

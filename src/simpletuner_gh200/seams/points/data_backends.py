@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from simpletuner_gh200.config.datasets import with_in_memory_for_all
+from simpletuner_gh200.config.datasets import IN_MEMORY, with_in_memory_for_all
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
@@ -43,7 +43,20 @@ def _split_buckets(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [wrap_method(module.MetadataBackend, "split_buckets_between_processes", after)]
 
 
+def _builder(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """A page that scans or shows such a dataset reads its files where they are; only a run holds them in memory."""
+
+    def local_for_ours(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        def call(backend_type: str, *rest: Any, **options: Any) -> Any:
+            return wrapped("local" if backend_type == IN_MEMORY else backend_type, *rest, **options)
+
+        return call(*args, **kwargs)
+
+    return [wrap_method(module, "create_backend_builder", local_for_ours)]
+
+
 SEAMS = (
+    Seam("backend.builder_map", _builder),
     Seam("datasets.load_configuration", _load_configuration),
     Seam("datasets.local_builder", _local_builder),
     Seam("metadata.split_buckets", _split_buckets),

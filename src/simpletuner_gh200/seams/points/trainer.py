@@ -13,6 +13,7 @@ from simpletuner_gh200.seams.configure import configure_from
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
 from simpletuner_gh200.seams.runtime import Runtime
+from simpletuner_gh200.seams.saving import SavingWatch
 from simpletuner_gh200.seams.seam import Seam
 
 
@@ -70,7 +71,7 @@ def _init_data_backend(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         try:
             result = wrapped(*args, **kwargs)
         except Exception as failure:  # older releases print it and exit 0, and only we can say what it was
-            runtime.outcome.fail(failure)
+            runtime.failed(failure)
             raise
         runtime.enters("filling the caches")
         runtime.call("data_ready", instance)
@@ -111,11 +112,12 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         runtime.phases.end("model load")
         outcome = runtime.outcome
         outcome.status = "training"
-        outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
         outcome.global_step = int(instance.state.get("global_step", 0))
-        preemption = Preemption(instance)
+        preemption, saving = Preemption(instance), SavingWatch(instance, runtime)
+        saving.install()
         runtime.enters("training", checkpoints=runtime.lifeline is not None and preemption.install())
         runtime.call("before_train", instance)
+        outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
         try:
             result = wrapped(*args, **kwargs)
             outcome.status = "completed"
@@ -132,12 +134,13 @@ def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
                 outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
             raise
         except Exception as failure:
-            outcome.fail(failure)
+            runtime.failed(failure)
             raise
         finally:
             outcome.global_step = int(instance.state.get("global_step", 0))
-            runtime.phases.end("train")
+            saving.conclude(completed=outcome.status == "completed")
             runtime.unwind("after_train", instance)
+            saving.remove()
             preemption.uninstall()
 
     return [wrap_method(module.Trainer, "train", around)]

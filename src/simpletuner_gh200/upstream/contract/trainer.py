@@ -283,6 +283,29 @@ SHOULD_CHECKPOINT_EPOCH = SeamSpec(
 )
 
 
+RECALCULATE_STEPS = SeamSpec(
+    name="trainer.recalculate_training_steps",
+    module=MODULE,
+    qualname="Trainer._recalculate_training_steps",
+    parameters=("self",),
+    features=("ramp",),
+    reason="a run that is given by its epochs has as many steps as their data have windows",
+    facts=(
+        _called_on_self("Trainer._recalculate_training_steps"),
+        Fact(
+            "counts the micro-batches",
+            "the windows are counted by the same number",
+            facts.assigns("Trainer._recalculate_training_steps", "self.config.total_num_batches"),
+        ),
+        Fact(
+            "sets the steps",
+            "what it sets is replaced right after it",
+            facts.assigns("Trainer._recalculate_training_steps", "self.config.max_train_steps"),
+        ),
+    ),
+)
+
+
 SPECS = (
     PARSE_ARGUMENTS,
     INIT_DATA_BACKEND,
@@ -296,4 +319,5 @@ SPECS = (
     MANUAL_VALIDATION,
     MANUAL_CHECKPOINT,
     SHOULD_CHECKPOINT_EPOCH,
+    RECALCULATE_STEPS,
 )

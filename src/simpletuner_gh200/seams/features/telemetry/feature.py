@@ -105,6 +105,10 @@ class TelemetryFeature(Feature):
         values.update(self._last)
 
     @harmless
+    def checkpoint_saved(self, seconds: float) -> None:
+        self._clock.checkpoint_saved(seconds)
+
+    @harmless
     def event_sent(self, values: dict[str, Any]) -> None:
         values.update(self._last)
 

@@ -1,0 +1,45 @@
+"""A rank that ``accelerate launch train.py`` starts is checked first, once per node, and not where somebody did so."""
+
+from __future__ import annotations
+
+import pytest
+
+from simpletuner_gh200 import launch
+from simpletuner_gh200.errors import ConfigError, Problem
+from simpletuner_gh200.seams.lifeline import LIFELINE
+from simpletuner_gh200.seams.rank import KILL_SWITCH
+
+
+@pytest.fixture
+def called(monkeypatch):
+    found = []
+    for name in (LIFELINE, KILL_SWITCH, "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "run_rank", lambda arguments, _say: found.append(("trained", *arguments)) or 0)
+    monkeypatch.setattr(
+        launch, "check_rank", lambda arguments, _say: found.append(("checked", *arguments)) or ("a note",)
+    )
+    return found
+
+
+def test_it_is_checked_and_told_before_it_trains(called, capsys):
+    assert launch.main(["--config", "x.json"]) == 0
+    assert called == [("checked", "--config", "x.json"), ("trained", "--config", "x.json")]
+    assert capsys.readouterr().err == "gh200: a note\n"
+
+
+@pytest.mark.parametrize("variable", [(LIFELINE, "abc"), (KILL_SWITCH, "0"), ("LOCAL_RANK", "1")], ids=lambda v: v[0])
+def test_it_is_not_checked_twice_nor_where_we_are_off(called, monkeypatch, variable):
+    monkeypatch.setenv(*variable)
+    assert launch.main([]) == 0
+    assert called == [("trained",)]
+
+
+def test_what_is_wrong_ends_it_there(called, monkeypatch, capsys):
+    def refuse(_arguments, _say):
+        raise ConfigError([Problem("lerning_rate", "unknown", "did you mean 'learning_rate'?")], source="x.json")
+
+    monkeypatch.setattr(launch, "check_rank", refuse)
+    assert launch.main([]) == 2
+    assert called == []
+    assert "lerning_rate" in capsys.readouterr().err
