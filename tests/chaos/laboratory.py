@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.cache.pack import Item, Pack, PackEntry, write_pack
+from simpletuner_gh200.cache.pack_place import SUFFIX
 from tests.integration.workbench import Forge, JobResult, Workbench
 
-STEPS = 4
+STEPS = 12
+"""An epoch: every image and caption is used, so whatever happens to its pack or cache file counts."""
+
 FEATURES: dict[str, Any] = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
 IN_MEMORY: dict[str, Any] = {"type": "in_memory"}
 PHASES = {
@@ -62,6 +67,21 @@ class Laboratory:
         self._index_again()
         self.configure()
 
+    def spread_packs(self, count: int) -> Iterator[tuple[int, Path]]:
+        """The pack of each cache as ``count`` packs of some entries each; (number, pack), numbers beginning at 0."""
+        for whole in sorted(self.packs.glob(f"*/*{SUFFIX}")):
+            folder = os.open(whole.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with Pack(whole) as pack:
+                    parts = [list(pack.entries())[number::count] for number in range(count)]
+                    whole.unlink()
+                    for number, entries in enumerate(parts):
+                        name = f"{number + 1:08d}{SUFFIX}"
+                        write_pack(folder, name, (_item(pack, entry) for entry in entries), pack.made_by)
+                        yield number, whole.parent / name
+            finally:
+                os.close(folder)
+
     def forget_training(self) -> None:
         """No checkpoints, the index as it was: the next run begins as the undisturbed one did. Packs stay."""
         for path in self.project.output.iterdir():
@@ -75,7 +95,7 @@ class Laboratory:
             shutil.copy2(path, self.project.images / path.name)
 
     def configure(self, blocks: Mapping[str, Any] | None = None, **overrides: Any) -> None:
-        given = {"checkpoint_step_interval": 2, **overrides}
+        given = {"checkpoint_step_interval": STEPS // 2, **overrides}
         self._bench.configure(blocks=dict(FEATURES if blocks is None else blocks), dataset=IN_MEMORY, **given)
 
     def bits(self) -> dict[str, bytes]:
@@ -85,6 +105,12 @@ class Laboratory:
     def reference_bits(self) -> dict[str, bytes]:
         assert self.reference is not None
         return tensors(self.reference.output / "pytorch_lora_weights.safetensors")
+
+
+def _item(pack: Pack, entry: PackEntry) -> Item:
+    layout, payload = pack.layout(entry), pack.payload(entry)
+    assert layout is not None and payload is not None
+    return Item(entry.path, entry.identity, entry.flags, layout, payload.copy())
 
 
 def tensors(path: Path) -> dict[str, bytes]:

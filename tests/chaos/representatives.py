@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 
 
+def phases(*before: str) -> list[Any]:
+    """``training``, where SimpleTuner's releases differ in how they end; ``before`` it one release stands for all."""
+    return [*(pytest.param(phase, marks=pytest.mark.only_release("4.")) for phase in before), "training"]
+
+
 def only(kept: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     """``cases`` for ``parametrize``, all but those of ``kept`` marked ``chaos``."""
     few = list(kept)

@@ -135,6 +135,7 @@ def test_a_full_output_folder(packed, train, tmp_path):
 
 
 @pytest.mark.chaos
+@pytest.mark.only_release("4.")
 def test_caches_where_nothing_may_be_written(packed, train, tmp_path):
     """Packs are a help, not a need."""
     shut = tmp_path / "shut"
@@ -149,6 +150,7 @@ def test_caches_where_nothing_may_be_written(packed, train, tmp_path):
 
 
 @pytest.mark.chaos
+@pytest.mark.only_release("4.")
 @pytest.mark.parametrize("redirection", ["<&-", ">&- 2>&-"])
 def test_a_run_with_closed_streams(packed, train, redirection):
     command = train(packed, redirection=redirection)

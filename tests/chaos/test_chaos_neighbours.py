@@ -55,6 +55,7 @@ def test_planted_links_are_not_followed(tmp_path, start, give_away, words):
 
 
 @pytest.mark.chaos
+@pytest.mark.only_release("4.")
 @pytest.mark.parametrize("kind", ["packs", "links"])
 def test_a_run_among_planted_things_trains_the_same(packed, train, tmp_path, give_away, kind):
     """Packs of theirs with other tensors in them; a link in the place of a folder of ours."""
@@ -78,6 +79,7 @@ def test_a_run_among_planted_things_trains_the_same(packed, train, tmp_path, giv
 
 
 @pytest.mark.chaos
+@pytest.mark.only_release("4.")
 def test_ranks_meet_among_planted_names(laboratory, train, tmp_path, give_away):
     """Two ranks. Folders with names like those of their meeting places, of others and the user's own, stay."""
     tmp = tmp_path / "t"

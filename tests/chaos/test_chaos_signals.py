@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from tests.chaos.laboratory import PHASES, STEPS
+from tests.chaos.representatives import phases
 
 MANY = "--max_train_steps=4000"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -27,7 +28,7 @@ def test_terminated_at_its_second_checkpoint(laboratory, train):
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
-@pytest.mark.parametrize("phase", ["importing", "reading data", "training"])
+@pytest.mark.parametrize("phase", phases("importing", "reading data"))
 def test_a_signal_ends_every_phase(laboratory, train, phase, number):
     command = train(laboratory, MANY)
     command.wait_until(command.rank, "a rank was there")
@@ -53,6 +54,7 @@ def test_a_second_signal_ends_the_patience(laboratory, train):
 
 
 @pytest.mark.chaos
+@pytest.mark.only_release("4.")
 def test_nohup_survives_the_logout(packed, train):
     command = train(packed, through=["nohup"])
     command.wait_until(command.rank, "a rank was there")

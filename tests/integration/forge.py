@@ -124,9 +124,9 @@ def train(job: dict) -> int:
         exec(job["code"], {})
         return 0
     if not job["stock"]:
-        from simpletuner_gh200.launch import main
+        from simpletuner_gh200.seams.rank import run_rank
 
-        return main(job["argv"])
+        return run_rank(job["argv"], lambda words: print(words, file=sys.stderr, flush=True))
     import torch
 
     torch.Tensor.pin_memory = lambda self, device=None: self

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -88,14 +89,52 @@ def test_slips_in_simpletuners_own_options_stop_before_it_is_imported(workbench)
         assert meant in shown, shown
 
 
+GUIDES = (
+    "accelerate launch --config_file accelerate_config_gh200.yaml train.py --config config/gh200_in_memory_example.json"
+)
+"""As the earlier guides print it, in a folder that ``gh200 examples`` made."""
+
+
+def in_bash(line: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=folder,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+
+
 @pytest.mark.one_release("4.")
-def test_accelerate_launch_with_our_module(workbench):
-    workbench.configure(max_train_steps=2)
-    words = ("accelerate", "launch", "--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no")
-    words += ("--dynamo_backend=no", "-m", "simpletuner_gh200.launch", "--config", str(workbench.project.config))
-    ended = run(workbench, *words)
+def test_the_guides_launch_line_trains_as_it_stands(workbench, tmp_path):
+    blocks = {"gh200_optimizations": RAMP, "cache_config": {"vae_cache_type": "unified_memory"}}
+    workbench.configure(blocks=blocks, dataset={"type": "in_memory"}, max_train_steps=2)
+    folder = workbench.project.folder / "guides"
+    made = in_bash(f"gh200 examples {folder}", tmp_path)
+    assert made.returncode == 0, made.stdout
+    example = folder / "config" / "gh200_in_memory_example.json"
+    shutil.copy(workbench.project.config, example)
+    left = {"SIMPLETUNER_GH200_SUMMARY_DIR": str(tmp_path)}
+    ended = in_bash(f"source scripts/setup_gh200_env.sh\n{GUIDES}", folder, **left)
     assert ended.returncode == 0, ended.stdout[-4000:]
     assert (workbench.project.output / "pytorch_lora_weights.safetensors").is_file()
+    summary = json.loads((tmp_path / "rank-0.json").read_text())
+    assert summary["global_step"] == 2
+    assert {name: summary["features"][name] for name in ("store", "caches", "ramp")} == dict.fromkeys(
+        ("store", "caches", "ramp"), "on"
+    )
+
+    example.write_text(json.dumps({**json.loads(example.read_text()), "lerning_rate": 1}))
+    refused = in_bash(GUIDES, folder)
+    assert refused.returncode != 0
+    assert "'learning_rate'?" in refused.stdout, refused.stdout[-4000:]
+    alone = in_bash("python train.py --config config/gh200_in_memory_example.json", folder, PYTHONPROFILEIMPORTTIME="1")
+    assert alone.returncode == 2
+    imported = {line.rpartition("|")[2].strip() for line in alone.stdout.splitlines() if "import time:" in line}
+    assert "simpletuner_gh200.operate.preflight" in imported
+    assert not {"simpletuner", "simpletuner.train", "torch", "accelerate"} & imported, "refused before any of them"
 
 
 def test_plain_simpletuner_opts_in_by_a_variable(workbench):
@@ -106,12 +145,27 @@ def test_plain_simpletuner_opts_in_by_a_variable(workbench):
     assert (workbench.project.output / "pytorch_lora_weights.safetensors").is_file()
 
 
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """Also by a test that failed: its job would train beside those that come after."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()
+
+
 def start(workbench, *flags: str, output: Path) -> subprocess.Popen[bytes]:
     command = [str(BIN / "gh200"), "train", "--config", str(workbench.project.config), *flags]
     with output.open("wb") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=workbench.project.folder, env=environment(), stdout=log, stderr=subprocess.STDOUT
         )
+    STARTED.append(process)
+    return process
 
 
 def ranks_of(process: subprocess.Popen[bytes], count: int) -> list[psutil.Process]:
@@ -140,6 +194,7 @@ def test_a_launcher_that_is_killed_takes_all_with_it(workbench, tmp_path, ranks)
     assert alive == []
 
 
+@pytest.mark.one_release("4.")
 def test_one_job_at_a_time_and_an_interrupt_is_one_line(workbench, tmp_path):
     """In training, after a checkpoint: a second job is refused; Ctrl-C leaves a line, a checkpoint and nothing else."""
     workbench.configure(max_train_steps=500, checkpoint_step_interval=1, checkpoints_total_limit=2)

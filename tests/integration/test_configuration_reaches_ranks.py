@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.operate.ranks import rank_table, read_ranks
+from simpletuner_gh200.telemetry.reading import read_run
+
 PROBE = Path(__file__).with_name("probe_runtime.py")
 RAMP = {
     "enable_batch_size_rampup": True,
@@ -85,6 +88,10 @@ def test_both_ranks_get_them(workbench):
     run = workbench.train(world=2, probe=PROBE)
     assert run.ok, run.explain()
     assert run.records[0]["settings"] == run.records[1]["settings"]
+    ranks = read_ranks(read_run(run.output))
+    assert [(rank.rank, rank.start["rank"], len(rank.steps)) for rank in ranks] == [(0, 0, 2), (1, 1, 2)]
+    table = rank_table(ranks)
+    assert table is not None and table.missing == () and len(table.rows) == 2, "and one report shows both"
 
 
 def test_flags_override_the_file(workbench):

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from simpletuner_gh200.upstream.spec import all_specs
+
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_losses_and_weights_are_stock(workbench, world):
@@ -21,7 +23,11 @@ def test_losses_and_weights_are_stock(workbench, world):
 def test_every_seam_is_installed(workbench):
     run = workbench.known()
     assert run.ok, run.explain()
-    assert set(run.summaries[0]["seams"].values()) == {"ok"}
+    seams = run.summaries[0]["seams"]
+    of_pages = {name for name, spec in all_specs().items() if spec.features == ("web_ui",)}
+    assert {seams[name] for name in seams.keys() - of_pages} == {"ok"}
+    loaded = {seams[name] for name in seams.keys() & of_pages}
+    assert loaded <= {"ok", "off: its module was not imported"}, "a run without the Web UI loads nothing for its pages"
 
 
 def test_the_output_folder_holds_nothing_of_ours(workbench):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, get_args
 
-from simpletuner_gh200.config.blocks import STATE_VARIABLES
+from simpletuner_gh200.config.blocks import ACTIVATIONS_VARIABLE, STATE_VARIABLES, StateSettings
 from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.part import flag_from_text
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -86,6 +88,99 @@ def rejected_keys(text: str, torch: TorchBuild | None) -> list[str]:
     if torch is None:
         return []
     return [key for key, _value in split_options(text) if not torch.knows(key)]
+
+
+# -- the keys of the earlier guides --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What becomes of one variable."""
+
+    kept: str
+    """What stock torch may see; empty: unset the variable."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The same wishes as keys of ``gh200_optimizations``."""
+    problems: tuple[str, ...] = ()
+    """Values that could not be read; these were dropped."""
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.settings or self.problems)
+
+
+def translate(text: str) -> Translation:
+    """Take our keys out of an allocator configuration; without any, the text stays to the letter."""
+    options = split_options(text)
+    if not any(key in OUR_KEYS for key, _ in options):
+        return Translation(text)
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in options:
+        if key in OUR_KEYS:
+            try:
+                settings[key] = _value(key, value)
+            except ValueError as unreadable:
+                problems.append(f"{key}:{value} ({unreadable})")
+    kept = join_options([(key, value) for key, value in options if key not in OUR_KEYS])
+    return Translation(kept, settings, tuple(problems))
+
+
+def _value(key: str, text: str) -> Any:
+    if key == "use_uvm":
+        return flag_from_text(text)
+    if key == "uvm_oversubscription_ratio":
+        ratio = float(text)
+        if not ratio > 0:
+            raise ValueError("a number above 0 is accepted")
+        return ratio
+    accepted = get_args(StateSettings.model_fields[key].annotation)
+    if text not in accepted:
+        raise ValueError(f"accepted: {', '.join(accepted)}")
+    return text
+
+
+def knows_uvm(torch: TorchBuild | None) -> bool:
+    """Is this a build with an allocator of its own for these keys? A CPU build has none that could."""
+    return torch is not None and torch.cuda is not None and all(torch.knows(key) for key in OUR_KEYS)
+
+
+def notice(variable: str, found: Translation) -> str:
+    """What a user is told."""
+    moved = ", ".join(f"{key}={value}" for key, value in found.settings.items())
+    text = f"{variable}: stock PyTorch doesn't know these keys and would crash on them"
+    if moved:
+        text += f"; taken over as gh200_optimizations: {moved}"
+    if found.settings.get("use_uvm"):
+        text += f"; {INSTEAD}"
+    if found.problems:
+        text += f"; dropped: {', '.join(found.problems)}"
+    return text
+
+
+def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The environment of a run with the extension on, and what to tell about it.
+
+    Our keys leave the allocator's variables. Their wishes go on as our own variables, which the configuration
+    overrides. A build of torch that knows the keys keeps them.
+    """
+    settled, told = dict(environment), []
+    for name in VARIABLES:
+        found = translate(settled.get(name, ""))
+        if not found.changed or knows_uvm(find_torch()):
+            continue
+        settled.pop(name)
+        if found.kept:
+            settled[name] = found.kept
+        for key, value in found.settings.items():
+            settled.setdefault(OUR_KEYS[key], str(value))
+        if found.settings.get("use_uvm"):
+            settled.setdefault(ACTIVATIONS_VARIABLE, "auto")
+        told.append(notice(name, found))
+    return settled, told
+
+
+# -- reading a torch -----------------------------------------------------------------------------------
 
 
 def _assigned(text: str, name: str) -> str | None:

@@ -25,26 +25,55 @@ CacheType = Literal["unified_memory", "standard"]
 class CacheSettings(PartModel):
     """Which of SimpleTuner's caches live in slabs, and with what budgets."""
 
-    vae_cache_type: CacheType = Field(default="standard", description="VAE latents.")
-    text_cache_type: CacheType = Field(default="standard", description="Text embeds.")
-    image_embed_cache_type: CacheType | None = Field(default=None, description="Image embeds; unset: as text.")
-    audio_cache_type: CacheType | None = Field(default=None, description="Audio latents; unset: as vae.")
-    distillation_cache_type: CacheType = Field(default="standard", description="Distillation caches.")
-    cache_dir: str | None = Field(
-        default=None, min_length=1, description="Folder of the packs; unset: <output_dir>/gh200/cache."
+    vae_cache_type: CacheType = Field(
+        title="VAE latents",
+        default="standard",
+        description="VAE latents: unified_memory serves them from slabs, standard leaves them to SimpleTuner.",
     )
-    persistent_cache: bool = Field(default=True, description="Write and load packs; false: memory only.")
+    text_cache_type: CacheType = Field(
+        title="Text embeds", default="standard", description="Text embeds, from slabs or as SimpleTuner has them."
+    )
+    image_embed_cache_type: CacheType | None = Field(
+        title="Image embeds", default=None, description="Image embeds; unset: as text."
+    )
+    audio_cache_type: CacheType | None = Field(
+        title="Audio latents", default=None, description="Audio latents; unset: as vae."
+    )
+    distillation_cache_type: CacheType = Field(
+        title="Distillation caches", default="standard", description="Distillation caches."
+    )
+    cache_dir: str | None = Field(
+        title="Folder of the packs",
+        default=None,
+        min_length=1,
+        description="Folder of the packs; unset: <output_dir>/gh200/cache.",
+    )
+    persistent_cache: bool = Field(
+        title="Keep packs on disk", default=True, description="Write and load packs; false: memory only."
+    )
     memory_limit_gb: float | None = Field(
-        default=None, gt=0, strict=False, description="Host budget in GiB; unset: from MemAvailable and the cgroup."
+        title="Memory limit",
+        default=None,
+        gt=0,
+        strict=False,
+        description="Host budget in GiB; unset: from MemAvailable and the cgroup.",
     )
     hbm_limit_gb: float | None = Field(
-        default=None, ge=0, strict=False, description="Device copies of text embeds, GiB; unset: none."
+        title="HBM for text embeds",
+        default=None,
+        ge=0,
+        strict=False,
+        description="Device copies of text embeds, GiB; unset: none.",
     )
     slab: Literal["auto", "registered", "managed", "host"] = Field(
-        default="auto", description="How slabs are allocated; an explicit choice is obeyed or refused."
+        title="Kind of slab",
+        default="auto",
+        description="How slabs are allocated; an explicit choice is obeyed or refused.",
     )
     fill: Literal["background", "start", "lazy"] = Field(
-        default="background", description="Fill while training runs, before it starts, or only on first use."
+        title="When caches are filled",
+        default="background",
+        description="Fill while training runs, before it starts, or only on first use.",
     )
 
     def served(self) -> dict[str, bool]:
@@ -65,6 +94,7 @@ class HintSettings(PartModel):
     """Placement hints."""
 
     enable_uvm_hints: bool | None = Field(
+        title="Placement hints",
         default=None,
         description="Placement hints on batches and slabs. Overrides the environment; implied true by any cache of "
         "type unified_memory; false also returns the caches to standard.",
@@ -81,42 +111,53 @@ class StateSettings(PartModel):
     """Model state beyond HBM: optimizer state and EMA in Grace memory."""
 
     use_uvm: bool = Field(
-        default=False, description="Keep optimizer state and EMA in Grace memory, in place over the link."
+        title="Optimizer state and EMA in Grace",
+        default=False,
+        description="Keep optimizer state and EMA in Grace memory, in place over the link.",
     )
     uvm_oversubscription_ratio: float = Field(
+        title="Most of it, as a multiple of HBM",
         default=5.0,
         gt=0,
         strict=False,
-        description="Most that is kept there, as a multiple of HBM; never more than the host can really give.",
+        description="The most that is kept there, as a multiple of HBM; never more than the host can really give.",
     )
     uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = Field(
+        title="Access pattern",
         default="gpu_first",
         description="gpu_first: HBM up to a budget, Grace beyond; cpu_first: Grace; balanced: managed memory, whose "
         "pages the driver moves.",
     )
     uvm_scope: Literal["optimizer", "all"] = Field(
+        title="What goes there",
         default="optimizer",
         description="What goes there: optimizer state and EMA, or everything that the training thread allocates.",
     )
     uvm_hbm_budget_gb: float | None = Field(
+        title="State kept in HBM",
         default=None,
         ge=0,
         strict=False,
         description="State that gpu_first keeps in HBM, in GiB; unset: what the first forward and backward leave.",
     )
     uvm_min_tensor_kb: int = Field(
-        default=1024, ge=0, description="Smaller tensors stay where they are: torch rounds up to megabytes in a pool."
+        title="Smallest tensor of state",
+        default=1024,
+        ge=0,
+        description="Smaller tensors stay where they are: torch rounds up to megabytes in a pool.",
     )
     uvm_streaming: Literal["auto", "on", "off"] = Field(
+        title="Stage state through HBM",
         default="auto",
         description="Stage state through HBM during the optimizer step: auto does so where the optimizer passes over "
         "its state so often that it wins.",
     )
     oom_reserve_gb: float = Field(
+        title="Reserve against running out of HBM",
         default=0.0,
         ge=0,
         strict=False,
-        description="Grace memory, in GiB, that torch uses where HBM has no more, instead of ending with "
+        description="Grace memory, in GiB, that torch falls back on when HBM is full, instead of ending with "
         "OutOfMemoryError; 0: none.",
     )
 
@@ -125,21 +166,28 @@ class ActivationSettings(PartModel):
     """What autograd saves for the backward pass, in Grace instead of being computed again."""
 
     activations: Literal["off", "grace", "auto"] = Field(
+        title="Saved activations",
         default="off",
         description="Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU "
-        "memory and back, auto tries both at the start of a run and keeps what is faster.",
+        "memory and back, auto compares that with gradient checkpointing at the start and keeps what is faster; "
+        "without checkpointing it moves them only for batches that would not fit.",
     )
     activation_limit_gb: float | None = Field(
+        title="CPU memory for activations",
         default=None,
         gt=0,
         strict=False,
         description="CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks.",
     )
     activation_hbm_reserve_gb: float | None = Field(
-        default=None, ge=0, strict=False, description="HBM in GiB that they leave free; unset: 5 %, at least 2."
+        title="HBM that stays free",
+        default=None,
+        ge=0,
+        strict=False,
+        description="HBM in GiB that they leave free; unset: 5 %, at least 2.",
     )
     activation_min_tensor_kb: int = Field(
-        default=1024, ge=0, description="Smaller tensors stay where they are, in KiB."
+        title="Smallest saved tensor", default=1024, ge=0, description="Smaller tensors stay where they are, in KiB."
     )
 
 
@@ -164,15 +212,17 @@ class PrefetchSettings(PartModel):
     """How batches of unified caches reach the device, and how many SimpleTuner prepares ahead."""
 
     enable_prefetch: bool = Field(
+        title="Copy batches ahead",
         default=True,
         description="Copy batches of unified caches to the device on a side stream, without the CPU waiting; false: "
         "they are handed over in CPU memory.",
     )
     prefetch_depth: Literal["auto"] | int = Field(
+        title="Batches prepared ahead",
         default="auto",
         description="Batches that SimpleTuner prepares ahead: auto leaves it as SimpleTuner is set, a number from 1 "
         "switches on its own dataloader_prefetch with a queue of that length. It is upstream's option, and draws "
-        "random numbers as upstream does when it prefetches: such a run is not that of one without.",
+        "random numbers as upstream does when it prefetches: so such a run differs from one without it.",
     )
 
 
@@ -185,30 +235,42 @@ class RampSettings(PartModel):
     """The batch ramp."""
 
     enable_batch_size_rampup: bool = Field(
-        default=False, description="Grow the effective batch over the run by exact accumulation windows."
+        title="Ramp the effective batch",
+        default=False,
+        description="Grow the effective batch over the run by exact accumulation windows.",
     )
     initial_effective_batch_size: int | None = Field(
-        default=None, ge=1, description="Effective batch, over all ranks, of the first window."
+        title="Effective batch at the start",
+        default=None,
+        ge=1,
+        description="Effective batch, over all ranks, of the first window.",
     )
     target_effective_batch_size: int | None = Field(
+        title="Effective batch at the end",
         default=None,
         ge=1,
         description="Effective batch at the end of the ramp; unset: train_batch_size x world x "
         "gradient_accumulation_steps.",
     )
     batch_rampup_steps: int | None = Field(
+        title="Length of the ramp",
         default=None,
         ge=1,
         description="Length of the ramp in micro-batches per rank; unset: a tenth of the run's at the target.",
     )
     ramp_curve: Literal["quadratic", "linear", "stepwise"] = Field(
-        default="quadratic", description="Shape of the ramp."
+        title="Shape of the ramp", default="quadratic", description="Shape of the ramp."
     )
     ramp_increment: int | None = Field(
-        default=None, ge=1, description="Effective batch added at each step of a stepwise ramp."
+        title="Height of a step",
+        default=None,
+        ge=1,
+        description="Effective batch added at each step of a stepwise ramp.",
     )
     ramp_lr_rule: Literal["none", "linear", "sqrt"] = Field(
-        default="none", description="Tie the learning rate to the effective batch. Never on by itself."
+        title="Learning rate follows the batch",
+        default="none",
+        description="Tie the learning rate to the effective batch. Never on by itself.",
     )
 
 
@@ -227,40 +289,61 @@ class InMemorySettings(PartModel):
     """``in_memory`` in a dataset entry of type ``in_memory``."""
 
     compression: Literal["lz4", "zlib", "snappy", "zstd", "auto"] | None = Field(
-        default=None, description="Codec of what is held; unset: raw."
+        title="Compression", default=None, description="Codec of what is held; unset: raw."
     )
     num_workers: int | None = Field(
-        default=None, ge=1, description=f"Staging threads; unset: the machine's cores, {MOST_WORKERS} at most."
+        title="Staging threads",
+        default=None,
+        ge=1,
+        description=f"Staging threads; unset: the machine's cores, {MOST_WORKERS} at most.",
     )
     memory_limit_gb: float | None = Field(
-        default=None, gt=0, strict=False, description="Hard ceiling, in GiB, on what is held."
+        title="Memory limit", default=None, gt=0, strict=False, description="Hard ceiling, in GiB, on what is held."
     )
     max_corruption_rate: float = Field(
-        default=0.01, ge=0, le=1, strict=False, description="Share of broken images above which the run stops."
+        title="Broken images allowed",
+        default=0.01,
+        ge=0,
+        le=1,
+        strict=False,
+        description="Share of broken images above which the run stops.",
     )
     verify: Literal["header", "decode", "none"] = Field(
-        default="header", description="How images are checked while they are staged."
+        title="Check images", default="header", description="How images are checked while they are staged."
     )
     file_extensions: tuple[str, ...] | None = Field(
-        default=None, strict=False, description="Stage only these; unset: every file."
+        title="File extensions", default=None, strict=False, description="Stage only these; unset: every file."
     )
     per_node: Literal["all", "shard"] = Field(
-        default="all", description="Stage all of the dataset on each node, or only what its ranks read."
+        title="Held on each node",
+        default="all",
+        description="Stage all of the dataset on each node, or only what its ranks read.",
     )
     wait: bool = Field(
-        default=False, description="Stage before training starts; false: files are read from disk until they are there."
+        title="Stage before training starts",
+        default=False,
+        description="Stage before training starts; false: files are read from disk until they are there.",
     )
 
     def workers(self) -> int:
         return self.num_workers or min(MOST_WORKERS, os.cpu_count() or 1)
 
 
+PREFETCH_AND_HINTS = "Prefetch and hints"
+
 PARTS = (
-    Part("cache_config", "caches", CacheSettings),
+    Part(
+        "cache_config",
+        "caches",
+        CacheSettings,
+        title="Caches",
+        main=("vae_cache_type", "text_cache_type", "cache_dir", "memory_limit_gb"),
+    ),
     Part(
         "gh200_optimizations",
         "hints",
         HintSettings,
+        title=PREFETCH_AND_HINTS,
         environment={"enable_uvm_hints": HINTS_VARIABLE},
         from_environment={"enable_uvm_hints": flag_from_text},
     ),
@@ -268,6 +351,8 @@ PARTS = (
         "gh200_optimizations",
         "state",
         StateSettings,
+        title="Memory: model state",
+        switch="use_uvm",
         environment=STATE_VARIABLES,
         from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
         check=_check_state,
@@ -276,11 +361,35 @@ PARTS = (
         "gh200_optimizations",
         "activations",
         ActivationSettings,
+        title="Memory: activations",
+        switch="activations",
         environment={"activations": ACTIVATIONS_VARIABLE},
     ),
-    Part("gh200_optimizations", "prefetch", PrefetchSettings, check=_check_prefetch),
-    Part("gh200_optimizations", "ramp", RampSettings, check=_check_ramp),
-    Part(DATASET_BLOCK, "store", InMemorySettings),
+    Part(
+        "gh200_optimizations",
+        "prefetch",
+        PrefetchSettings,
+        title=PREFETCH_AND_HINTS,
+        main=("enable_prefetch",),
+        check=_check_prefetch,
+    ),
+    Part(
+        "gh200_optimizations",
+        "ramp",
+        RampSettings,
+        title="Batch ramp",
+        switch="enable_batch_size_rampup",
+        main=("initial_effective_batch_size", "target_effective_batch_size", "batch_rampup_steps"),
+        needs={"ramp_increment": ("ramp_curve", "stepwise")},
+        check=_check_ramp,
+    ),
+    Part(
+        DATASET_BLOCK,
+        "store",
+        InMemorySettings,
+        title="In memory",
+        main=("compression", "memory_limit_gb", "num_workers", "verify", "per_node"),
+    ),
 )
 """Grouped by block, in the order in which they are shown."""
 

@@ -17,6 +17,7 @@ from simpletuner_gh200.config.folders import Survey, survey
 from simpletuner_gh200.config.part import DATASET_BLOCK
 from simpletuner_gh200.config.settings import resolve_dataset
 from simpletuner_gh200.errors import ConfigError, Problem
+from simpletuner_gh200.units import counted
 
 IN_MEMORY = "in_memory"
 """The type of an entry whose files we hold."""
@@ -145,7 +146,11 @@ class Dataset:
         if not found.files:
             return [Problem(where, f"{str(folder)!r}: no files in it", "mount the data, or correct the path")]
         if self.kind in _CAPTIONED and not found.samples and not found.others:
-            return [Problem(where, f"{str(folder)!r}: {found.files} files, none of them an image or a video", _PLACE)]
+            return [
+                Problem(
+                    where, f"{str(folder)!r}: {counted(found.files, 'file')}, none of them an image or a video", _PLACE
+                )
+            ]
         return [self._uncaptioned(folder, found)] if self.captions_beside and found.without_caption else []
 
     def _uncaptioned(self, folder: Path, found: Survey) -> Problem:

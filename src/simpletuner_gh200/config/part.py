@@ -32,6 +32,14 @@ class Part:
     block: str
     feature: str
     model: type[PartModel]
+    title: str
+    """What the section of a form is called that has these keys; parts of one title share a section."""
+    switch: str | None = None
+    """The key without which the others mean nothing: while it is at its default, a form hides them."""
+    main: tuple[str, ...] = ()
+    """Keys besides the switch that most people set; the others are for experts."""
+    needs: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """Key -> another key, and the value it must have for this one to mean something."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Key -> environment variable that sets it where the configuration does not."""
     from_environment: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.allocator import carried_over
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
 from simpletuner_gh200.config.files import Located, as_mapping, read_datasets, read_training_config
@@ -108,12 +109,14 @@ def _completed(training: Training, dataset_list: object, environment: Mapping[st
     enabled = [dataset for dataset in datasets if dataset.enabled]
     dataset_problems += [problem for dataset in enabled for problem in dataset.problems()]
     settings: Settings | None = None
+    # In a rank nothing is left to carry over: that happened before torch was imported.
+    environment, carried = carried_over(environment)
     try:
         settings = resolve(
             modern.blocks,
             environment,
             source=training.source,
-            notes=tuple(modern.notes),
+            notes=(*modern.notes, *carried),
             in_memory_datasets=tuple(dataset.id for dataset in enabled if dataset.in_memory),
         )
         settings = replace(settings, notes=(*settings.notes, *without_effect(settings)))

@@ -14,7 +14,7 @@ from simpletuner_gh200.memory.pace import BackgroundPace, Effort, background_eff
 
 logger = logging.getLogger("simpletuner_gh200")
 
-State = Literal["running", "done", "stopped", "failed"]
+State = Literal["waiting", "running", "done", "stopped", "failed"]
 
 
 class BackgroundJob:
@@ -22,13 +22,18 @@ class BackgroundJob:
 
     def __init__(self, work: Callable[[BackgroundPace, Effort], None], *, name: str) -> None:
         self.effort = background_effort(len(os.sched_getaffinity(0)))
-        self.state: State = "running"
+        self.state: State = "waiting"
         self.seconds = 0.0
         self._pace = BackgroundPace(self.effort.share)
         self._work = work
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @property
+    def begun(self) -> bool:
+        return self._thread.ident is not None
+
     def start(self) -> None:
+        self.state = "running"
         self._thread.start()
 
     def _run(self) -> None:
@@ -49,8 +54,10 @@ class BackgroundJob:
         logger.warning("gh200: what is not in memory yet is read from disk: %s", why, exc_info=unexpected)
 
     def end(self) -> None:
-        """Tell it to stop at its next file."""
+        """Tell it to stop at its next file, or not to begin."""
         self._pace.end()
+        if not self.begun:
+            self.state = "stopped"
 
     def stop(self) -> None:
         """End it, and wait until it has."""
@@ -59,5 +66,6 @@ class BackgroundJob:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended by itself; False where it had not by then."""
-        self._thread.join(timeout)
+        if self.begun:
+            self._thread.join(timeout)
         return not self._thread.is_alive()

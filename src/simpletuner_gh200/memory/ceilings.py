@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.units import GIB, MIB, format_bytes, gib_to_bytes
+from simpletuner_gh200.units import GIB, MIB, counted, format_bytes, gib_to_bytes
 
 STAGING_WORK = 256 * MIB
 """What staging may need besides what it holds; never given to the dataset."""
@@ -146,7 +146,7 @@ def activations_allowance(limit_gb: float | None, host: HostMemory, ranks: int) 
             spare, f"activation_limit_gb {limit_gb:g} is more than {format_bytes(spare)}, all that is left"
         )
     share = int(spare * ACTIVATIONS_SHARE) // max(ranks, 1)
-    return Allowance(share, f"{ACTIVATIONS_SHARE:.0%} of {format_bytes(spare)}, for {max(ranks, 1)} rank(s)")
+    return Allowance(share, f"{ACTIVATIONS_SHARE:.0%} of {format_bytes(spare)}, for {counted(max(ranks, 1), 'rank')}")
 
 
 def low_mark(total: int) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.units import format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -113,7 +114,7 @@ def create_memfd(label: str, size: int = 0, seals: int = 0) -> int:
         seal(fd, seals)
     except OSError as refused:
         os.close(fd)
-        raise MemoryRoomError(f"no shared memory of {size} bytes: {refused}") from refused
+        raise MemoryRoomError(f"no shared memory of {format_bytes(size)}: {refused}") from refused
     return fd
 
 
@@ -148,7 +149,7 @@ def _mapped(size: int, flags: int, fd: int) -> Region:
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise MemoryRoomError(
-            f"the kernel refused to map {size} bytes: {os.strerror(code)}",
+            f"the kernel refused to map {format_bytes(size)}: {os.strerror(code)}",
             remedy="lower the memory limit, or raise the container's",
         )
     # The function is bound here: module globals may be gone before the last view is.
@@ -157,4 +158,4 @@ def _mapped(size: int, flags: int, fd: int) -> Region:
 
 def _unmap(unmap: Callable[[int, int], int], address: int, size: int) -> None:
     if unmap(address, size) != 0:
-        raise MemoryRoomError(f"munmap of {size} bytes failed: {os.strerror(ctypes.get_errno())}")
+        raise MemoryRoomError(f"munmap of {format_bytes(size)} failed: {os.strerror(ctypes.get_errno())}")

@@ -133,7 +133,10 @@ def _holds_our_socket_alone(fd: int) -> bool:
     names = os.listdir(fd)
     if names not in ([], [SOCKET]):
         return False
-    return not names or stat.S_ISSOCK(os.stat(SOCKET, dir_fd=fd, follow_symlinks=False).st_mode)
+    try:
+        return not names or stat.S_ISSOCK(os.stat(SOCKET, dir_fd=fd, follow_symlinks=False).st_mode)
+    except FileNotFoundError:  # its own run is taking the place away
+        return False
 
 
 @contextmanager
@@ -161,10 +164,13 @@ def _refuse_second(meeting: Meeting) -> None:
 
 
 def _make_locked(meeting: Meeting) -> tuple[Path, int]:
-    """Make a place and hold its lock. A sweeper may take it away between the two steps: then make another."""
+    """Make a place and hold its lock. A sweeper may take it away before that: then make another."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=meeting.beginning, dir=meeting.folder))  # 0700, and new
-        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
         fcntl.flock(fd, fcntl.LOCK_EX)
         if _still_there(place, fd):
             return place, fd

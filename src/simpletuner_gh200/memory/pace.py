@@ -13,9 +13,13 @@ NICE = 15
 CORES_PER_THREAD = 8
 MOST_THREADS = 8
 FEW_CORES = 4
-SHARE_ON_FEW_CORES = 0.5
+SHARE_ON_FEW_CORES = 0.25
 """Of its time that a background thread works, where training needs every core: the lock and the caches of the processor
 are shared even with a thread that only runs in gaps."""
+
+
+LEAST_WORKED = 0.001
+"""Seconds after which a thread rests: waking up for less costs training more than the work itself."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ def background_effort(cores: int) -> Effort:
     return Effort(threads, SHARE_ON_FEW_CORES if cores <= FEW_CORES else 1.0)
 
 
+def waits_for_first_step(cores: int) -> bool:
+    """Does background work begin after the first optimizer step? Where cores are few it would only delay that step."""
+    return cores <= FEW_CORES
+
+
 class Pace:
     """At full speed, and to the end."""
 
@@ -44,13 +53,11 @@ class Pace:
         """A thread has done so many bytes."""
 
 
-class BackgroundPace(Pace):
-    """For all threads of one background job; ``end`` makes them stop at their next file."""
+class EndablePace(Pace):
+    """At full speed; ``end`` makes all threads stop at their next file."""
 
-    def __init__(self, share: float = 1.0) -> None:
-        self._share = share
+    def __init__(self) -> None:
         self._stop = threading.Event()
-        self._local = threading.local()
 
     @property
     def ended(self) -> bool:  # type: ignore[override]
@@ -58,6 +65,15 @@ class BackgroundPace(Pace):
 
     def end(self) -> None:
         self._stop.set()
+
+
+class BackgroundPace(EndablePace):
+    """For all threads of one background job."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        super().__init__()
+        self._share = share
+        self._local = threading.local()
 
     def begin(self) -> None:
         if not hasattr(self._local, "since"):
@@ -67,6 +83,8 @@ class BackgroundPace(Pace):
     def rest(self, size: int) -> None:
         """As long as the share asks for after the time that was worked."""
         worked = time.monotonic() - self._local.since
+        if worked < LEAST_WORKED:
+            return
         if self._share < 1.0:
             self._stop.wait(min(worked * (1 / self._share - 1), 1.0))
         self._local.since = time.monotonic()

@@ -51,7 +51,15 @@ _LOCAL_SIZE = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MV2_COMM_WORLD_LOCAL_SIZE",
 )
-_IDENTITY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID")
+_IDENTITY = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_JOB_ID",
+    "GROUP_RANK",
+)
+"""What the ranks of one node have in common, and no others: nodes may share the folder that they would meet in."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The file for ``accelerate launch``: one process, or FSDP2 over the GPUs of one or several nodes."""
+"""The file for ``accelerate launch``: one process, or several on one or more nodes, data parallel or FSDP2."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ main_process_port: 29500
 # limit_all_gathers has no flag in accelerate's launcher, and FSDP2 limits them by itself: the training configuration
 # says it, as fsdp_limit_all_gathers.
 FSDP2 = """\
+# These settings trained all weights of a tiny Flux on two CPU ranks over gloo. GPUs and NCCL were never tried.
 fsdp_config:
   fsdp_version: 2
   fsdp_activation_checkpointing: true
@@ -42,13 +43,12 @@ fsdp_config:
 """
 
 
-def accelerate_file(*, nodes: int, gpus_per_node: int, blocks: Sequence[str], cpu: bool = False) -> str:
-    """The content of the file. ``blocks`` are the classes that FSDP wraps."""
+def accelerate_file(*, nodes: int, gpus_per_node: int, blocks: Sequence[str] = (), cpu: bool = False) -> str:
+    """The content of the file. ``blocks`` are the classes that FSDP wraps; without them every rank holds the whole."""
     ranks = nodes * gpus_per_node
-    sharded = ranks > 1 and not cpu
     text = HEADER.format(
-        what=_described(nodes, gpus_per_node, sharded=sharded),
-        kind="FSDP" if sharded else "MULTI_CPU" if ranks > 1 else "'NO'",
+        what=_described(nodes, gpus_per_node, sharded=bool(blocks)),
+        kind=_engine(ranks, sharded=bool(blocks), cpu=cpu),
         # Keeps each rank on the cores, and so the memory, next to its own GPU.
         affinity=str(gpus_per_node > 1 and not cpu).lower(),
         precision="'no'" if cpu else "bf16",
@@ -58,7 +58,13 @@ def accelerate_file(*, nodes: int, gpus_per_node: int, blocks: Sequence[str], cp
     )
     if nodes > 1:
         text += SEVERAL_NODES
-    return text + FSDP2.format(blocks=",".join(blocks)) if sharded else text
+    return text + FSDP2.format(blocks=",".join(blocks)) if blocks else text
+
+
+def _engine(ranks: int, *, sharded: bool, cpu: bool) -> str:
+    if ranks == 1:
+        return "'NO'"
+    return "FSDP" if sharded else "MULTI_CPU" if cpu else "MULTI_GPU"
 
 
 def _described(nodes: int, gpus_per_node: int, *, sharded: bool) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from simpletuner_gh200.errors import UsageError
 
 GUARD = ".guard"
@@ -22,6 +24,11 @@ MANIFEST = "checkpoint_manifest.json"
 STATE = "training_state.json"
 LAST_WRITTEN = "random_states_*.pkl"
 """accelerate's last file of a rank."""
+
+PLACES_KEPT = Version("4.9.3")
+"""The first release in which every rank of a data-parallel run saves its place in the dataset and its randomness."""
+PLACES_FOUND = Version("4.5.2")
+"""Where all ranks had to save before (FSDP, DeepSpeed), the first in which each finds its own again."""
 
 _NAME = re.compile(r"checkpoint-(\d+)(?:-(?!tmp$)\w+)?")
 
@@ -51,6 +58,13 @@ def newest_whole(output: Path) -> Path | None:
 
 def flaw(checkpoint: Path) -> str | None:
     """What is missing from a checkpoint; None for a whole one."""
+    try:
+        return _flaw(checkpoint)
+    except OSError as unreadable:
+        return f"it can't be read: {unreadable}"
+
+
+def _flaw(checkpoint: Path) -> str | None:
     if not any(checkpoint.iterdir()):
         return "it is empty"
     guarded = (checkpoint / GUARD).is_file()
@@ -78,14 +92,9 @@ def _step(checkpoint: Path) -> int:
 
 
 def _flaw_of_file(path: Path) -> str | None:
-    look = {
-        ".json": _flaw_of_json,
-        ".safetensors": _flaw_of_safetensors,
-        ".bin": _flaw_of_torch,
-        ".pkl": _flaw_of_torch,
-    }
+    look = _LOOKS.get(path.suffix)
     try:
-        return look[path.suffix](path) if path.suffix in look else None
+        return look(path) if look is not None else None
     except OSError as unreadable:
         return str(unreadable)
 
@@ -93,7 +102,7 @@ def _flaw_of_file(path: Path) -> str | None:
 def _flaw_of_json(path: Path) -> str | None:
     try:
         json.loads(path.read_bytes())
-    except ValueError as broken:
+    except (ValueError, RecursionError) as broken:
         return str(broken)
     return None
 
@@ -106,9 +115,10 @@ def _flaw_of_safetensors(path: Path) -> str | None:
             return "its header is cut off"
         try:
             header = json.loads(file.read(length))
-        except ValueError as broken:
-            return str(broken)
-    end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            end = max(map(int, ends), default=0)
+        except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as broken:
+            return f"its header is none of a safetensors file: {broken}"
     return None if 8 + length + end == size else f"{size} bytes where its header says {8 + length + end}"
 
 
@@ -142,6 +152,29 @@ def resumption(config: Mapping[str, Any]) -> Resumption:
     if whole is None:
         return Resumption(("--resume_from_checkpoint=",), left + "there is no whole one, so this run starts anew")
     return Resumption((f"--resume_from_checkpoint={whole.name}",), left + f"this run resumes from {whole.name}")
+
+
+def forgotten_positions(config: Mapping[str, Any], release: str) -> str | None:
+    """What to say before several ranks resume with a release that keeps the place of the first one alone.
+
+    In older ones only the first rank of a data-parallel run saves anything; under FSDP and DeepSpeed all do, but look
+    for it under another name. The others then begin their epoch anew with other random numbers, so that ranks count
+    epochs differently, and one that has had all of its epochs leaves the others waiting.
+    """
+    asked, output, ranks = (config.get(key) for key in ("resume_from_checkpoint", "output_dir", "num_processes"))
+    several = str(ranks or 1).isdecimal() and int(str(ranks or 1)) > 1
+    if not (asked and output and several) or config.get("ignore_final_epochs") or not checkpoints(Path(str(output))):
+        return None
+    mended = PLACES_FOUND if config.get("fsdp_enable") or config.get("deepspeed_config") else PLACES_KEPT
+    try:
+        if Version(release) >= mended:
+            return None
+    except InvalidVersion:  # a checkout's own version text
+        return None
+    return (
+        f"SimpleTuner {release} forgets where ranks after the first were in the dataset: after a resume in the middle "
+        f"of an epoch they may wait for each other for ever. Use {mended} or later, or set ignore_final_epochs"
+    )
 
 
 def _refuse_if_broken(output: Path, asked: str) -> None:

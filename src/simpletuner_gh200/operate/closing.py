@@ -12,23 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.operate.checkpoints import newest_whole
-from simpletuner_gh200.units import format_bytes, format_seconds
+from simpletuner_gh200.operate.launching import Ended
+from simpletuner_gh200.units import counted, format_bytes, format_seconds
 
 Lines = list[tuple[str, str]]
 """(label, text) pairs; none where there is nothing to say."""
 
-_PHASES = {
+PHASES = {
     "prepare": "making the project",
     "import": "importing SimpleTuner",
     "configure": "reading the configuration",
     "models": "loading",
     "data": "datasets and caches",
     "model load": "loading",
-    "train": "training and saving",
+    "train": "training",
+    "save": "checkpoints",
+    "finish": "final weights",
     "total": "in all",
 }
 """A phase of the summary, for people. Loading comes in two parts: encoders before the data, the model after it."""
 
+WEIGHTS, CHECKPOINT = "weights", "last checkpoint"
 _WEIGHTS = ("pytorch_lora_weights.safetensors", "pipeline", "model.safetensors")
 """Where SimpleTuner leaves what was trained, below the output folder: a LoRA, a whole model."""
 
@@ -39,7 +43,8 @@ def closing_lines(summary: Mapping[str, Any]) -> Lines:
     if not output:
         return []
     done, wanted = summary.get("global_step", 0), summary.get("max_train_steps")
-    trained = [("trained", f"{done} of {wanted} optimizer steps" if wanted else f"{done} optimizer steps")]
+    steps = f"{done} of {counted(wanted, 'optimizer step')}" if wanted else counted(done, "optimizer step")
+    trained = [("trained", steps)]
     return [
         *trained,
         *time_split(summary.get("seconds", {})),
@@ -50,11 +55,32 @@ def closing_lines(summary: Mapping[str, Any]) -> Lines:
     ]
 
 
+def document(ended: Ended, output: Path | None, said: str | None) -> dict[str, Any]:
+    """How a run ended, for scripts. ``said``: the last line to people, where it did not complete."""
+    summary: Mapping[str, Any] = ended.summaries[0] if ended.summaries else {}
+    files = dict(file_lines(output)) if output is not None else {}
+    return {
+        "ok": ended.exit_code == 0,
+        "exit_code": ended.exit_code,
+        "status": summary.get("status") or ("completed" if ended.exit_code == 0 else "failed"),
+        "reason": said,
+        "global_step": summary.get("global_step"),
+        "max_train_steps": summary.get("max_train_steps"),
+        "output_dir": str(output) if output is not None else None,
+        "weights": files.get(WEIGHTS),
+        "checkpoint": files.get(CHECKPOINT),
+        "telemetry": (summary.get("details") or {}).get("telemetry", {}).get("file"),
+        "ranks": len(ended.summaries),
+        "seconds": summary.get("seconds", {}),
+        "features": summary.get("features", {}),
+    }
+
+
 def time_split(seconds: Mapping[str, float]) -> Lines:
     """Phases of the same name together, those of no length left out."""
     shown: dict[str, float] = {}
     for phase, length in seconds.items():
-        name = _PHASES.get(phase, phase)
+        name = PHASES.get(phase, phase)
         shown[name] = shown.get(name, 0.0) + length
     parts = [f"{name} {format_seconds(length)}" for name, length in shown.items() if length >= 0.05]
     return [("time", ", ".join(parts))] if parts else []
@@ -65,9 +91,9 @@ def time_split(seconds: Mapping[str, float]) -> Lines:
 
 def file_lines(output: Path) -> Lines:
     """The weights, and the checkpoint that a next start resumes from."""
-    lines = [("weights", str(output / name)) for name in _WEIGHTS if (output / name).exists()][:1]
+    lines = [(WEIGHTS, str(output / name)) for name in _WEIGHTS if (output / name).exists()][:1]
     last = newest_whole(output)
-    return [*lines, *([("last checkpoint", str(last))] if last is not None else [])]
+    return [*lines, *([(CHECKPOINT, str(last))] if last is not None else [])]
 
 
 def report_lines(summary: Mapping[str, Any]) -> Lines:
@@ -93,8 +119,8 @@ def _datasets(store: Mapping[str, Any]) -> Lines:
         files = f"{format_bytes(held['bytes'])} of files in " if "bytes" in held else ""
         late = "" if held.get("arrived", True) else " (not all of it had arrived)"
         sizes = f"{files}{format_bytes(held['held_bytes'])} of memory{late}"
-        reads = f"{held['served']} reads from memory, {held['elsewhere']} from disk"
-        lines.append(("in-memory dataset", f"{name}: {held['files']} files, {sizes}; {reads}"))
+        reads = f"{counted(held['served'], 'read')} from memory, {held['elsewhere']} from disk"
+        lines.append(("in-memory dataset", f"{name}: {counted(held['files'], 'file')}, {sizes}; {reads}"))
     return lines
 
 
@@ -103,9 +129,11 @@ def _caches(caches: Mapping[str, Any]) -> Lines:
     for name, cache in caches.items():
         asked = cache["hits"] + cache["misses"]
         served = (
-            f"{cache['hits']} of {asked} reads served without opening a file" if asked else "nothing was read from it"
+            f"{cache['hits']} of {counted(asked, 'read')} served without opening a file"
+            if asked
+            else "nothing was read from it"
         )
-        held = f"{cache['entries']} entries, {format_bytes(cache['bytes'])}"
+        held = f"{counted(cache['entries'], 'entry', 'entries')}, {format_bytes(cache['bytes'])}"
         lines.append(("unified cache", f"{name}: {served}; {held}"))
     return lines
 
@@ -114,18 +142,28 @@ def _ramp(ramp: Mapping[str, Any]) -> Lines:
     if not ramp:
         return []
     grown = " → ".join(f"{change['effective']} (step {change['step']})" for change in ramp["changes"])
-    return [("batch ramp", f"effective batch {grown}; {ramp['samples']} samples")]
+    return [("batch ramp", f"effective batch {grown}; {counted(ramp['samples'], 'sample')}")]
 
 
 def _pressure(pressure: Mapping[str, Any]) -> Lines:
     given = pressure.get("given_back", [])
-    return [("memory", f"ran short {len(given)} times; caches gave back what they could")] if given else []
+    return [("memory", f"ran short {counted(len(given), 'time')}; caches gave back what they could")] if given else []
+
+
+def _activations(activations: Mapping[str, Any]) -> Lines:
+    """What of the bytes that autograd saved went to CPU memory; views of one storage go once."""
+    if not activations.get("tensors"):
+        return []
+    moved, saved = format_bytes(activations["moved"]), format_bytes(activations["saved"])
+    looked = counted(activations["tensors"], "saved tensor")
+    return [("activations", f"{moved} to CPU memory and back for {saved} of {looked}")]
 
 
 FEATURE_LINES: tuple[tuple[str, Callable[[Mapping[str, Any]], Lines]], ...] = (
     ("store", _datasets),
     ("caches", _caches),
     ("ramp", _ramp),
+    ("activations", _activations),
     ("pressure", _pressure),
 )
 """(feature, what its part of the summary says to people), in the order in which data goes through them."""

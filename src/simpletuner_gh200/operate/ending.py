@@ -20,7 +20,7 @@ def closing_line(ended: Ended, *, output: Path | None, again: str, resumes: bool
         return _interrupted(ended, output, again, resumes=resumes)
     failed = next((summary for summary in ended.summaries if summary["status"] != "completed"), None)
     if failed is not None:
-        return f"training {failed['status']}: {failed['reason']}"
+        return f"training {failed['status']}: {_hanging(str(failed['reason']))}"
     if ended.exit_code:
         return f"training failed: a rank ended without a word while {ended.phase or 'starting'}{_killed(ended)}"
     return None
@@ -47,6 +47,11 @@ def _interrupted(ended: Ended, output: Path | None, again: str, *, resumes: bool
         f"resume with: {again}" + (" --resume_from_checkpoint=latest" if checkpoint and not resumes else ""),
     ]
     return "; ".join(parts)
+
+
+def _hanging(reason: str) -> str:
+    """Some libraries give a page for a reason: its first line is ours, the others hang below it."""
+    return "\n  ".join(line.strip() for line in reason.splitlines() if line.strip())
 
 
 def _killed(ended: Ended) -> str:

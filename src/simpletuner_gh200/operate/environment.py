@@ -106,8 +106,8 @@ def _advise_pinning(allocator: Iterable[Options], exports: Exports) -> None:
     if any(key == PINNED_KEY for options in allocator for key, _value in options):
         return
     exports.notes.append(
-        f"with RamTorch or block swapping, also put {PINNED_ADVICE} into {VARIABLES[0]}: this torch would else round "
-        "every pinned weight up to a power of two"
+        f"with RamTorch or block swapping, also put {PINNED_ADVICE} into {VARIABLES[0]}: this torch would otherwise "
+        "round every pinned weight up to a power of two"
     )
 
 
@@ -116,7 +116,7 @@ def _tell_patched_torch(options: Options, exports: Exports) -> None:
     ours["uvm_access_pattern"] = exports.values[PATTERN]
     others = [option for option in options if option[0] not in ours]
     exports.values[VARIABLES[0]] = join_options([*others, *ours.items()])
-    exports.notes.append("this torch is a patched build that knows use_uvm: it is told")
+    exports.notes.append("this torch is a patched build that knows use_uvm, so the setting is passed on to it")
 
 
 # -- spelt for a shell, so that no value can be anything but a value -----------------------------------

@@ -17,8 +17,9 @@ from simpletuner_gh200.config.files import Located, read_env_variables, take
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate import run_lock
+from simpletuner_gh200.operate.nodes import AFFINITY, place_of, wants_affinity
 from simpletuner_gh200.operate.run_lock import locks_for_its_job
-from simpletuner_gh200.operate.supervision import watch
+from simpletuner_gh200.operate.supervision import rank_order, watch
 from simpletuner_gh200.seams.preemption import ASKING, TRY_AGAIN
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
 
@@ -42,6 +43,14 @@ class LaunchCommand:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     notices: tuple[str, ...] = ()
+    problem: UsageError | None = None
+    """Why it can't be started from here, although nothing is wrong with the configuration."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "command": redact_command(self.command),
+            "environment": {name: shown_value(name, value) for name, value in self.environment.items()},
+        }
 
     def shown(self) -> str:
         """For ``--dry-run``: one variable a line, then the command; secrets hidden."""
@@ -92,8 +101,8 @@ def launch_command(
     elif located.path is not None and not env_name:
         added["CONFIG_BACKEND"] = located.backend
         added["CONFIG_PATH"] = str(located.path.absolute().with_suffix(""))
-    launcher, notices, extra = _launcher(settled, ranks_asked="TRAINING_NUM_PROCESSES" in added)
-    return LaunchCommand((*launcher, "-m", "simpletuner_gh200.launch", *flags), {**added, **extra}, notices)
+    launcher, notices, extra, problem = _launcher(settled, ranks_asked="TRAINING_NUM_PROCESSES" in added)
+    return LaunchCommand((*launcher, "-m", "simpletuner_gh200.launch", *flags), {**added, **extra}, notices, problem)
 
 
 def sourced(env_name: str | None) -> dict[str, str]:
@@ -126,32 +135,37 @@ def _words(text: str) -> list[str]:
 
 def _launcher(
     environment: Mapping[str, str], *, ranks_asked: bool
-) -> tuple[list[str], tuple[str, ...], dict[str, str]]:
+) -> tuple[list[str], tuple[str, ...], dict[str, str], UsageError | None]:
     """accelerate, as SimpleTuner starts it; several ranks without a GPU need torchrun instead."""
     ranks = _ranks(environment)
     extra_arguments = _words(environment.get("ACCELERATE_EXTRA_ARGS", ""))
-    one_node = environment.get("TRAINING_NUM_MACHINES", "1") == "1"
-    if ranks > 1 and one_node and not accelerator_present():
-        notice = "no accelerator here: several ranks run on the CPU under torchrun, where accelerate would start one"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-        return [*command, *extra_arguments], (notice,), {"ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
     config_file = _accelerate_config(environment)
+    said = config_file.read_text(encoding="utf-8", errors="replace") if config_file is not None else ""
+    place, others = place_of(ranks, environment, extra_arguments, said)
+    if ranks > 1 and not accelerator_present():
+        notice = "no accelerator here: several ranks run on the CPU under torchrun, where accelerate would start one"
+        command = [sys.executable, "-m", "torch.distributed.run", *place.for_torchrun()]
+        others = [word for word in others if word != AFFINITY]
+        return [*command, *others], (notice,), {"ACCELERATE_USE_CPU": "true"}, place.problem()
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    if wants_affinity(said) and AFFINITY not in extra_arguments:
+        extra_arguments = [AFFINITY, *extra_arguments]
     if config_file is not None:
         # What was asked for by name outranks the file.
         asked = [f"--num_processes={ranks}"] if ranks_asked else []
-        return [*command, f"--config_file={config_file}", *asked, *extra_arguments], (), {}
+        return [*command, f"--config_file={config_file}", *asked, *extra_arguments], (), {}, place.problem()
     return (
         [
             *command,
             f"--mixed_precision={environment.get('MIXED_PRECISION', 'bf16')}",
             f"--num_processes={ranks}",
-            f"--num_machines={environment.get('TRAINING_NUM_MACHINES', '1')}",
+            f"--num_machines={place.nodes}",
             f"--dynamo_backend={environment.get('TRAINING_DYNAMO_BACKEND', 'no')}",
             *extra_arguments,
         ],
         (),
         {},
+        place.problem(),
     )
 
 
@@ -193,11 +207,24 @@ def run(
             lock = held.enter_context(run_lock.held(output))
         once_ours()
         watched = watch(planned.command, environment, lock, checkpoint_on=asking)
-    summaries = [watched.summaries[rank] for rank in sorted(watched.summaries, key=int)]
+    summaries = [watched.summaries[rank] for rank in sorted(watched.summaries, key=rank_order)]
     keep = os.environ.get(KEEP_SUMMARY)
     for rank, summary in watched.summaries.items() if keep else ():
         Path(str(keep), f"rank-{rank}.json").write_text(json.dumps(summary), encoding="utf-8")
     return Ended(_exit_code(watched.returned, watched.signal, summaries), summaries, watched.signal, watched.phase)
+
+
+def said_through(file: Path, exit_code: int) -> int:
+    """For a scheduler that ends the other nodes at any code but 0: "try again" is a file instead."""
+    if exit_code != TRY_AGAIN:
+        return exit_code
+    try:
+        file.touch()
+    except OSError as refused:
+        raise UsageError(
+            f"--again-file {file}: {refused}", remedy="name a file in a folder that is there, on a shared file system"
+        ) from None
+    return 0
 
 
 def _exit_code(returned: int, interrupted: int | None, summaries: Sequence[Mapping[str, Any]]) -> int:

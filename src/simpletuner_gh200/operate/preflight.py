@@ -20,6 +20,7 @@ from simpletuner_gh200.config.files import (
     locate_training_config,
     read_env_variables,
     read_training_config,
+    take,
 )
 from simpletuner_gh200.config.legacy import LEGACY_FLAG, OLDER_KEYS
 from simpletuner_gh200.config.packages import find_package
@@ -31,7 +32,7 @@ from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.operate import checkpoints
 from simpletuner_gh200.operate.launching import LaunchCommand, launch_command, sourced
-from simpletuner_gh200.ramp.setup import outlook_of
+from simpletuner_gh200.ramp.preview import outlook_of
 from simpletuner_gh200.seams.decide import all_features, decide, losses
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.check import check_installed
@@ -41,7 +42,10 @@ from simpletuner_gh200.upstream.option_table import Checker
 OLDEST = Version("3.1.0")
 """The first SimpleTuner whose seams we know."""
 
-_FLAGS_OF_TRAIN = ("--config", "--env", "--dry-run", "--checkpoint-on-interrupt", "--no-plan", "--help")
+_FLAGS_OF_TRAIN = (
+    *("--config", "--env", "--dry-run", "--checkpoint-on-interrupt"),
+    *("--again-file", "--no-plan", "--json", "--help"),
+)
 _FLAGS_OF_CHECK = ("--json", "--help")
 """What the two commands take besides SimpleTuner's options."""
 
@@ -83,6 +87,14 @@ def check_run(*, explicit: str | None, env_name: str | None, flags: Sequence[str
     return _ready(explicit, env_name, flags, say, starting=True)
 
 
+def check_rank(arguments: Sequence[str], say: Say) -> tuple[str, ...]:
+    """For a rank that nobody checked before, as ``accelerate launch train.py`` starts it; returns what to tell."""
+    explicit, flags = take(list(arguments), "config")
+    check_installation()
+    checked = check_configuration(explicit=explicit, env_name=None, flags=flags, say=say)
+    return (*checked.notes, *check_seams(checked.settings))
+
+
 def check_file(path: str, flags: Sequence[str], say: Say) -> Ready:
     """The same for a file that nobody is starting yet: what flags and a machine may still bring is only noted."""
     return _ready(path, None, flags, say, starting=False)
@@ -95,8 +107,12 @@ def _ready(explicit: str | None, env_name: str | None, flags: Sequence[str], say
     if starting:
         resumption = checkpoints.resumption(checked.config)
         flags = [*flags, *resumption.flags]
-        checked = replace(checked, notes=(*checked.notes, *filter(None, [resumption.notice])))
-    return Ready(checked, _launch(checked, flags, explicit=explicit, env_name=env_name))
+        forgotten = checkpoints.forgotten_positions(checked.config, importlib.metadata.version("simpletuner"))
+        checked = replace(checked, notes=(*checked.notes, *filter(None, [resumption.notice, forgotten])))
+    launch = _launch(checked, flags, explicit=explicit, env_name=env_name)
+    if starting and launch.problem is not None:
+        raise launch.problem
+    return Ready(checked, launch)
 
 
 def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[str]) -> Ready:
@@ -127,6 +143,8 @@ def check_configuration(
     starting: bool = True,
 ) -> Checked:
     """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
+    if explicit is not None:
+        _locate(explicit, env_name)  # a named file that is not there is told at once; options may take half a minute
     options = installed_options(say)
     own = _FLAGS_OF_TRAIN if starting else _FLAGS_OF_CHECK
     checker = Checker(options.table, _OURS, own) if options.table is not None else None
@@ -147,7 +165,7 @@ def check_configuration(
     ramp = outlook_of(training)
     if ramp is not None:
         problems += ramp.problems
-        notes += [f"ramp: {notice}" for notice in ramp.notices]
+        notes += [f"ramp: {notice}" for notice in (*ramp.remarks, *ramp.notices)]
     if problems:
         raise ConfigError(problems, source=training.source)
     return Checked(located, training.values, training.raise_if_bad(), tuple(notes))

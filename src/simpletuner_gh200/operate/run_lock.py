@@ -46,13 +46,31 @@ def _first(pattern: re.Pattern[str], texts: Sequence[str]) -> str | None:
 @contextmanager
 def held(folder: Path) -> Iterator[int | None]:
     """The descriptor that holds the lock; None where the file system knows no locks. Raises if another job has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as refused:
+        raise UsageError(
+            f"output_dir {str(folder)!r} can't be used: {refused}",
+            remedy="name another folder, or remove what is there",
+        ) from refused
     try:
         locked = _locked(fd, folder)
         if locked:
             _sweep(folder)
         yield fd if locked else None
+    finally:
+        os.close(fd)
+
+
+def in_use(folder: Path) -> str:
+    """Who is at work in this output folder, in words; empty where nobody is, or where it can't be seen from here."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return _holders(fd)
     finally:
         os.close(fd)
 

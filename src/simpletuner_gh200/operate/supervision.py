@@ -52,10 +52,11 @@ class Watched:
     @property
     def phase(self) -> str | None:
         """What the first rank that spoke was at."""
-        return next((self.phases[rank] for rank in sorted(self.phases, key=_rank_order)), None)
+        return next((self.phases[rank] for rank in sorted(self.phases, key=rank_order)), None)
 
 
-def _rank_order(rank: str) -> tuple[int, str]:
+def rank_order(rank: str) -> tuple[int, str]:
+    """Sorts ranks by their numbers, and those that have none behind them."""
     return (int(rank), rank) if rank.isdigit() else (1 << 30, rank)
 
 
@@ -201,7 +202,11 @@ class _Supervisor:
             except ProcessLookupError:  # gone before it was heard
                 connection.close()
                 return
-            socket.send_fds(connection, [b"!"], self._descriptors)
+            try:
+                socket.send_fds(connection, [b"!"], self._descriptors)
+            except (BrokenPipeError, ConnectionResetError):  # killed between its call and our answer
+                rank.close()
+                return
             connection.setblocking(False)
             self._ranks.append(rank)
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(rank))

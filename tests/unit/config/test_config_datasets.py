@@ -170,7 +170,7 @@ def test_folders_that_simpletuner_passes_over_are_not_looked_at(tmp_path: Path, 
 def test_a_folder_without_samples_is_refused_and_one_of_an_unknown_kind_is_not(tmp_path: Path) -> None:
     assert "no files in it" in missing(tmp_path)[0]
     (tmp_path / "a.txt").touch()
-    assert "1 files, none of them an image or a video" in missing(tmp_path)[0]
+    assert "1 file, none of them an image or a video" in missing(tmp_path)[0]
     assert missing(tmp_path, dataset_type="audio") == []
     (tmp_path / "a.heic").touch()
     assert missing(tmp_path) == []

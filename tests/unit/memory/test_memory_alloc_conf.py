@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.config.allocator import TorchBuild, find_torch
-from simpletuner_gh200.memory import alloc_conf
-from simpletuner_gh200.memory.alloc_conf import activate, knows_uvm, translate
+from simpletuner_gh200.config import allocator
+from simpletuner_gh200.config.allocator import TorchBuild, find_torch, knows_uvm, translate
+from simpletuner_gh200.config.blocks import ActivationSettings, StateSettings
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.training import read_training
+from simpletuner_gh200.memory.alloc_conf import activate
 
 GUIDES = "use_uvm:True,uvm_oversubscription_ratio:5.0,uvm_access_pattern:gpu_first"
 
@@ -44,7 +47,7 @@ def test_an_unreadable_value_is_dropped_and_named(text: str) -> None:
 def test_activation_cleans_passes_on_and_gives_notice(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(alloc_conf, "find_torch", lambda: None)
+    monkeypatch.setattr(allocator, "find_torch", lambda: None)
     environment = {
         "PYTORCH_CUDA_ALLOC_CONF": GUIDES,
         "PYTORCH_ALLOC_CONF": "use_uvm:True,max_split_size_mb:64",
@@ -63,7 +66,6 @@ def test_activation_cleans_passes_on_and_gives_notice(
 
 
 def test_what_was_passed_on_is_read_by_the_configuration() -> None:
-    from simpletuner_gh200.config.blocks import StateSettings
     from simpletuner_gh200.config.settings import resolve
 
     environment = {"GH200_USE_UVM": "True", "GH200_UVM_OVERSUBSCRIPTION_RATIO": "2.5"}
@@ -73,11 +75,22 @@ def test_what_was_passed_on_is_read_by_the_configuration() -> None:
     assert settings.origins["gh200_optimizations.use_uvm"] == "environment (GH200_USE_UVM)"
 
 
+def test_a_run_is_read_with_it_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gh200 config check`, `train --dry-run`, `plan` and the doctor see the settings that the ranks will have."""
+    monkeypatch.setattr(allocator, "find_torch", lambda: None)
+    training = read_training(Located("cmd", None), {"PYTORCH_CUDA_ALLOC_CONF": GUIDES})
+    assert training.settings is not None
+    assert training.settings.part(StateSettings).use_uvm
+    assert training.settings.part(ActivationSettings).activations == "auto"
+    (note,) = training.settings.notes
+    assert "optimizer state and EMA live in Grace" in note
+
+
 def test_a_build_that_knows_the_keys_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lib").mkdir()
     literals = b"\0use_uvm\0uvm_oversubscription_ratio\0uvm_access_pattern\0"
     (tmp_path / "lib" / "libc10_cuda.so").write_bytes(literals)
-    monkeypatch.setattr(alloc_conf, "find_torch", lambda: TorchBuild(tmp_path, "2.9.0a0", "13.0", None))
+    monkeypatch.setattr(allocator, "find_torch", lambda: TorchBuild(tmp_path, "2.9.0a0", "13.0", None))
     environment = {"PYTORCH_CUDA_ALLOC_CONF": GUIDES}
     activate(environment)
     assert environment == {"PYTORCH_CUDA_ALLOC_CONF": GUIDES}

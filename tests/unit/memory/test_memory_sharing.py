@@ -179,6 +179,24 @@ def test_a_place_open_to_others_is_passed_by_and_said(tmp_path: Path) -> None:
         mine.join(0.1)
 
 
+def test_nobody_is_called_in_a_place_that_others_can_write_to(tmp_path: Path) -> None:
+    """A socket there may be anybody's, whoever owns the folder."""
+    where = meeting_place.meeting("0" * 24, tmp_path)
+    place = tmp_path / f"{where.beginning}abcdefgh"
+    place.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        folder = os.open(place, os.O_RDONLY)
+        listener.bind(f"/proc/self/fd/{folder}/{meeting_place.SOCKET}")
+        os.close(folder)
+        listener.listen()
+        place.chmod(0o777)
+        assert meeting_place.call(where) is None
+        place.chmod(0o700)
+        connection = meeting_place.call(where)
+        assert connection is not None
+        connection.close()
+
+
 def test_whoever_knows_port_and_run_can_not_take_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -219,6 +237,43 @@ def test_a_folder_of_the_users_own_is_never_swept(tmp_path: Path) -> None:
     assert (named / meeting_place.SOCKET).read_text() == (similar / "thesis.txt").read_text() == "years of work"
 
 
+def test_a_place_that_another_start_swept_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks like that of a dead run until its maker has the lock."""
+    make, swept = meeting_place.tempfile.mkdtemp, []
+
+    def made_and_swept(**options: object) -> str:
+        place = make(**options)
+        if not swept:
+            swept.append(meeting_place.sweep(tmp_path))
+        return place
+
+    monkeypatch.setattr(meeting_place.tempfile, "mkdtemp", made_and_swept)
+    host = meeting_place.Host(meeting_place.meeting("0" * 24, tmp_path))
+    assert swept == [1]
+    (place,) = tmp_path.iterdir()
+    assert (place / meeting_place.SOCKET).is_socket()
+    host.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_goes_while_it_is_looked_at_is_nobodys_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run ends its meeting between our listing of its folder and our look at the socket in it."""
+    host, look = meeting_place.Host(meeting_place.meeting("0" * 24, tmp_path)), os.listdir
+
+    def list_and_lose(folder: int) -> list[str]:
+        found = look(folder)
+        host.close()
+        return found
+
+    monkeypatch.setattr(meeting_place.os, "listdir", list_and_lose)
+    assert meeting_place.sweep(tmp_path) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def beats_then_tells(folder: Path) -> None:
     mine = group(1, 2, folder)
     mine.join(10)
@@ -250,13 +305,14 @@ def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
         theirs.recv(10)
 
 
-def test_purposes_and_restarts_do_not_meet() -> None:
+def test_purposes_restarts_and_nodes_do_not_meet() -> None:
     environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
     first = NodePosition.from_environment("store", environment)
     assert first.local_rank == 1
     assert NodePosition.from_environment("store", environment) == first
     assert NodePosition.from_environment("cache", environment) != first
     assert NodePosition.from_environment("store", environment | {"TORCHELASTIC_RESTART_COUNT": "1"}) != first
+    assert NodePosition.from_environment("store", environment | {"GROUP_RANK": "1"}) != first, "TMPDIR may be shared"
 
 
 def test_sealed_memory_refuses_writes() -> None:

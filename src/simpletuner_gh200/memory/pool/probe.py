@@ -148,7 +148,7 @@ def main(words: Sequence[str]) -> int:
 
     mechanism, ordinal, node = words
     if mechanism not in MECHANISMS:
-        raise SystemExit(f"{mechanism!r} is no mechanism; accepted: {', '.join(MECHANISMS)}")
+        raise SystemExit(f"{mechanism!r} is not a mechanism; accepted: {', '.join(MECHANISMS)}")
     try:
         driver = CudaDriver(int(ordinal))
         trial = measure(driver, mechanism, int(ordinal), int(node) if node else None)

@@ -14,7 +14,7 @@ from typing import Any
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
-from simpletuner_gh200.operate.baseline.compare import describe
+from simpletuner_gh200.operate.baseline.compare import Estimate, describe, in_words
 from simpletuner_gh200.operate.report.summary import summary
 from simpletuner_gh200.telemetry.reading import FILE, Recorded, read_run
 from simpletuner_gh200.telemetry.redact import redact_command
@@ -62,11 +62,15 @@ def report_text(run: Recorded, command: Sequence[str]) -> str:
     lines += [f"{what}: {value}" for what, value in summary(run)]
     lines += ["", "medians after warm-up, with their standard error:"]
     for name, found, _mean in describe(run):
-        lines.append(f"  {name}: " + (f"{found.value:.6g} ± {found.error:.2g}" if found else "not recorded"))
+        lines.append(f"  {name}: " + (_estimate(name, found) if found else "not recorded"))
     lines += ["", "versions:"]
     versions = run.start.get("versions")
     lines += [f"  {name}: {version}" for name, version in (versions if isinstance(versions, dict) else {}).items()]
     return "\n".join(lines) + "\n"
+
+
+def _estimate(name: str, found: Estimate) -> str:
+    return f"{in_words(name, found.value)} ± {in_words(name, found.error)}"
 
 
 def _prepare(folder: Path, *, nsys: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.telemetry.reading import Recorded
+from simpletuner_gh200.units import format_bytes
 
 Judgement = Literal["better", "same", "worse", "unknown"]
 
@@ -55,6 +56,23 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def shown(self, value: float | None) -> str:
+        return "-" if value is None else in_words(self.metric, value)
+
+    @property
+    def words(self) -> str:
+        """The change, or why there is none."""
+        return f"{self.change:+.1%} ± {self.error:.1%}" if self.change is not None else self.reason
+
+
+BYTES = " (bytes)"
+"""At the end of a metric's name."""
+
+
+def in_words(metric: str, value: float) -> str:
+    """A value of ``metric``, for people."""
+    return format_bytes(value) if metric.endswith(BYTES) else f"{value:.4g}"
 
 
 def compare(before: Recorded, after: Recorded, tolerance: float) -> list[Comparison]:
@@ -130,6 +148,11 @@ METRICS = (
     Metric("HBM in use (bytes)", _numbers("device/used"), more_is_better=False),
     Metric("memory of the process (bytes)", _numbers("host/resident"), more_is_better=False),
 )
+
+
+def described(run: Recorded) -> dict[str, dict[str, Any] | None]:
+    """What ``describe`` finds, for scripts."""
+    return {name: asdict(found) if found else None for name, found, _mean in describe(run)}
 
 
 def describe(run: Recorded) -> list[tuple[str, Estimate | None, float | None]]:

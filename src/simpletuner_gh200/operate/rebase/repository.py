@@ -21,7 +21,7 @@ class Repository:
     def __init__(self, folder: Path) -> None:
         done = git(folder, "rev-parse", "--show-toplevel", check=False) if folder.is_dir() else None
         if done is None or done.returncode != 0:
-            raise UsageError(f"{folder} is no git checkout", remedy="give the folder of a git clone of SimpleTuner")
+            raise UsageError(f"{folder} is not a git checkout", remedy="give the folder of a git clone of SimpleTuner")
         self.root = Path(done.stdout.decode().strip())
 
     def git(self, *arguments: str) -> str:

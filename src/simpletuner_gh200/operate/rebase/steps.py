@@ -10,6 +10,7 @@ from simpletuner_gh200.operate.rebase import artifacts, fork_report, operators, 
 from simpletuner_gh200.operate.rebase.components import Component, all_components
 from simpletuner_gh200.operate.rebase.journal import Journal, write_whole
 from simpletuner_gh200.operate.rebase.repository import Repository
+from simpletuner_gh200.units import counted
 
 MATRICES = "feature matrix tests"
 MANIFEST = "docs/GH200_PATCH_MANIFEST.md"
@@ -123,7 +124,7 @@ def feature_matrices(repository: Repository, journal: Journal) -> str:
 
 def _commit(repository: Repository, component: str, message: str, paths: list[str]) -> str:
     made = repository.commit(f"{message}\n\nGH200-Component: {component}\n", paths)
-    return f"{len(paths)} files, " + (f"commit {made[:12]}" if made else "committed before")
+    return f"{counted(len(paths), 'file')}, " + (f"commit {made[:12]}" if made else "committed before")
 
 
 def _judge(found: list[trials.Trial]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.operate.rebase.components import HOME, VENDOR
+from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.check import check
 from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
 
@@ -82,7 +83,7 @@ def _parses(root: Path, folder: str) -> Trial:
             ast.parse(path.read_bytes())
         except SyntaxError as error:
             broken.append(f"{path.relative_to(root)}: {error.msg}")
-    return Trial("syntax", "failed" if broken else "passed", "; ".join(broken[:3]) or f"{len(paths)} files")
+    return Trial("syntax", "failed" if broken else "passed", "; ".join(broken[:3]) or counted(len(paths), "file"))
 
 
 def _contract(root: Path) -> Trial:

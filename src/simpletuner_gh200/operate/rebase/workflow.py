@@ -37,7 +37,9 @@ def start(folder: Path, *, onto: str, remote: str | None, skip_tests: bool, tell
         repository.fetch(remote)
     onto_commit = resolve(repository.root, onto)
     if not repository.has_file(onto_commit, vendor.HOOKED):
-        raise UsageError(f"{onto} is no SimpleTuner: it has no {vendor.HOOKED}", remedy="name a ref of SimpleTuner's")
+        raise UsageError(
+            f"{onto} is not a SimpleTuner tree: it has no {vendor.HOOKED}", remedy="name a ref of SimpleTuner's"
+        )
     repository.require_room(onto_commit, (HOME, MANIFEST, operators.PAGES))
     if under_way is not None:
         journals.archive(repository.state_folder, under_way)

@@ -1,0 +1,213 @@
+"""What ``gh200 init`` chooses where the wish leaves it open, each choice with its reason. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.config.folders import Survey
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.models import Model
+from simpletuner_gh200.units import GIB, format_bytes
+
+_ROOM = 1.5
+"""A dataset may grow by half before its ceiling has to be raised."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for. ``cpu`` gives settings that also train without a GPU."""
+
+    folder: Path
+    model: Model
+    data: Path
+    nodes: int = 1
+    gpus_per_node: int = 1
+    steps: int = 1000
+    batch: int = 4
+    resolution: int | None = None
+    full: bool = False
+    """All weights, instead of a LoRA beside them."""
+    cpu: bool = False
+    slurm: bool = False
+    """A script for sbatch, too."""
+    container: str = "none"
+    image: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def sharded(self) -> bool:
+        """Does each GPU hold a part of what is trained? A LoRA is small enough to be held by all."""
+        return self.full and self.ranks > 1 and not self.cpu
+
+    @property
+    def pixels(self) -> int:
+        return self.resolution or self.model.family.resolution
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Settings that belong together, and why they are as they are. ``why`` is said to people."""
+
+    what: str
+    why: str
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the training configuration."""
+    dataset: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the image dataset's entry."""
+
+
+def decide(wish: Wish, data: Survey) -> Iterator[Decision]:
+    """Every choice that the wish leaves open, with its reason. Pure."""
+    yield _trained(wish)
+    yield _captions(data)
+    yield Decision(
+        "square crops from the centre",
+        "all images then share one shape, so that every batch is full and none is left out; "
+        'set "crop": false in datasets.json to keep whole pictures, sorted by shape',
+        dataset={"crop": True, "crop_aspect": "square", "crop_style": "center"},
+    )
+    yield Decision(
+        "no validation pictures",
+        "they cost time at every checkpoint and need a prompt of yours; to have them, set validation_disable to false "
+        "and validation_prompt to your words in config.json",
+        training={"validation_disable": True},
+    )
+    limit = max(1, math.ceil(data.bytes * _ROOM / GIB))
+    yield Decision(
+        f"the dataset held in memory, {limit} GiB at most",
+        f"it has {format_bytes(data.bytes)} now, and room to grow by half",
+        dataset={"in_memory": {"compression": "auto", "memory_limit_gb": limit}},
+    )
+    yield Decision(
+        "latents and text embeds cached in memory the GPU reaches",
+        "no file is opened for a sample, and the next start takes them from packs",
+        training={
+            "cache_config": {
+                "vae_cache_type": "unified_memory",
+                "text_cache_type": "unified_memory",
+                "cache_dir": str(wish.folder.absolute() / "cache" / "gh200"),
+                "persistent_cache": True,
+            }
+        },
+    )
+    yield _ramp(wish)
+    yield _activations(wish)
+
+
+def _captions(data: Survey) -> Decision:
+    if data.captioned == data.samples and data.captioned:
+        return Decision("captions from .txt files", "each image has one beside it", dataset=_caption_source("textfile"))
+    if data.captioned:
+        why = (
+            f"only {data.captioned} of {data.samples} images have a .txt beside them, and SimpleTuner stops at the "
+            "first without; write the others and set caption_strategy to textfile"
+        )
+        return Decision("file names as captions", why, dataset=_caption_source("filename"))
+    return Decision("file names as captions", "no .txt lies beside an image", dataset=_caption_source("filename"))
+
+
+def _caption_source(strategy: str) -> dict[str, Any]:
+    return {"caption_strategy": strategy}
+
+
+def _ramp(wish: Wish) -> Decision:
+    first = wish.batch * wish.ranks
+    length = min(400, max(1, wish.steps))
+    return Decision(
+        f"an effective batch that grows from {first} to {first * 8} over {length} micro-batches",
+        "small batches learn fast at first, large ones are steady later; batch_rampup_steps counts micro-batches per "
+        "rank, not optimizer steps",
+        training={
+            "gh200_optimizations": {
+                "enable_uvm_hints": True,
+                "enable_batch_size_rampup": True,
+                "initial_effective_batch_size": first,
+                "target_effective_batch_size": first * 8,
+                "batch_rampup_steps": length,
+            }
+        },
+    )
+
+
+def _trained(wish: Wish) -> Decision:
+    """A LoRA, or all weights; with what; and how several ranks share the work."""
+    if wish.sharded:
+        return Decision(
+            f"all weights trained with torch-adamw, sharded over {wish.ranks} GPUs by FSDP2",
+            "each GPU keeps its part of weights, gradients and optimizer state; accelerate keeps what is trained in "
+            "fp32, on which adamw_bf16 refuses to step",
+            {**_all_weights("torch-adamw"), **_sharding(wish)},
+        )
+    optimizer = "optimi-adamw" if wish.cpu else "adamw_bf16"
+    each = f", the whole model on each of {wish.ranks} ranks" if wish.ranks > 1 else ""
+    return (_whole if wish.full else _lora)(optimizer, each)
+
+
+def _whole(optimizer: str, each: str) -> Decision:
+    if each:
+        why = "accelerate shards on GPUs only"
+    elif optimizer == "adamw_bf16":
+        why = "weights and optimizer state stay in bf16, stochastically rounded: the least that AdamW takes"
+    else:
+        why = "it also trains in fp32, without a GPU"
+    return Decision(f"all weights trained with {optimizer}{each}", why, _all_weights(optimizer))
+
+
+def _lora(optimizer: str, each: str) -> Decision:
+    why = "a small part is trained beside frozen weights; --full trains them all"
+    if each:
+        why += ". FSDP2 is for those: SimpleTuner 4.10.1 saves no LoRA that it shards"
+    lora = {"model_type": "lora", "lora_type": "standard", "lora_rank": 16}
+    training = {**lora, "optimizer": optimizer, "learning_rate": 1e-4}
+    return Decision(f"a LoRA of rank 16 trained with {optimizer}{each}", why, training)
+
+
+def _all_weights(optimizer: str) -> dict[str, Any]:
+    """They are pulled along a tenth as fast as a LoRA, which begins at nothing."""
+    return {"model_type": "full", "optimizer": optimizer, "learning_rate": 1e-5}
+
+
+def _sharding(wish: Wish) -> dict[str, Any]:
+    """FSDP2, in SimpleTuner's words."""
+    family = wish.model.family
+    if not family.blocks:
+        raise UsageError(
+            f"--full over {wish.ranks} GPUs: SimpleTuner names no blocks of {family.name} for FSDP2 to wrap",
+            remedy="leave --full out, or train on one GPU",
+        )
+    return {
+        "fsdp_enable": True,
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": True,
+        "fsdp_activation_checkpointing": True,
+        "fsdp_limit_all_gathers": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": ",".join(family.blocks),
+    }
+
+
+def _activations(wish: Wish) -> Decision:
+    """Computing them again, or not. FSDP wraps what it checkpoints: doing it twice fails."""
+    if wish.cpu:
+        return Decision(
+            "activations kept", "a model small enough for a CPU has room for them", {"gradient_checkpointing": False}
+        )
+    if wish.sharded:
+        return Decision(
+            "activations computed again by FSDP2 in the backward pass",
+            "SimpleTuner's own gradient_checkpointing would do it a second time",
+            {"gradient_checkpointing": False},
+        )
+    return Decision(
+        "activations computed again in the backward pass",
+        "it fits every model and resolution here; where memory is left, gradient_checkpointing false is faster",
+        {"gradient_checkpointing": True},
+    )
