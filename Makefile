@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-matrix chaos check lint unit selftest check-aarch64 docs wheel wheels sweep clean
+.PHONY: help demo test test-matrix test-cluster chaos check lint unit selftest check-aarch64 docs pictures site wheel wheels sweep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,9 @@ test: ## set up, then run every test against both SimpleTuner releases
 
 test-matrix: ## set up, then the further combinations of real runs, against both SimpleTuner releases
 	@$(PYTHON) scripts/dev/test.py matrix
+
+test-cluster: ## set up, then jobs of a real Slurm with two nodes on this machine, against both SimpleTuner releases
+	@$(PYTHON) scripts/dev/test.py cluster
 
 chaos: ## set up, then every hostile trial: kill, signals, damage, odd files, limits, neighbours
 	@$(PYTHON) scripts/dev/test.py chaos
@@ -45,8 +48,17 @@ check-aarch64: ## every dependency has an aarch64 wheel or is pure Python; our C
 	@$(BIN)/python scripts/dev/check_aarch64.py
 
 docs: ## regenerate the generated pages
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
 	@$(BIN)/python scripts/dev/generate_docs.py
 	@$(BIN)/python scripts/dev/generate_doctor_page.py
+
+site: ## build the documentation site into build/site, every link checked, in a small environment of its own
+	@$(PYTHON) scripts/dev/build_site.py
+
+pictures: ## photograph the Web UI for docs/web-ui.md (needs Chromium)
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@$(BIN)/python -m scripts.dev.page_libraries
+	@$(BIN)/python -m scripts.dev.take_web_ui_pictures docs/pictures
 
 wheel: ## build the wheel into dist/
 	@$(PYTHON) scripts/dev/environments.py wheel

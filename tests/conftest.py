@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,16 @@ pytest_plugins = ("tests.releases", "tests.ci_skips", "tests.cpu_times", "tests.
 settings.register_profile("default", deadline=None, max_examples=60)
 settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# `nohup make test`, or `make test &` in a script: whoever starts us so has these ignored, and so would have every
+# process that a test starts and then interrupts. A test that wants one ignored says so itself.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # Made before SimpleTuner is imported, as in a run: later it would be of a class of SimpleTuner 4, with its own level.
 OURS = logging.getLogger("simpletuner_gh200")

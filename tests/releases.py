@@ -8,8 +8,9 @@ fails.
 
 Real runs are dear. ``@pytest.mark.one_release("4.")``: this release stands for all; on the others the test belongs to
 `make test-matrix`, as every test with the marker ``matrix`` does; in tests/chaos, to `make chaos`, as every trial with
-the marker ``chaos`` does. Where that release is not among those that are tested
-(scripts/dev/test.py names them in ``GH200_RELEASES``), the one that is there stands for it.
+the marker ``chaos`` does. ``@pytest.mark.only_release("4.")`` goes further: on others it is not run at all, since they
+differ in nothing that it asks. Where that release is not among those that are tested (scripts/dev/test.py names them in
+``GH200_RELEASES``), the one that is there stands for it.
 """
 
 from __future__ import annotations
@@ -25,17 +26,28 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+APART = ("chaos", "cluster")
+"""Folders whose further tests have a `make` target, and a marker, of their own."""
 DEPENDS = frozenset({"simpletuner", "torch", "accelerate", "diffusers", "transformers", "peft", "safetensors"})
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if any(map(depends, files_of(item.path))):
             item.add_marker(pytest.mark.releases)
-        chosen = item.get_closest_marker("one_release")
-        if chosen and not installed().startswith(chosen.args[0]) and tested(chosen.args[0]):
-            item.add_marker("chaos" if item.path.is_relative_to(TESTS / "chaos") else "matrix")
+        if of_another_release(item, "one_release"):
+            item.add_marker(next((name for name in APART if item.path.is_relative_to(TESTS / name)), "matrix"))
+    left_out = [item for item in items if of_another_release(item, "only_release")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def of_another_release(item: pytest.Item, marker: str) -> bool:
+    """Does the marker name a release that is tested, and that is not the one here?"""
+    chosen = item.get_closest_marker(marker)
+    return chosen is not None and not installed().startswith(chosen.args[0]) and tested(chosen.args[0])
 
 
 def tested(release: str) -> bool:

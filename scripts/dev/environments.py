@@ -5,6 +5,7 @@
     python3 scripts/dev/environments.py selftest   .venv, and NVIDIA's bindings of CUDA 12 beside its own
     python3 scripts/dev/environments.py test       the same for every pair of interpreter and SimpleTuner that runs here
     python3 scripts/dev/environments.py wheel      no environment: the wheel, into dist/
+    python3 scripts/dev/environments.py site       only .venv-site, which builds the documentation site
 
 Prints one line per environment on standard output: `<folder> <simpletuner version>`; the rest goes to standard error.
 An environment whose inputs have not changed is left alone, so that a second call takes no time. Needs only the standard
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 UV_VERSION = "0.13.7"
 EXTRAS = "cuda,codecs"
 DEVELOPMENT = ROOT / "constraints" / "development.txt"
+SITE = ROOT / "constraints" / "site.txt"
+NO_PYTHON = "no CPython 3.11, 3.12 or 3.13 was found; install one and run this again"
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,14 @@ PAIRS = (
 def main(purpose: str) -> int:
     if purpose == "wheel":
         return build_wheel()
+    if purpose == "site":
+        return build_site_environment()
     if purpose not in {"demo", "selftest", "test"}:
         print(__doc__, file=sys.stderr)
         return 2
     usable = [(pair, python) for pair in PAIRS if (python := find_python(pair.pythons))]
     if not usable:
-        say("no CPython 3.11, 3.12 or 3.13 was found; install one and run this again")
+        say(NO_PYTHON)
         return 1
     missing = [pair for pair in PAIRS if pair not in [found for found, _ in usable]]
     for pair in missing:
@@ -84,6 +89,22 @@ def build_wheel() -> int:
     if not built:
         print(max(Path(target).glob("*.whl"), key=lambda path: path.stat().st_mtime).relative_to(ROOT))
     return built
+
+
+def build_site_environment() -> int:
+    python = find_python(("3.13", "3.12", "3.11"))
+    if python is None:
+        say(NO_PYTHON)
+        return 1
+    folder = ROOT / ".venv-site"
+    stamp, wanted = folder / ".gh200-built-from", fingerprint(python, SITE)
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        run([python, "-m", "venv", "--without-pip", str(folder)])
+        install(folder, ["-r", str(SITE)])
+        stamp.write_text(wanted)
+    print(folder.name)
+    return 0
 
 
 def find_python(versions: tuple[str, ...]) -> str | None:

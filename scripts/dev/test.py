@@ -4,10 +4,11 @@
     python3 scripts/dev/test.py            lint, types and layers; then the tests
     python3 scripts/dev/test.py matrix     further combinations of real runs, in every environment
     python3 scripts/dev/test.py chaos      every hostile trial (tests/chaos); last line: N passed, N failed, N skipped
+    python3 scripts/dev/test.py cluster    every job of a real Slurm with two nodes (tests/cluster)
 
-The first environment runs everything; the others run what can depend on SimpleTuner's release or its torch
-(tests/releases.py). Side by side, since each training job uses one core. The output of an environment is shown as a
-whole when it is done.
+Every environment runs what can depend on SimpleTuner's release or its torch (tests/releases.py); what no release
+decides runs once, as a part of its own. All parts side by side, since each training job uses one core. The output of a
+part is shown as a whole when it is done.
 """
 
 from __future__ import annotations
@@ -19,15 +20,40 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ("tests", "failures", "errors", "skipped")
 """What pytest's results count."""
+SELECTIONS = {"": "not matrix and not chaos and not cluster", "matrix": "matrix", "chaos": "", "cluster": ""}
+"""For pytest's ``-m``."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that one pytest runs: in which environment, and which of them."""
+
+    name: str
+    folder: str
+    marks: str
+
+    @property
+    def log(self) -> Path:
+        return ROOT / ".cache" / f"tests-{self.slug}.txt"
+
+    @property
+    def results(self) -> Path:
+        """Where pytest writes what became of each test."""
+        return ROOT / ".cache" / f"tests-{self.slug}.xml"
+
+    @property
+    def slug(self) -> str:
+        return self.name.replace(" ", "-")
 
 
 def main(what: str) -> int:
-    if what not in {"", "matrix", "chaos"}:
+    if what not in SELECTIONS:
         print(__doc__, file=sys.stderr)
         return 2
     built = subprocess.run(
@@ -35,26 +61,31 @@ def main(what: str) -> int:
     )
     if built.returncode:
         return built.returncode
-    environments = [line.split() for line in built.stdout.splitlines()]
+    environments = [(folder, version) for folder, version in map(str.split, built.stdout.splitlines())]
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     variables["GH200_SLOW_TESTS"] = "1"
     variables["GH200_RELEASES"] = ",".join(version for _, version in environments)
     failed = []
     if not what and subprocess.run(["make", "--no-print-directory", "lint"], cwd=ROOT, env=variables).returncode:
         failed.append("lint")
-    failed += [f"tests on SimpleTuner {version}" for version in run_side_by_side(environments, what, variables)]
+    chosen = parts(environments, what)
+    failed += [f"tests on {part.name}" for part in run_side_by_side(chosen, what, variables)]
     ran = ", ".join(version for _, version in environments)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"\nran against SimpleTuner {ran}, {(spent.ru_utime + spent.ru_stime) / 60:.1f} minutes of CPU: ", end="")
     print(f"FAILED: {'; '.join(failed)}" if failed else "all passed")
-    if what == "chaos":
-        print(counted([results(version) for _, version in environments]))
+    print(counted([part.results for part in chosen]))
     return 1 if failed else 0
 
 
-def results(version: str) -> Path:
-    """Where pytest writes what became of each test in an environment."""
-    return ROOT / ".cache" / f"tests-{version}.xml"
+def parts(environments: list[tuple[str, str]], what: str) -> list[Part]:
+    """One per environment, and one for what no release decides, in the first of them."""
+    wanted = SELECTIONS[what]
+    each = [
+        Part(f"SimpleTuner {version}", folder, " and ".join(filter(None, (wanted, "releases"))))
+        for folder, version in environments
+    ]
+    return [*each, Part("no release", environments[0][0], " and ".join(filter(None, (wanted, "not releases"))))]
 
 
 def counted(files: list[Path]) -> str:
@@ -70,46 +101,39 @@ def counted(files: list[Path]) -> str:
     return f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped"
 
 
-def selection(number: int, what: str) -> str:
-    """For pytest's ``-m``: which tests run in this environment."""
-    wanted = {"": "not matrix and not chaos", "matrix": "matrix", "chaos": ""}[what]
-    return " and ".join(filter(None, (wanted, "releases" if number else "")))
-
-
-def run_side_by_side(environments: list[list[str]], what: str, variables: dict[str, str]) -> list[str]:
-    """The versions whose tests failed. While they run, a line a minute says so: silence looks like a hang."""
-    running = {}
-    logs = ROOT / ".cache"
-    logs.mkdir(exist_ok=True)
-    for number, (folder, version) in enumerate(environments):
-        command = [str(ROOT / folder / "bin" / "python"), "-m", "pytest", "-rs", "--durations=12"]
-        results(version).unlink(missing_ok=True)
-        command += ["tests/chaos" if what == "chaos" else "tests", f"--junitxml={results(version)}"]
-        log = logs / f"tests-{version}.txt"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [*command, "-m", selection(number, what)],
-                cwd=ROOT,
-                env=variables,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        running[version] = (process, log)
+def run_side_by_side(chosen: list[Part], what: str, variables: dict[str, str]) -> list[Part]:
+    """The parts that failed. While they run, a line a minute says so: silence looks like a hang."""
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    running = {part: start(part, what, variables) for part in chosen}
     started = shown = time.monotonic()
     failed = []
     while running:
         time.sleep(1)
         if time.monotonic() - shown > 60:
             shown = time.monotonic()
-            print(f"... testing against SimpleTuner {', '.join(running)}, {(shown - started) / 60:.0f} min", flush=True)
-        for version, (process, log) in list(running.items()):
+            names = ", ".join(part.name for part in running)
+            print(f"... testing: {names}, {(shown - started) / 60:.0f} min", flush=True)
+        for part, process in list(running.items()):
             if process.poll() is None:
                 continue
-            del running[version]
-            print(f"\n=== SimpleTuner {version} ===\n{log.read_text(errors='replace')}", flush=True)
+            del running[part]
+            print(f"\n=== {part.name} ===\n{part.log.read_text(errors='replace')}", flush=True)
             if process.returncode:
-                failed.append(version)
+                failed.append(part)
     return failed
+
+
+def start(part: Part, what: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    part.results.unlink(missing_ok=True)
+    command = [str(ROOT / part.folder / "bin" / "python"), "-m", "pytest", "-rs", "--durations=12"]
+    command += [
+        f"tests/{what}" if what in {"chaos", "cluster"} else "tests",
+        f"--junitxml={part.results}",
+        "-m",
+        part.marks,
+    ]
+    with part.log.open("w") as output:
+        return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 file``, ``2 files``; ``many`` where it is not just an s more."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """``0.042`` -> ``42 ms``, ``75`` -> ``1 min 15 s``."""
     if seconds < 1:

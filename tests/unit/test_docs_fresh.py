@@ -6,17 +6,21 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 from scripts.dev import generate_docs
 from simpletuner_gh200.api import PUBLIC_NAMES, available_names
+from simpletuner_gh200.cli.main import build_app
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
-def test_generated_pages_are_fresh(name):
-    (path,) = [path for path in generate_docs.pages() if path.name == name]
-    assert path.read_text(encoding="utf-8") == generate_docs.pages()[path], "stale: run `make docs`"
+PAGES = generate_docs.pages()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_generated_pages_are_fresh(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == PAGES[path], "stale: run `make docs`"
 
 
 def test_every_public_name_exists_and_is_documented():
@@ -43,3 +47,40 @@ def test_every_file_that_the_architecture_page_names_is_there() -> None:
     places = [package, package / "seams", package / "seams" / "features"]
     assert len(named) > 30
     assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
+
+
+def test_every_test_that_a_promise_names_is_there() -> None:
+    page = (ROOT / "docs" / "proven.md").read_text(encoding="utf-8")
+    file, named = "", []
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)?::(test_\w+)`", page):
+        file = path or file
+        named.append((file, test))
+    assert len(named) > 25
+    missing = [
+        f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert missing == []
+
+
+COMMAND = re.compile(r"(?:^|[`(;&|] ?|\$ )(gh200(?: +[^\s`|;&)]+)+)", re.MULTILINE)
+
+
+def test_commands_on_the_pages_are_commands_with_those_options() -> None:
+    """What a reader copies works. `gh200 train` passes flags on to SimpleTuner; after `--` they are another's."""
+    app = typer.main.get_command(build_app())
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    lines = {(page, line) for page in pages for line in COMMAND.findall(page.read_text(encoding="utf-8"))}
+    assert len(lines) > 100
+    wrong = []
+    for page, line in sorted(lines):
+        words = line.partition("#")[0].partition(" -- ")[0].split()[1:]
+        command = app
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"-h"}
+        options = {word.partition("=")[0] for word in words if re.match(r"-[a-z]$|--\w", word)}
+        passes_on = command.context_settings.get("ignore_unknown_options")
+        unknown = [] if passes_on else sorted(options - known - {"--help"})
+        if unknown or (hasattr(command, "commands") and words and re.match(r"[a-z]", words[0])):
+            wrong.append(f"{page.relative_to(ROOT)}: {line}: {unknown or words[0]}")
+    assert wrong == []

@@ -46,6 +46,24 @@ def test_a_conftest_counts_for_its_folder() -> None:
     assert any(map(releases.depends, files[1:])), "its fixtures save with torch"
 
 
+@pytest.mark.parametrize(("tested", "ran"), [("1.0,{here}", 2), ("{here}", 3)])
+def test_what_is_not_up_to_the_release_runs_on_one_of_those_that_are_tested(
+    tmp_path: Path, tested: str, ran: int
+) -> None:
+    """On the one that is named, or where that is not among them, on whichever is."""
+    here = releases.installed()
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n"
+        f"@pytest.mark.only_release({here!r})\ndef test_here():\n    pass\n\n"
+        "@pytest.mark.only_release('1.')\ndef test_elsewhere():\n    pass\n\n"
+        "def test_everywhere():\n    pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "tests.releases", "--rootdir", str(tmp_path), "-c", os.devnull]
+    environment = {**os.environ, "GH200_RELEASES": tested.format(here=here), "PYTHONPATH": str(ROOT)}
+    found = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert f"{ran} passed" in found.stdout, found.stdout
+
+
 def test_a_skip_is_allowed_for_its_reason_only() -> None:
     place = "tests/gpu/test_memory_gpu.py::test_x"
     assert ci_skips.allowed(place, "Skipped: no CUDA device")
@@ -65,16 +83,15 @@ def test_a_skip_that_is_not_allowed_fails_the_run_in_ci_and_only_there(tmp_path:
     assert ("no browser here" in ran.stdout) == bool(code), "the reason is shown"
 
 
-@pytest.mark.parametrize(
-    ("what", "first", "others"),
-    [
-        ("", "not matrix and not chaos", "not matrix and not chaos and releases"),
-        ("matrix", "matrix", "matrix and releases"),
-        ("chaos", "", "releases"),
-    ],
-)
-def test_which_tests_an_environment_runs(what: str, first: str, others: str) -> None:
-    assert (dev_test.selection(0, what), dev_test.selection(1, what)) == (first, others)
+@pytest.mark.parametrize("what", ["", "matrix", "chaos", "cluster"])
+def test_every_test_belongs_to_one_part_of_each_environment(what: str) -> None:
+    chosen = dev_test.parts([(".venv", "9.1"), (".venv-8.0", "8.0")], what)
+    assert [part.folder for part in chosen] == [".venv", ".venv-8.0", ".venv"]
+    wanted = dev_test.SELECTIONS[what]
+    first, other, once = ([word for word in part.marks.split(" and ") if word not in wanted] for part in chosen)
+    assert (first, other, once) == (["releases"], ["releases"], ["not releases"])
+    assert all(part.marks.startswith(wanted) for part in chosen), "and no part widens what was asked for"
+    assert len({part.results for part in chosen}) == len(chosen), "no part writes over another's results"
 
 
 def test_the_trials_of_all_environments_are_counted_together(tmp_path: Path) -> None:
@@ -85,3 +102,12 @@ def test_the_trials_of_all_environments_are_counted_together(tmp_path: Path) -> 
         path.write_text(suite.format(*numbers))
     assert dev_test.counted(files[:2]) == "9 passed, 2 failed, 2 skipped"
     assert dev_test.counted(files) == "9 passed, 4 failed, 2 skipped", "no tests, and no results at all, are failures"
+
+
+def test_signals_that_nohup_or_a_script_has_ignored_can_be_sent_by_tests() -> None:
+    code = (
+        "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3)]; import tests.conftest; "
+        "print([signal.getsignal(n) is signal.SIG_IGN for n in (1, 2, 3)])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[False, False, False]"

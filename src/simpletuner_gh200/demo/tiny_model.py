@@ -35,10 +35,10 @@ def write_tiny_sdxl(folder: Path) -> None:
             timestep_spacing="leading",
             steps_offset=1,
         ),
-        text_encoder=_text_encoder(with_projection=False),
-        text_encoder_2=_text_encoder(with_projection=True),
-        tokenizer=_tokenizer(folder / "tokenizer"),
-        tokenizer_2=_tokenizer(folder / "tokenizer_2"),
+        text_encoder=clip_text_encoder(with_projection=False),
+        text_encoder_2=clip_text_encoder(with_projection=True),
+        tokenizer=clip_tokenizer(folder / "tokenizer"),
+        tokenizer_2=clip_tokenizer(folder / "tokenizer_2"),
     )
     pipeline.save_pretrained(folder)
 
@@ -64,7 +64,7 @@ def tiny_unet() -> Any:
     )
 
 
-def _text_encoder(*, with_projection: bool) -> Any:
+def clip_text_encoder(*, with_projection: bool) -> Any:
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
@@ -91,7 +91,7 @@ def _vocabulary() -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}
 
 
-def _tokenizer(folder: Path) -> Any:
+def clip_tokenizer(folder: Path) -> Any:
     """transformers 5 takes the vocabulary itself, earlier ones its files."""
     import transformers
 

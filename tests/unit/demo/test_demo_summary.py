@@ -19,7 +19,7 @@ def test_people_see_what_ran_and_where_the_time_went_and_no_seam_that_is_in_plac
     said = dict(lines)
     assert "SimpleTuner 4.10.1, torch 2.14.1, Python 3.13.0" in said["ran"]
     assert said["trained"] == "24 of 24 optimizer steps"
-    assert said["time"] == "making the project 20.0 s, training and saving 2.5 s"
+    assert said["time"] == "making the project 20.0 s, training 2.5 s"
     assert said["seam"] == "trainer.init_hooks is off: changed"
     assert "trainer.train" not in str(lines)
 
