@@ -112,7 +112,7 @@ def split_form(form: Any) -> tuple[dict[str, str], dict[str, Any]]:
     typed = {}
     rest: dict[str, Any] = {}
     names = {field.name for field in form_fields()}
-    # The page may send its own notes of a field along, under the name of a flag: the field itself counts, so it comes last.
+    # The page may send notes of its own on a field, under the name of a flag: the field counts, so it comes last.
     for key, values in sorted(given.items(), key=lambda item: not item[0].startswith("--")):
         if key.removeprefix("--") in names:
             typed[key.removeprefix("--")] = _one(values)
