@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from simpletuner_gh200.config.blocks import PARTS, InMemorySettings, StateSettings, parts_of
+from simpletuner_gh200.config.blocks import PARTS, InMemorySettings, parts_of
 from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS, Part, PartModel
 from simpletuner_gh200.errors import ConfigError, Problem
 
@@ -80,20 +80,6 @@ def resolve(
     if problems:
         raise ConfigError(problems, source=source)
     return Settings(parts, origins, notes, given, in_memory_datasets)
-
-
-def without_effect(settings: Settings) -> list[str]:
-    """Settings that somebody chose and that reach nothing, because another one is off."""
-    state = settings.part(StateSettings)
-    keys = ("uvm_oversubscription_ratio", "uvm_access_pattern")
-    chosen = [key for key in keys if settings.given(f"gh200_optimizations.{key}")]
-    if state.use_uvm or not chosen:
-        return []
-    shown = ", ".join(
-        f"{key} {getattr(state, key)} ({settings.origins[f'gh200_optimizations.{key}']})" for key in chosen
-    )
-    remedy = 'set "use_uvm": true, or GH200_USE_UVM=1, to keep optimizer state and EMA in Grace'
-    return [f"{shown}: nothing is kept beyond HBM without use_uvm, only placement hints follow the pattern; {remedy}"]
 
 
 def resolve_dataset(raw: object, *, where: str) -> InMemorySettings:

@@ -20,7 +20,8 @@ from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
 from simpletuner_gh200.config.files import Located, as_mapping, read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import Modern, modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.config.settings import Settings, resolve, without_effect
+from simpletuner_gh200.config.settings import Settings, resolve
+from simpletuner_gh200.config.unused import without_effect
 from simpletuner_gh200.errors import ConfigError, GH200Error, Problem
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from simpletuner_gh200.config.blocks import ActivationSettings, CacheSettings
 from simpletuner_gh200.config.part import flag_from_text
-from simpletuner_gh200.config.settings import resolve, resolve_dataset, without_effect
+from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import ConfigError
 
 
@@ -100,15 +100,6 @@ def test_switches_in_text():
     assert flag_from_text("0") is False
     with pytest.raises(ValueError, match="maybe"):
         flag_from_text("maybe")
-
-
-def test_a_ratio_without_use_uvm_is_never_silent():
-    environment = {"GH200_UVM_OVERSUBSCRIPTION_RATIO": "5.0", "GH200_UVM_ACCESS_PATTERN": "gpu_first"}
-    (note,) = without_effect(resolve({}, environment))
-    assert "uvm_oversubscription_ratio 5.0 (environment (GH200_UVM_OVERSUBSCRIPTION_RATIO))" in note
-    assert "GH200_USE_UVM=1" in note
-    assert without_effect(resolve({}, {**environment, "GH200_USE_UVM": "1"})) == []
-    assert without_effect(resolve({}, {})) == []
 
 
 def test_activations_have_a_variable_that_the_configuration_overrules():
