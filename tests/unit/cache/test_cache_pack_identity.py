@@ -15,6 +15,7 @@ import torch
 from simpletuner_gh200.cache import source
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.source import Identity, Recognizer, fingerprint, identify, source_of, untouched
 from simpletuner_gh200.cache.table import MISSING, Table
@@ -116,6 +117,28 @@ def test_change_times_of_whole_seconds_are_not_believed():
     assert not untouched(8, known.ctime_ns, known)
     assert not untouched(7, known.ctime_ns + 1, known)
     assert not untouched(7, 1_700_000_000 * second, known._replace(ctime_ns=1_700_000_000 * second))
+
+
+def test_change_times_of_whole_seconds_are_not_believed_of_many_either(packed, monkeypatch):
+    """An image made to come out alike: size, times and inode are the very same, the content is another VAE's."""
+    folder, paths, form = packed
+    found = {path: os.stat(path) for path in paths}
+    second = source.SECOND_NS
+    [pack] = PackFolder(folder).packs()
+    with Pack(pack) as opened:
+        known = [(entry.path, entry.identity._replace(ctime_ns=1_700_000_000 * second)) for entry in opened.entries()]
+    for number, path in enumerate(paths):
+        write(path, number + 5, form, in_place=True)
+    look = source.look_at
+
+    def as_in_the_image(library, asked):
+        looks = look(library, asked)
+        looks["ctime_ns"] = 1_700_000_000 * second
+        looks["inode"] = [found[path].st_ino for path in asked]
+        return looks
+
+    monkeypatch.setattr(source, "look_at", as_in_the_image)
+    assert [seen.source for seen in Recognizer().sources(known)] == [None] * COUNT
 
 
 def test_entries_of_another_configuration_are_left_alone_and_not_served(packed):

@@ -387,6 +387,31 @@ def test_files_rewritten_in_place_all_the_time_never_come_out_torn(tmp_path: Pat
         os.waitpid(writer, 0)
 
 
+def test_the_native_reader_hands_out_nothing_that_changed_while_it_read(tmp_path: Path) -> None:
+    """Whatever the clocks say: what it does not vouch for is looked at again, one by one.
+
+    The window is as long as one file takes to be read, and file times move in ticks; so it is tried until it was hit.
+    """
+    size, names = 384 << 10, [f"{number}.bin".encode() for number in range(4)]
+    fill(tmp_path, dict.fromkeys(map(os.fsdecode, names), b"a" * size))
+    library = native.usable()
+    assert library is not None
+    reader = native.BatchReader(library, memoryview(bytearray(5 * size)))
+    writer = os.fork()
+    if writer == 0:
+        files = [os.open(tmp_path / os.fsdecode(name), os.O_WRONLY) for name in names]
+        for letter in itertools.cycle(b"bcdefgh"):
+            for fd in files:
+                os.pwrite(fd, bytes([letter]), 0)
+    try:
+        deadline = time.monotonic() + 120
+        while 0 not in reader.read(os.fsencode(tmp_path) + b"/", names, array("Q", [size] * len(names)), False):
+            assert time.monotonic() < deadline, "it vouched for all it read while files were being written"
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+
+
 def test_a_missing_library_is_an_error_with_the_hint(tmp_path: Path, monkeypatch) -> None:
     def missing(name: str):
         raise ImportError(name)
