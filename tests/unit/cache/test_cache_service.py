@@ -39,13 +39,23 @@ def test_everything_on_disk_is_filled_and_reported(saved, tmp_path):
 
 def test_listing_gives_signs_of_life(tmp_path, monkeypatch):
     """A cache of millions on a slow file system takes minutes, in which the other ranks wait for this one."""
-    (tmp_path / "vae").mkdir()
-    torch.save(torch.ones(2), tmp_path / "vae" / "a.pt")
     group, beats = alone(), []
     monkeypatch.setattr(group, "beat", lambda: beats.append(True))
-    caches = Caches([Wanted("vae-x", "vae", str(tmp_path / "vae"))], allowed=None, group=group)
-    assert beats
-    caches.close()
+    monkeypatch.setattr("simpletuner_gh200.cache.listing.ENTRIES_BYTES", 4096)
+    for letter in "abcdefghijklmnopqrst":
+        (tmp_path / "many" / letter).mkdir(parents=True)
+    wide = tmp_path / "wide"
+    wide.mkdir()
+    for number in range(1000):
+        (wide / f"{number:020}.pt").touch()
+    for name, least in (("many", 20), ("wide", 8)):  # at every folder; at every piece of a large one
+        beats.clear()
+        Caches([Wanted("vae-x", "vae", str(tmp_path / name))], allowed=None, group=group).close()
+        assert len(beats) >= least, name
+    beats.clear()
+    monkeypatch.setattr("simpletuner_gh200.cache.listing.usable", lambda: None)  # Python's own calls, at every folder
+    Caches([Wanted("vae-x", "vae", str(tmp_path / "many"))], allowed=None, group=group).close()
+    assert len(beats) >= 20
 
 
 def test_what_is_still_to_come_is_told_to_others(saved, tmp_path):

@@ -101,9 +101,12 @@ def test_ranges_arrive_stacked(copier: Copier[torch.Tensor], slab: Slab) -> None
     assert (copier.copied, copier.failed) == (2, 0)
 
 
-def test_every_step_in_its_order(copier: Copier[torch.Tensor], slab: Slab, device: Device) -> None:
+def test_every_step_in_its_order(
+    copier: Copier[torch.Tensor], slab: Slab, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchMemory, "hand_over", lambda _memory, _buffer: device.order.append("hand_over"))
     copier.copy(rows(slab, 1))
-    assert device.order == ["create_event", "copy", "record_event", "wait_event"]
+    assert device.order == ["create_event", "copy", "record_event", "wait_event", "hand_over"]
 
 
 def test_sources_are_held_until_the_event_is_done_and_nobody_waits(
