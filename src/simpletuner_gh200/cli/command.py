@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,3 +31,11 @@ class Command:
         """Where it stands in ``gh200 --help``."""
         known = PANELS.index(self.panel) if self.panel in PANELS else len(PANELS)
         return known, self.order, self.name
+
+
+def flowing(text: str | None) -> str | None:
+    """Help as it is written in a source, with each paragraph in one line: where it breaks is the screen's business."""
+    if text is None:
+        return None
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(line.strip() for line in paragraph.splitlines()) for paragraph in paragraphs)

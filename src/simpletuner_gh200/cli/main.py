@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import sys
 import traceback
@@ -15,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from simpletuner_gh200 import __version__
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import Command, flowing
 from simpletuner_gh200.cli.process import prepare_process
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.errors import GH200Error, RunFailed
@@ -64,7 +65,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="gh200",
         cls=_Commands,
-        help="SimpleTuner on Grace-Hopper: in-memory datasets, unified-memory caches, an exact batch ramp.",
+        help="SimpleTuner on Grace-Hopper: datasets, caches, model state and activations in CPU memory; a batch ramp.",
         epilog="Start with: gh200 doctor | gh200 init my-run --data DIR | gh200 train --config CONFIG",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -74,10 +75,13 @@ def build_app() -> typer.Typer:
     app.callback()(_options)
     for command in _in_order():
         if isinstance(command.run, typer.Typer):
+            for each in command.run.registered_commands:
+                each.help = flowing(each.help or inspect.getdoc(each.callback))
             app.add_typer(command.run, name=command.name, rich_help_panel=command.panel)
         else:
             app.command(
                 command.name,
+                help=flowing(inspect.getdoc(command.run)),
                 context_settings=command.context_settings,
                 add_help_option=command.add_help_option,
                 rich_help_panel=command.panel,

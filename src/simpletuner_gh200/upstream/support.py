@@ -7,7 +7,7 @@ but run. Neither limits what is accepted: an unknown release is decided by the c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from itertools import groupby
@@ -58,14 +58,32 @@ def support_table(releases: Iterable[Release]) -> str:
         f"|---|---|---|{'---|' * len(FEATURES)}",
     ]
     notes: list[str] = []
-    for (executed, _off), group in groupby(
-        releases, key=lambda release: (_executed(release), sorted(release.off.items()))
-    ):
-        members = list(group)
+    for executed, members in _alike(releases):
         cells = ["on" if name not in members[0].off else "**off**" for name in FEATURES]
         lines.append(f"| {_span(members)} | {len(members)} | {executed} | {' | '.join(cells)} |")
         notes.extend(f"- {_span(members)}: {name} is {reason}" for name, reason in members[0].off.items())
     return "\n".join([*lines, "", *(notes or ["No feature is off on any of these releases."])])
+
+
+def support_rows(releases: Iterable[Release]) -> list[tuple[str, str, str, str]]:
+    """The same for a screen: releases, how many, how they were checked, and what is off there."""
+    return [
+        (
+            _span(members),
+            str(len(members)),
+            executed,
+            "; ".join(f"{name} is {reason}" for name, reason in members[0].off.items()) or f"all {len(FEATURES)} on",
+        )
+        for executed, members in _alike(releases)
+    ]
+
+
+def _alike(releases: Iterable[Release]) -> Iterator[tuple[str, list[Release]]]:
+    """Runs of releases that share a verdict, with how they were checked."""
+    for (executed, _off), group in groupby(
+        releases, key=lambda release: (_executed(release), sorted(release.off.items()))
+    ):
+        yield executed, list(group)
 
 
 def support_document(releases: Iterable[Release]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import typer
@@ -25,6 +26,33 @@ def test_h_is_help_at_every_command() -> None:
         shown = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0, words
         assert f"Usage: {' '.join(('gh200', *words))} " in shown.stdout, words
+
+
+def test_nothing_is_cut_short_on_a_narrow_screen() -> None:
+    """Names of options, defaults, and paragraphs that are written in lines longer than the screen is wide."""
+    app = build_app()
+    found = typer.main.get_command(app)
+    for words in every_command(found):
+        shown = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "80"}).stdout
+        assert "…" not in shown, words
+        command = found
+        for word in words:
+            command = command.commands[word]
+        names = [name for one in command.params if not getattr(one, "hidden", False) for name in one.opts]
+        assert all(name in shown for name in names if name.startswith("--")), words
+        assert max(len(line) for line in shown.splitlines()) <= 80, words
+        prose = shown[: shown.index("╭")].splitlines()
+        for line, following in pairwise(prose):
+            word = following.split()[0] if line.strip() and following.strip() else None
+            assert word is None or len(f"{line.rstrip()} {word}") > 79, f"{words}: broken before {word!r}"
+
+
+def test_what_follows_an_example_on_its_line_is_a_comment_to_the_shell() -> None:
+    app = build_app()
+    for words in every_command(typer.main.get_command(app)):
+        shown = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "200"}).stdout
+        examples = [line for line in shown.splitlines() if line.strip().startswith("gh200 ")]
+        assert examples and not [line for line in examples if re.search(r"\S {2,}[^ #]", line.strip())], words
 
 
 def test_every_panel_has_company_and_stands_in_the_order_of_use() -> None:

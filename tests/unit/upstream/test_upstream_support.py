@@ -42,6 +42,13 @@ def test_releases_that_differ_get_rows_and_reasons_of_their_own() -> None:
     assert "- 5.2: ramp is off: seam trainer.train: 2 with-blocks" in table
 
 
+def test_a_screen_gets_what_is_off_in_one_column() -> None:
+    off = {"ramp": "off: seam trainer.train: 2 with-blocks"}
+    rows = support.support_rows([Release("5.0", {}), Release("5.1", {}), Release("5.2", off)])
+    assert [row[0] for row in rows] == ["5.0 to 5.1", "5.2"]
+    assert rows[0][3].startswith("all ") and rows[1][3] == "ramp is off: seam trainer.train: 2 with-blocks"
+
+
 def test_only_the_block_is_replaced() -> None:
     page = f"before\n{support.BEGIN}\nold\n{support.END}\nafter\n"
     assert support.replace_block(page, "new") == f"before\n{support.BEGIN}\nnew\n{support.END}\nafter\n"

@@ -9,8 +9,8 @@ import typer
 
 from simpletuner_gh200.bench.suite import all_suites, find_suite
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.tables import show_table
-from simpletuner_gh200.cli.terminal import say, screen
+from simpletuner_gh200.cli.tables import paragraph, show_table
+from simpletuner_gh200.cli.terminal import screen
 
 
 def bench(
@@ -21,7 +21,7 @@ def bench(
         int | None, typer.Option("--samples", min=2, help="Of suite start: images to start with.")
     ] = None,
 ) -> None:
-    """Measure on this machine. Numbers are ratios to a reference measured in the same run; see docs.
+    """Measure on this machine. Numbers are ratios to a reference that is measured in the same run.
 
     Examples:
 
@@ -49,8 +49,9 @@ def _list(as_json: bool) -> None:
     if as_json:
         print(json.dumps({"suites": offered}))
         return
+    width, console = max(map(len, offered)), screen()
     for name, text in offered.items():
-        say(f"{name:10} {text}")
+        paragraph(console, text, first=f"{name:{width}}  ", indent=" " * (width + 2))
 
 
 def flatten(numbers: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

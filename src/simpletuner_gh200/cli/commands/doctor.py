@@ -24,9 +24,9 @@ REPORT = Path("gh200_diagnostic_report.json")
 def doctor(
     config: Annotated[Path | None, typer.Argument(help="Also examine this training configuration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = REPORT,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.", show_default=False)] = REPORT,
     oversubscription_scale: Annotated[
-        float, typer.Option("--oversubscription-scale", min=0.1, max=16, help="Allocate so many times HBM.")
+        float, typer.Option("--oversubscription-scale", metavar="N", min=0.1, max=16, help="Allocate N times HBM.")
     ] = 1.5,
     skip_allocation: Annotated[
         bool, typer.Option("--skip-allocation", help="Allocate nothing on the device and measure nothing.")
@@ -40,7 +40,8 @@ def doctor(
 ) -> None:
     """Examine machine, environment and configuration: the verdict first, then what is wrong and how to fix it.
 
-    The report is also written to gh200_diagnostic_report.json. Exit code 0: nothing failed; 1: something did.
+    The report is also written to a file, gh200_diagnostic_report.json if --output names none. Exit code 0: nothing
+    failed; 1: something did.
 
     Examples:
 
@@ -67,8 +68,8 @@ def doctor(
 
 def _print(examination: Examination, console: Console, *, verbose: bool, output: Path) -> None:
     colour = "bold green" if examination.ok else "bold red"
-    console.print(Text(f"gh200 doctor: {examination.verdict}", style=colour), soft_wrap=True)
-    console.print(Text(f"{examination.closing_line}; report in {output}"), soft_wrap=True)
+    paragraph(console, f"gh200 doctor: {examination.verdict}", style=colour)
+    paragraph(console, f"{examination.closing_line}; report in {output}")
     for status in ("fail", "warn"):
         for check, finding in examination.having(status):
             console.print()

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import say
+from simpletuner_gh200.cli.tables import paragraph
+from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish
@@ -90,8 +91,9 @@ def init(
     if as_json:
         print(json.dumps({**_document(project), "config": str(config), "written": [str(path) for path in written]}))
         return
+    console = screen()
     for line in _found_and_chosen(project):
-        say(line)
+        paragraph(console, line, indent="  ")
     for path in written:
         say(f"wrote {path}")
     named = shlex.quote(str(config))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from simpletuner_gh200.diagnostics.selftest.run import SelfTest
 
 REPORT = Path("gh200_selftest_report.json")
+NAME = 29
+"""Columns of a check's name."""
 SYMBOLS = {"pass": "✅", "fail": "❌", "skip": "➖"}
 
 
@@ -75,7 +77,8 @@ def _show(console: Console, result: SelfTest) -> None:
     console.print(Text(f"gh200 selftest: {result.verdict}", style=style), soft_wrap=True)
     for status in ("fail", "pass"):
         for row in (row for row in result.rows if row.status == status):
-            _line(console, f"{_symbol(status, console)} {row.name:<29} {row.found}")
+            first = f"{_symbol(status, console)} {row.name:<{NAME}} "
+            paragraph(console, row.found, first=first, indent=" " * (NAME + 4))
     if skipped := result.skipped_in_words():
         paragraph(console, skipped, first=f"{_symbol('skip', console)} ", indent="   ")
 

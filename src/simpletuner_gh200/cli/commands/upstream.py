@@ -21,15 +21,15 @@ app = typer.Typer(
 CHECK_EXAMPLES = """
 Examples:
 
-  gh200 upstream check                               the installed SimpleTuner
+  gh200 upstream check  # the installed SimpleTuner
 
-  gh200 upstream check --version 4.10.1              a release from the package index
+  gh200 upstream check --version 4.10.1  # a release from the package index
 
-  gh200 upstream check --path ~/SimpleTuner          a folder or a wheel
+  gh200 upstream check --path ~/SimpleTuner  # a folder or a wheel
 
   gh200 upstream check --git ~/SimpleTuner --ref origin/main
 
-  gh200 upstream check --all --json                  every release from 3.1 on
+  gh200 upstream check --all --json  # every release from 3.1 on
 """
 
 
@@ -65,9 +65,9 @@ Examples:
 
   gh200 upstream diff 4.9.3 4.10.0
 
-  gh200 upstream diff 4.10.1 ~/SimpleTuner                   a release and a folder or wheel
+  gh200 upstream diff 4.10.1 ~/SimpleTuner  # a release and a folder or wheel
 
-  gh200 upstream diff 4.10.1 ~/SimpleTuner@origin/main       a release and a commit
+  gh200 upstream diff 4.10.1 ~/SimpleTuner@origin/main  # a release and a commit
 """
 
 
@@ -97,7 +97,7 @@ def diff(
 PARITY_EXAMPLES = """
 Examples:
 
-  gh200 upstream parity --repo ~/SimpleTuner                          its whole test suite, twice
+  gh200 upstream parity --repo ~/SimpleTuner  # its whole test suite, twice
 
   gh200 upstream parity --repo ~/SimpleTuner tests/test_trainer.py -k manual
 """
@@ -131,9 +131,9 @@ def parity(
 SUPPORT_EXAMPLES = """
 Examples:
 
-  gh200 upstream support                                     print the table
+  gh200 upstream support  # print the table
 
-  gh200 upstream support --sweep --write docs/support.md     maintainers: after a new release or a new seam
+  gh200 upstream support --sweep --write docs/support.md  # for maintainers
 """
 
 
@@ -144,11 +144,13 @@ def support(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Show which features work on which SimpleTuner release."""
+    from simpletuner_gh200.cli.tables import show_table
+    from simpletuner_gh200.cli.terminal import screen
     from simpletuner_gh200.upstream.select import sweep
     from simpletuner_gh200.upstream.support import (
         known_releases,
         support_document,
-        support_table,
+        support_rows,
         write_data,
         write_page,
     )
@@ -159,7 +161,8 @@ def support(
     if as_json:
         typer.echo(json.dumps({**support_document(known_releases()), "renewed": renewed}))
     elif write is None:
-        typer.echo(support_table(known_releases()))
+        headings = ("SimpleTuner", "releases", "checked", "features")
+        show_table(screen(), headings, support_rows(known_releases()))
     else:
         typer.echo(f"{write}: {'renewed' if renewed else 'up to date'}")
 
