@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVED = "python3 -m http.server -d build/site"
 
 
 def main() -> int:
@@ -29,7 +30,8 @@ def main() -> int:
         print(ran.stderr, file=sys.stderr)
         return 1
     found = list(problems(site))
-    print("\n".join(found) if found else site.relative_to(ROOT) / "index.html")
+    made = f"{site.relative_to(ROOT)}/index.html (search works once it is served: {SERVED})"
+    print("\n".join(found) if found else made)
     return 1 if found else 0
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -81,5 +85,36 @@ def test_pages_fit_a_telephone_and_fetch_nothing_from_elsewhere(site: Path) -> N
             assert browser.ask("[...document.images].every(image => image.naturalWidth > 0)"), name
         away = [address for address in browser.requests if not address.startswith(("file:", "data:", "blob:"))]
         assert (away, browser.problems) == ([], [])
+    finally:
+        browser.close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_words: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("words", ["rampup", "batch_rampup_steps", "cache_config.fill"])
+def test_a_key_is_found_whole_and_by_a_word_in_it(served: str, words: str) -> None:
+    browser = Browser()
+    try:
+        browser.open(f"{served}/index.html", width=1400, height=900)
+        browser.wait("document.querySelector('.md-search__input').offsetWidth > 0")
+        browser.ask("document.querySelector('.md-search__input').focus()")
+        browser.call("Input.insertText", text=words)
+        found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.pathname)"
+        assert browser.wait(f"{found}.includes('/reference/configuration.html')")
     finally:
         browser.close()

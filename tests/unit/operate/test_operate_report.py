@@ -404,7 +404,10 @@ def test_one_page_for_ranks_of_nodes_that_share_no_folder(tmp_path: Path) -> Non
 
 def test_settings_that_differ_come_first_and_long_tables_are_folded(tmp_path: Path) -> None:
     text = unbroken(build(record_long_run(tmp_path)))
-    first, folded = text.index("Settings that are not the default"), text.index("Settings that are</summary>")
+    first, folded = (
+        text.index("Settings that differ from the defaults"),
+        text.index("Settings at their defaults</summary>"),
+    )
     between = text[first:folded]
     assert "cache_config.cache_dir" in between and "cache_config.fill" not in between
     assert "cache_config.fill" in text[folded:]
