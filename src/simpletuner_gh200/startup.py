@@ -1,18 +1,43 @@
 """What the ``.pth`` file runs at every interpreter start: nothing, unless SIMPLETUNER_GH200=1 asks for us.
 
-The .pth line itself tests the variable, so that a start without it does not even import this module. Here nothing but a
-place in Python's import is taken; torch and SimpleTuner are imported by whoever wants them, or not at all. What we
-depend on may not be found yet: an environment over another one (``venv --system-site-packages``, ``pip install
---user``) runs its .pth files before the other one's folder is on the path.
+The .pth line itself tests the variable, and whether this is SimpleTuner's ``train.py``, so that any other start does
+not even import this module. Here nothing but a place in Python's import is taken; torch and SimpleTuner are imported by
+whoever wants them, or not at all. What we depend on may not be found yet: an environment over another one (``venv
+--system-site-packages``, ``pip install --user``) runs its .pth files before the other one's folder is on the path.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+SWITCH = "SIMPLETUNER_GH200"
+
+IGNORED = (
+    "gh200: the extension is off, and SimpleTuner alone takes no notice of --config: it trains what lies in config/. "
+    f"To train the file you named, with the extension: {SWITCH}=1, which scripts/setup_gh200_env.sh and "
+    f"`gh200 env` set, or `gh200 train --config FILE`. {SWITCH}=0 trains without it, and without this line.\n"
+)
+
+
+def begin() -> None:
+    """Called by the .pth line."""
+    if os.environ.get(SWITCH) == "1":
+        on_interpreter_start()
+    elif os.environ.get(SWITCH) != "0" and _names_a_file(sys.orig_argv):
+        sys.stderr.write(IGNORED)
+
+
+def _names_a_file(words: Sequence[str]) -> bool:
+    """Is this the launch line of the earlier guides? A tree that has the package in it reads the file it names."""
+    script = next((word for word in words[1:4] if word.endswith("simpletuner/train.py")), None)
+    if script is None or os.path.exists(os.path.join(os.path.dirname(script), "gh200")):
+        return False
+    return any(word.split("=")[0] == "--config" for word in words) and os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def on_interpreter_start() -> None:

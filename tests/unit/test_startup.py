@@ -57,3 +57,30 @@ def test_a_start_imports_nothing_and_off_is_off(start):
     light = "assert not {'wrapt', 'simpletuner_gh200.errors', 'logging'} & set(sys.modules), sys.modules.keys()"
     assert start(light).stderr == ""
     assert start("import simpletuner; assert 'simpletuner_gh200' not in sys.modules", "0").stderr == ""
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """SimpleTuner's train.py, started as the guides start it, with our .pth line run first."""
+    script = tmp_path / "simpletuner" / "train.py"
+    script.parent.mkdir()
+    script.write_text(f"import sys; sys.path[:0] = {[OURS]!r}\nexec({PTH_LINE!r})\nprint('trained')\n")
+
+    def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SIMPLETUNER"))}
+        command = [sys.executable, "simpletuner/train.py", *words]
+        return subprocess.run(command, cwd=tmp_path, env={**kept, **variables}, capture_output=True, text=True)
+
+    return run
+
+
+def test_a_file_that_simpletuner_alone_would_not_read_is_told(launched, tmp_path):
+    for words in (("--config", "config/mine.json"), ("--config=config/mine.json",)):
+        told = launched(*words)
+        assert told.stdout == "trained\n"
+        assert told.stderr.startswith("gh200: the extension is off, and SimpleTuner alone takes no notice of --config")
+    assert launched("--config", "config/mine.json", LOCAL_RANK="1").stderr == "", "one rank speaks for all"
+    assert launched("--config", "config/mine.json", SIMPLETUNER_GH200="0").stderr == "", "off by name"
+    assert launched("--config_path", "elsewhere").stderr == ""
+    (tmp_path / "simpletuner" / "gh200").mkdir()
+    assert launched("--config", "config/mine.json").stderr == "", "a tree with the package in it reads it"

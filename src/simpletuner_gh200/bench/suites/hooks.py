@@ -20,8 +20,8 @@ PTH_LINE = (
     'if name[:2] == "__" and name not in ("__path__", "__all__") '
     'else __import__("simpletuner_gh200.older_names", fromlist=["x"]).answer(name); '
     'sys.modules.setdefault("simpletuner.gh200", gh200); '
-    'os.environ.get("SIMPLETUNER_GH200") == "1" and '
-    '__import__("simpletuner_gh200.startup", fromlist=["x"]).on_interpreter_start()\n'
+    '(os.environ.get("SIMPLETUNER_GH200") == "1" or "simpletuner/train.py" in " ".join(sys.orig_argv[1:4])) and '
+    '__import__("simpletuner_gh200.startup", fromlist=["x"]).begin()\n'
 )
 """The line of simpletuner_gh200.pth; a test keeps the two the same."""
 
