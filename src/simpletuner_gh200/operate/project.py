@@ -58,12 +58,20 @@ def _fitted(wish: Wish, found: Survey, decisions: tuple[Decision, ...]) -> Proje
     changed = {key: value for key, value in fitting.items() if config.get(key) != value}
     if changed:
         # What the plan decides otherwise is not said first as decided by us.
-        decisions = tuple(made for made in decisions if not made.training or made.training.keys() - changed.keys())
+        decisions = tuple(made for made in decisions if not made.training or _stands(made.training, fitting))
         what = ", ".join(f"{key} {json.dumps(value)}" for key, value in advice.settings.items())
         by_plan = Decision(what, f"by `gh200 plan`, the best that fits on {machine.name}", training=changed)
         decisions = (*decisions, by_plan)
     doubt = f"by `gh200 plan` this does not fit on {machine.name}: {advice.too_much}" if advice.too_much else None
     return Project(wish, found, decisions, doubt)
+
+
+def _stands(decided: Mapping[str, Any], fitting: Mapping[str, Any]) -> bool:
+    """Is anything of it as it was decided? A block is, when all that was decided in it is."""
+    return any(
+        value.items() <= fitting[key].items() if isinstance(value, Mapping) else fitting[key] == value
+        for key, value in decided.items()
+    )
 
 
 def files(project: Project) -> dict[str, str]:

@@ -139,6 +139,14 @@ def test_a_lora_on_several_gpus_computes_activations_again_as_on_one(data: Path)
     assert one.training == {"gradient_checkpointing": True}, "what the plan then changes is its own"
 
 
+def test_what_the_plan_adds_to_a_block_hides_nothing_that_was_decided_in_it(data: Path) -> None:
+    project = plan_project(Wish(data.parent / "run", choose_model("flux"), data))
+    said = [decision.what for decision in project.decisions]
+    assert said[-1] == 'gradient_checkpointing false, gh200_optimizations.activations "auto"', "by the plan"
+    assert [words for words in said if words.startswith("an effective batch that grows")], said
+    assert not [words for words in said if words.startswith("activations computed again")], "the plan's word, not ours"
+
+
 def test_all_weights_on_one_gpu_stay_in_bf16(data: Path) -> None:
     config, launch = trained(data, full=True)
     assert (config["model_type"], config["optimizer"], config["learning_rate"]) == ("full", "adamw_bf16", 1e-5)
