@@ -15,7 +15,7 @@ import re
 
 SECRET_NAME = re.compile(
     r"token|secret|passw(or)?d|passphrase|passcode|credential|cookie|webhook|bearer|netrc|"
-    r"(^|_)(pass|pwd|pw|pat|otp|jwt|sas|salt|dsn|hook|hook_?url)$|connection_?string|conn_?str|"
+    r"(^|_)(pass|pwd|pw|pat|otp|jwt|sas|salt|dsn|creds?|hook|hook_?url)$|connection_?string|conn_?str|"
     r"auth(?!or(s|ed|ing|_|$))|(^|_)signature$|"
     r"(api|access|private|secret|ssh|signing|encryption|deploy|account|storage|license|session|master)_?key|_key$|^key$",
     re.IGNORECASE,
@@ -68,7 +68,7 @@ _ISSUED = (
     # clouds
     r"(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{12,}",
     r"AIza[0-9A-Za-z_-]{30,}",
-    r"ya29\.[0-9A-Za-z_.-]{16,}",
+    r"ya29\.[0-9A-Za-z_.-]{16,}|1//0[0-9A-Za-z_-]{40,}",
     r"GOCSPX-[0-9A-Za-z_-]{20,}",
     r"LTAI[A-Za-z0-9]{16,}|AKID[A-Za-z0-9]{16,}",
     r"do[opr]_v1_[0-9a-f]{32,}",
