@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,10 @@ SUITE = ("tests", "failures", "errors", "skipped")
 """What pytest's results count."""
 SELECTIONS = {"": "not matrix and not chaos and not cluster", "matrix": "matrix", "chaos": "", "cluster": ""}
 """For pytest's ``-m``."""
+MOST_SECONDS = 3 * 3600
+"""A part that takes longer hangs: it is interrupted, as by Ctrl-C, and fails with what it has come to."""
+LAST_SECONDS = 300
+"""For a part that was interrupted to end what it started and to write its results."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,13 @@ def main(what: str) -> int:
     if not what and subprocess.run(["make", "--no-print-directory", "lint"], cwd=ROOT, env=variables).returncode:
         failed.append("lint")
     chosen = parts(environments, what)
-    failed += [f"tests on {part.name}" for part in run_side_by_side(chosen, what, variables)]
+    unwell = run_side_by_side(chosen, what, variables)
+    failed += [f"tests on {part.name}" for part in unwell]
     ran = ", ".join(version for _, version in environments)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"\nran against SimpleTuner {ran}, {(spent.ru_utime + spent.ru_stime) / 60:.1f} minutes of CPU: ", end="")
     print(f"FAILED: {'; '.join(failed)}" if failed else "all passed")
-    print(counted([part.results for part in chosen]))
+    print(counted([part.results for part in chosen], [part.results for part in unwell]))
     return 1 if failed else 0
 
 
@@ -88,13 +95,16 @@ def parts(environments: list[tuple[str, str]], what: str) -> list[Part]:
     return [*each, Part("no release", environments[0][0], " and ".join(filter(None, (wanted, "not releases"))))]
 
 
-def counted(files: list[Path]) -> str:
-    """Over all environments. One that got as far as no results has failed."""
+def counted(files: list[Path], unwell: Collection[Path] = ()) -> str:
+    """Over all environments. One that got as far as no results has failed, as has one whose end tells of a failure
+    that is none of a test: it was interrupted, or skipped what it must run.
+    """
     total: Counter[str] = Counter()
     for path in files:
         suites = ElementTree.parse(path).getroot().iter("testsuite") if path.is_file() else ()
         ran = [suite for suite in suites if int(suite.get("tests", 0))]
-        total["failed"] += not ran
+        told = sum(int(suite.get(name, 0)) for suite in ran for name in ("failures", "errors"))
+        total["failed"] += not ran or (path in unwell and not told)
         for suite in ran:
             tests, failures, errors, skipped = (int(suite.get(name, 0)) for name in SUITE)
             total.update(failed=failures + errors, skipped=skipped, passed=tests - failures - errors - skipped)
@@ -106,7 +116,8 @@ def run_side_by_side(chosen: list[Part], what: str, variables: dict[str, str]) -
     (ROOT / ".cache").mkdir(exist_ok=True)
     running = {part: start(part, what, variables) for part in chosen}
     started = shown = time.monotonic()
-    failed = []
+    failed: list[Part] = []
+    interrupted: set[Part] = set()
     while running:
         time.sleep(1)
         if time.monotonic() - shown > 60:
@@ -115,12 +126,23 @@ def run_side_by_side(chosen: list[Part], what: str, variables: dict[str, str]) -
             print(f"... testing: {names}, {(shown - started) / 60:.0f} min", flush=True)
         for part, process in list(running.items()):
             if process.poll() is None:
+                end_if_late(part, process, time.monotonic() - started, interrupted)
                 continue
             del running[part]
             print(f"\n=== {part.name} ===\n{part.log.read_text(errors='replace')}", flush=True)
             if process.returncode:
                 failed.append(part)
     return failed
+
+
+def end_if_late(part: Part, process: subprocess.Popen[bytes], seconds: float, interrupted: set[Part]) -> None:
+    """Interrupted once: then pytest ends what its tests started and writes its results. Killed if that hangs too."""
+    if seconds > MOST_SECONDS + LAST_SECONDS:
+        process.kill()
+    elif seconds > MOST_SECONDS and part not in interrupted:
+        interrupted.add(part)
+        print(f"... {part.name} takes more than {MOST_SECONDS / 60:.0f} min: interrupted", flush=True)
+        process.send_signal(signal.SIGINT)
 
 
 def start(part: Part, what: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -71,6 +71,19 @@ def test_nothing_outlives_a_kill(laboratory, train, phase, victim):
 
 
 @pytest.mark.chaos
+@pytest.mark.only_release("4.")
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_nothing_of_two_ranks_outlives_a_kill(laboratory, train, victim):
+    """The one that is left would wait for the other in the middle of a step."""
+    command = train(laboratory, "--max_train_steps=4000", "--num_processes=2")
+    reach(command, "training")
+    kill(find(command, victim))
+    ended = command.end()
+    assert command.nothing_left() == "", f"{victim} killed"
+    assert ended.code in ({-signal.SIGKILL} if victim == "launcher" else {KILLED, 1}), ended.explain()
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("victim", ["launcher", "rank"])
 def test_a_checkpoint_that_was_being_written_is_not_believed(laboratory, train, victim):
     """The second one: there is a whole one to go back to."""

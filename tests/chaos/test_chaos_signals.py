@@ -66,3 +66,38 @@ def test_nohup_survives_the_logout(packed, train):
     assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err
     assert packed.bits() == packed.reference_bits()
     assert command.nothing_left() == ""
+
+
+@pytest.mark.chaos
+@pytest.mark.only_release("4.")
+@pytest.mark.parametrize("phase", ["loading the model", "training"])
+def test_two_ranks_end_together(laboratory, train, phase):
+    """Each may be waiting for the other, deep in a call that knows no signals."""
+    command = train(laboratory, MANY, "--num_processes=2")
+    command.wait_for_words(PHASES[phase])
+    command.send(signal.SIGINT)
+    ended = command.end()
+    assert command.nothing_left() == ""
+    assert ended.code == 128 + signal.SIGINT, ended.explain()
+    assert "resume with: gh200 train" in ended.last_line, ended.explain()
+
+
+@pytest.mark.chaos
+@pytest.mark.only_release("4.")
+def test_interrupted_while_packs_are_written(packed, train):
+    """Whether it came before the last pack or just behind it, the next run trains the same."""
+    for pack in packed.packs.glob("*/*.pack"):
+        pack.unlink()
+    command = train(packed)
+    command.wait_until(
+        lambda: any(packed.packs.glob("*/.*.pack.*.tmp")) or any(packed.packs.glob("*/*.pack")), "a pack"
+    )
+    command.send(signal.SIGINT)
+    ended = command.end()
+    assert command.nothing_left() == ""
+    assert ended.code in {0, 128 + signal.SIGINT}, ended.explain()
+    packed.forget_training()
+    again = train(packed).end()
+    assert again.code == 0, again.explain()
+    assert packed.bits() == packed.reference_bits()
+    assert not list(packed.packs.rglob("*.tmp")), "what was begun is swept"

@@ -84,3 +84,12 @@ def test_commands_on_the_pages_are_commands_with_those_options() -> None:
         if unknown or (hasattr(command, "commands") and words and re.match(r"[a-z]", words[0])):
             wrong.append(f"{page.relative_to(ROOT)}: {line}: {unknown or words[0]}")
     assert wrong == []
+
+
+def test_every_test_that_fails_without_its_mechanism_is_there() -> None:
+    page = (ROOT / "tests" / "chaos" / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| \d+ \| .* \| `(test_\w+\.py)` (\w+) \|$", page, re.MULTILINE)
+    assert len(named) > 80
+    files = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+    texts = {name: files[name].read_text(encoding="utf-8") for name in {file for file, _ in named} & files.keys()}
+    assert [(file, test) for file, test in named if f"def test_{test}(" not in texts.get(file, "")] == []

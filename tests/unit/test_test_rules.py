@@ -102,6 +102,27 @@ def test_the_trials_of_all_environments_are_counted_together(tmp_path: Path) -> 
         path.write_text(suite.format(*numbers))
     assert dev_test.counted(files[:2]) == "9 passed, 2 failed, 2 skipped"
     assert dev_test.counted(files) == "9 passed, 4 failed, 2 skipped", "no tests, and no results at all, are failures"
+    assert dev_test.counted(files[:2], files[:1]) == "9 passed, 2 failed, 2 skipped", "its failures are known"
+    assert dev_test.counted(files[:2], files[1:2]) == "9 passed, 3 failed, 2 skipped", "it failed otherwise"
+
+
+def test_a_part_that_hangs_is_interrupted_once_and_then_killed(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(dev_test, "ROOT", tmp_path)
+    monkeypatch.setattr(dev_test, "MOST_SECONDS", 0)
+    monkeypatch.setattr(dev_test, "LAST_SECONDS", 2)
+    sleeping = "import signal, time; {} time.sleep(600)"
+    programs = {"obeys": sleeping.format(""), "deaf": sleeping.format("signal.signal(signal.SIGINT, signal.SIG_IGN);")}
+
+    def start(part: dev_test.Part, _what: str, _variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        part.log.write_text(f"what {part.name} said")
+        return subprocess.Popen([sys.executable, "-c", programs[part.name]], stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(dev_test, "start", start)
+    parts = [dev_test.Part(name, "", "") for name in programs]
+    assert sorted(part.name for part in dev_test.run_side_by_side(parts, "chaos", {})) == ["deaf", "obeys"]
+    said = capsys.readouterr().out
+    assert [said.count(f"... {name} takes more than") for name in programs] == [1, 1]
+    assert all(f"what {name} said" in said for name in programs)
 
 
 def test_signals_that_nohup_or_a_script_has_ignored_can_be_sent_by_tests() -> None:
