@@ -23,6 +23,7 @@ PATIENCE = 120.0
 # and its ranks, in a session of their own, don't.
 # The timeouts are a busy machine's: as Slurm sets them, a step that takes a minute to die drains its node ("Kill task
 # failed"), and a node that does not answer for a while is down; nothing starts there until somebody says so.
+# A job in `urgent` takes the nodes from one in another partition: at once, or after a grace time.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost=control({control})
@@ -51,7 +52,11 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 GresTypes=gpu
 {nodes}
-PartitionName=test Nodes={names} Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=test Nodes={names} Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=patient Nodes={names} MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=600
+PartitionName=urgent Nodes={names} MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
 
 NODE = """\
@@ -150,8 +155,8 @@ def namespace(pid: int) -> str:
 
 def wait_for_nodes(daemons: list[subprocess.Popen[bytes]]) -> None:
     def idle() -> bool:
-        found = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True)
-        return found.stdout.split() == ["idle"] * len(NODES)
+        found = subprocess.run(["sinfo", "-h", "-N", "-o", "%N %T"], capture_output=True, text=True)
+        return set(found.stdout.splitlines()) == {f"{name} idle" for name in NODES}  # a line for each partition
 
     wait_until(idle, "idle nodes", daemons)
 

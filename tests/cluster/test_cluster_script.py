@@ -101,6 +101,34 @@ def test_a_requeue_by_somebody_else_is_left_to_slurm(cluster, submit) -> None:
     assert "requeued" not in job.log(), "twice would start it twice"
 
 
+@pytest.mark.parametrize(
+    ("partition", "requeued_by"), [("test", "Slurm"), ("patient", "the script")], ids=["at once", "after a grace time"]
+)
+def test_a_job_that_makes_room_for_an_urgent_one_comes_back(cluster, submit, partition: str, requeued_by: str) -> None:
+    """Real preemption. Within a grace time the job runs on, and ends before Slurm would end it: it requeues itself.
+
+    Without one Slurm says SIGTERM twice within milliseconds, which `gh200 train` takes for one request.
+    """
+    job = submit(f"--partition={partition}")
+    job.wait_until_it_trains()
+    urgent = cluster.submit("--partition=urgent", "-N2", "--exclusive", "--wrap", "srun true", "--output=/dev/null")
+    cluster.wait(job.number, lambda: job.signals("n1") and job.signals("n2"), "each launcher is told")
+    assert cluster.end(urgent).state == "COMPLETED", "the urgent one had its turn"
+    ended = cluster.end(job.number)
+    assert (ended.state, ended.restarts) == ("COMPLETED", 1), cluster.output(job.number)
+    assert [set(job.signals(node)) for node in NODES] == [{"SIGTERM"}] * 2
+    assert ("stopped after a checkpoint; requeued" in job.log()) == (requeued_by == "the script")
+
+
+def test_a_site_that_forbids_requeueing_is_told_of(cluster, submit) -> None:
+    job = submit("--no-requeue")
+    job.wait_until_it_trains()
+    cluster.run("scancel", "--batch", "--signal=USR1", job.number)
+    ended = cluster.end(job.number)
+    assert (ended.state, ended.exit_code, ended.restarts) == ("FAILED", 75, 0), cluster.output(job.number)
+    assert "Slurm refuses to requeue it: submit it again to go on" in job.log()
+
+
 def test_a_node_that_is_not_ready_ends_the_job_before_it_trains(cluster, submit) -> None:
     job = submit(tell=("doctor-fails-n2",))
     ended = cluster.end(job.number)

@@ -139,7 +139,7 @@ def test_a_job_of_two_nodes_trains_what_one_machine_trains(trial: Trial) -> None
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("how", ["preempted", "near its time limit"])
+@pytest.mark.parametrize("how", ["preempted", "requeued by hand", "near its time limit"])
 def test_a_job_that_is_requeued_in_the_ramp_trains_the_same_bits(trial: Trial, how: str) -> None:
     settings = {"steps": STEPS, "checkpoints_total_limit": 20, **OF_THE_RELEASE}
     trial.configure(2, checkpoint_step_interval=2, **settings)
@@ -148,6 +148,8 @@ def test_a_job_that_is_requeued_in_the_ramp_trains_the_same_bits(trial: Trial, h
     output = trial.bench.project.output
     trial.cluster.wait(number, (output / "checkpoint-2").is_dir, "the second step")
     if how == "preempted":
+        trial.cluster.submit("--partition=urgent", "-N2", "--exclusive", "--wrap", "srun true", "--output=/dev/null")
+    elif how == "requeued by hand":
         trial.cluster.run("scontrol", "requeue", number)
     else:
         trial.cluster.run("scancel", "--batch", "--signal=USR1", number)

@@ -25,6 +25,16 @@ WARNING_SECONDS = 600
 """Before the limit: enough for a window and a checkpoint of a large model."""
 
 
+HANDED_ON = (
+    *("SLURM", "GH200", "SIMPLETUNER", "ACCELERATE", "HF", "WANDB"),
+    *("NCCL", "GLOO", "FI", "UCX", "TORCH", "PYTORCH", "OMP"),
+)
+"""How the names of variables begin that a runtime with an environment of its own is to pass on."""
+
+MODELS = "$HF_HOME"
+"""A folder of the script's own: what was downloaded, and the token for it."""
+
+
 @dataclass(frozen=True)
 class Runtime:
     """How a command gets into a container. ``$image`` is the script's own variable."""
@@ -49,10 +59,12 @@ RUNTIMES = {
         Runtime("apptainer", node='apptainer exec --nv --bind "{mounts}" "$image"', mount="{0}", joined=","),
         Runtime(
             "podman",
-            node="podman run --rm --device nvidia.com/gpu=all --network=host --ipc=host --ulimit=memlock=-1 "
-            "--ulimit=nofile=65536 --cap-add=SYS_NICE --env=SLURM_* --env=GH200_* --env=ACCELERATE_* --env=NCCL_* "
-            '{mounts} "$image"',
-            mount="--volume={0}:{0}",
+            # Its own limit on processes, 2048, counts threads: ranks of large nodes have more.
+            node="podman run --rm --device nvidia.com/gpu=all --network=host --ipc=host --pids-limit=-1 "
+            "--ulimit=memlock=-1 --ulimit=nofile=65536 --cap-add=SYS_NICE "
+            + " ".join(f"--env={prefix}_*" for prefix in HANDED_ON)
+            + ' {mounts} "$image"',
+            mount='--volume="{0}:{0}"',
             joined=" ",
         ),
     )
@@ -145,13 +157,21 @@ def _folders(batch: Batch) -> list[Path]:
     return [folder.absolute() for folder in dict.fromkeys((batch.folder, batch.data, *batch.more_folders))]
 
 
+def _image(named: str) -> str:
+    """A file is found from wherever the job is submitted."""
+    return str(Path(named).absolute()) if Path(named).is_file() else named
+
+
 def _container(batch: Batch) -> str:
     runtime = RUNTIMES[batch.container]
     lines = ["step_options=()", "on_node=()"]
     if batch.image:
-        mounts = runtime.joined.join(runtime.mount.format(each) for each in _folders(batch))
+        mounts = runtime.joined.join(runtime.mount.format(each) for each in (*_folders(batch), MODELS))
         lines = [
-            f"image={shlex.quote(batch.image)}",
+            "# Models as they were downloaded, and the token for them: an image has neither.",
+            'export HF_HOME="${HF_HOME:-$HOME/.cache/huggingface}"',
+            'mkdir -p "$HF_HOME"',
+            f"image={shlex.quote(_image(batch.image))}",
             f"step_options=({runtime.step.format(mounts=mounts)})",
             f"on_node=({runtime.node.format(mounts=mounts)})",
         ]

@@ -31,6 +31,10 @@ GRACE_SECONDS = 5.0
 
 SWEEP_SECONDS = 3.0
 
+ECHO_SECONDS = 2.0
+"""In which the same request, repeated, is still the first one: a job that Slurm preempts hears SIGTERM twice within
+milliseconds, and the second would cost it the checkpoint that the first asked for. Nobody types that fast."""
+
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 AT_ONCE = (signal.SIGQUIT,)
 PASSED_ON = (signal.SIGUSR2,)
@@ -116,6 +120,7 @@ class _Supervisor:
         self._ranks: list[_Rank] = []
         self._deadline: float | None = None
         """When patience with a run that is to stop ends; None while it runs, and while it writes a checkpoint."""
+        self._asked_at = 0.0
         self._selector = selectors.DefaultSelector()
         self._received: list[int] = []
         self._before: dict[int, Any] = {}
@@ -248,14 +253,21 @@ class _Supervisor:
             number = self._received.pop(0)
             if number in PASSED_ON:
                 self._tell_ranks(number)
+            elif self._is_echo(number):
+                continue
             elif number in AT_ONCE or self._seen.signal is not None:
                 self._seen.signal = self._seen.signal or number
                 self._deadline = time.monotonic()
             else:
                 self._stop(number)
 
+    def _is_echo(self, number: int) -> bool:
+        soon = time.monotonic() - self._asked_at < ECHO_SECONDS
+        return number in ASKING and number == self._seen.signal and soon
+
     def _stop(self, number: int) -> None:
         self._seen.signal = number
+        self._asked_at = time.monotonic()
         self._halt_middle()
         if number in self._checkpoint_on and self._ranks and all(rank.checkpoints for rank in self._ranks):
             self._tell_ranks(ASKING[0])  # as long as it takes; a second signal ends the patience

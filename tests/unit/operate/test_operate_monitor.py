@@ -95,6 +95,26 @@ def test_alarms_come_first() -> None:
     assert codes(run) == ["host-memory", "data-wait"]
 
 
+def other_rank(rank: int, node: str, **changes: Any) -> Recorded:
+    run = run_of(**changes)
+    run.path, run.start = Path(f"gh200/telemetry.rank{rank}.jsonl"), {**run.start, "host": node}
+    return run
+
+
+def test_every_node_and_every_gpu_is_watched() -> None:
+    """The main rank is well; what happens beside it and on the other node is said once, with its place."""
+    run = run_of()
+    run.start["host"] = "n1"
+    poor = {"host": {"available": GIB, "total": 480 * GIB}}
+    full = {"device": {"free": GIB, "total": 96 * GIB}}
+    others = [other_rank(1, "n1", **poor), other_rank(2, "n2", **poor), other_rank(3, "n2", **poor, **full)]
+    found = alerts(run, START + 61, others=others)
+    assert [(alert.level, alert.code, alert.text.split(":")[0]) for alert in found] == [
+        ("alarm", "host-memory", "on n2"),
+        ("warn", "device-memory", "rank 3 on n2"),
+    ]
+
+
 def test_following_through_growth_tears_and_rotation(tmp_path: Path) -> None:
     path = tmp_path / "gh200" / "telemetry.jsonl"
     sink = JsonLines(path, max_bytes=400)

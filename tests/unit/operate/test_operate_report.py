@@ -390,6 +390,20 @@ def test_findings_of_the_run_come_first(tmp_path: Path) -> None:
     assert failed.index("training failed: no space") < failed.index("2 records could not be read")
 
 
+def test_what_another_rank_failed_of_is_told(tmp_path: Path) -> None:
+    """A failing rank takes the others with it; the main one knows only that it was ended."""
+    main = Recorded(tmp_path / "telemetry.jsonl", {"host": "n1"}, {"status": "interrupted", "reason": "SIGTERM"}, [])
+    failed = {"status": "failed", "reason": "out of memory, hf_abcdefghijklmnopqrstuvwxyz1234567890"}
+    ranks = [Recorded(tmp_path / f"telemetry.rank{n}.jsonl", {"host": f"n{n}"}, failed, []) for n in (2, 3)]
+    ranks.append(Recorded(tmp_path / "telemetry.rank4.jsonl", {"host": "n2"}, main.end, []))
+    text = unbroken(page(main, title="t", ranks=[main, *ranks]))
+    told = text[text.index('class="findings"') : text.index("</ul>")]
+    assert "rank 2 on n2: training failed: out of memory" in told
+    assert told.index("rank 2") < told.index("training interrupted: SIGTERM"), "the cause comes first"
+    assert "rank 3" not in told and "rank 4" not in told, "once"
+    assert "hf_abc" not in text
+
+
 def test_one_page_for_ranks_of_nodes_that_share_no_folder(tmp_path: Path) -> None:
     whole = record_long_run(tmp_path / "a")
     (tmp_path / "b" / "gh200").mkdir(parents=True)

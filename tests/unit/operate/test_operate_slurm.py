@@ -65,6 +65,30 @@ def test_a_container_sees_project_data_and_model(container: str) -> None:
     assert ('"$image"' in words) == (container != "none")
 
 
+@pytest.mark.parametrize("container", [name for name in RUNTIMES if name != "none"])
+def test_a_container_finds_models_that_were_downloaded(container: str) -> None:
+    """Only some runtimes bring one's home along; without it every start would download the model again."""
+    script = train_sbatch(replace(BATCH, container=container, image=IMAGES[container]))
+    assert "$HF_HOME" in values(script, "step_options") + values(script, "on_node")
+    assert script.index("export HF_HOME=") < script.index("step_options=(")
+
+
+def test_podman_hands_on_what_the_page_tells_sites_to_set() -> None:
+    words = values(train_sbatch(replace(BATCH, container="podman", image="x")), "on_node")
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HF_HOME", "ACCELERATE_EXTRA_ARGS", "SLURM_NODEID"):
+        assert f"--env={variable.split('_')[0]}_*" in words, variable
+
+
+def test_an_image_that_is_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.sif").touch()
+    named = {name: replace(BATCH, container="apptainer", image=name) for name in ("here.sif", "library://x/y:1")}
+    assert [values(train_sbatch(batch), "image") for batch in named.values()] == [
+        str(tmp_path / "here.sif"),
+        "library://x/y:1",
+    ]
+
+
 @pytest.mark.parametrize("container", RUNTIMES)
 @pytest.mark.parametrize("cpu", [False, True], ids=["gpu", "cpu"])
 def test_shellcheck_finds_nothing(container: str, cpu: bool, tmp_path: Path) -> None:

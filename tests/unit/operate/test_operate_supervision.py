@@ -290,6 +290,30 @@ CHECKPOINTS = """
 """
 
 
+@pytest.mark.parametrize(("again", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, None)], ids=["echo", "another"])
+def test_a_request_that_comes_twice_at_once_is_one(tmp_path, monkeypatch, again, code):
+    """As a job hears it that Slurm preempts: the checkpoint is written all the same. Another signal ends it."""
+    monkeypatch.setattr(supervision, "ECHO_SECONDS", 3600.0)
+    command = write_job(tmp_path, CHECKPOINTS.format(ready=True).replace("def write(*_):", ECHOED), ranks=1)
+
+    def send() -> None:
+        pids(tmp_path, "0")
+        os.kill(os.getpid(), signal.SIGTERM)
+        pids(tmp_path, "told")
+        os.kill(os.getpid(), again)
+
+    threading.Thread(target=send).start()
+    seen = supervision.watch(command, os.environ)
+    assert seen.signal == signal.SIGTERM
+    assert [summary["exit_code"] for summary in seen.summaries.values()] == ([code] if code else [])
+    assert all(map(gone, pids(tmp_path, "0")))
+
+
+ECHOED = """def write(*_):
+        ready("told")
+        time.sleep(2)"""
+
+
 @pytest.mark.parametrize(
     ("number", "on_interrupt"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True)]
 )

@@ -58,7 +58,8 @@ def monitor(
 
 def _now(follower: RunFollower) -> tuple[Liveness, list[Alert]]:
     alive = liveness(follower.recorded)
-    return alive, alerts(follower.recorded, time.time(), gone=alive.words if alive.state == "gone" else "")
+    gone = alive.words if alive.state == "gone" else ""
+    return alive, alerts(follower.recorded, time.time(), gone=gone, others=follower.others)
 
 
 def _document(follower: RunFollower) -> dict[str, Any]:

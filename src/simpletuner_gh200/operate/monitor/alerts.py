@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
@@ -45,14 +45,37 @@ class Thresholds:
     """No record for both this long and so many usual steps: stuck, or validating for long."""
 
 
-def alerts(run: Recorded, now: float, thresholds: Thresholds | None = None, *, gone: str = "") -> list[Alert]:
-    """What is wrong with a run right now, the worst first. ``gone``: that its process is not there any more."""
+def alerts(
+    run: Recorded,
+    now: float,
+    thresholds: Thresholds | None = None,
+    *,
+    gone: str = "",
+    others: Sequence[Recorded] = (),
+) -> list[Alert]:
+    """What is wrong with a run right now, the worst first. ``gone``: that its process is not there any more.
+
+    ``others``: the ranks beside the main one. Of those, what is theirs alone is asked: each GPU's memory, and that of
+    each further node.
+    """
     limits = thresholds or Thresholds()
     found = [alert for rule in _RULES for alert in rule(run, now, limits)]
+    found += _elsewhere(run, others, now, limits)
     if gone:
         found = [alert for alert in found if alert.code != "silence"]
         found.append(Alert("alarm", "gone", f"{gone}; start it again, it resumes from its last checkpoint"))
     return sorted(found, key=lambda alert: alert.level != "alarm")
+
+
+def _elsewhere(run: Recorded, others: Sequence[Recorded], now: float, limits: Thresholds) -> Iterator[Alert]:
+    nodes = {str(run.start.get("host"))}
+    for other in others:
+        node = str(other.start.get("host"))
+        rules = _OF_A_RANK if node in nodes else (*_OF_A_NODE, *_OF_A_RANK)
+        nodes.add(node)
+        for alert in (alert for rule in rules for alert in rule(other, now, limits)):
+            where = f"on {node}" if alert.code in _NODE_CODES else f"rank {other.rank} on {node}"
+            yield replace(alert, text=f"{where}: {alert.text}")
 
 
 def _settled(run: Recorded, name: str) -> list[float]:
@@ -142,13 +165,9 @@ def _latest(run: Recorded, name: str) -> float | None:
     return values[-1][1] if values else None
 
 
-_RULES: tuple[Callable[[Recorded, float, Thresholds], Iterator[Alert]], ...] = (
-    _host_memory,
-    _swapping,
-    _loss,
-    _data_wait,
-    _device_memory,
-    _hit_rates,
-    _slower,
-    _silence,
-)
+Rule = Callable[[Recorded, float, Thresholds], Iterator[Alert]]
+
+_OF_A_NODE: tuple[Rule, ...] = (_host_memory, _swapping)
+_NODE_CODES = ("host-memory", "swapping")
+_OF_A_RANK: tuple[Rule, ...] = (_device_memory,)
+_RULES: tuple[Rule, ...] = (*_OF_A_NODE, _loss, _data_wait, *_OF_A_RANK, _hit_rates, _slower, _silence)

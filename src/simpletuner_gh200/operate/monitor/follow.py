@@ -72,9 +72,14 @@ class RunFollower:
         for other in self._others.values():
             other.poll()
 
+    @property
+    def others(self) -> list[Recorded]:
+        """The run's other ranks, by their number."""
+        found = [other.recorded for other in self._others.values() if same_run(self.recorded, other.recorded)]
+        return sorted(found, key=lambda rank: rank.rank)
+
     def ranks(self) -> RankTable | None:
-        others = [other.recorded for other in self._others.values()]
-        return rank_table([self.recorded, *(rank for rank in others if same_run(self.recorded, rank))])
+        return rank_table([self.recorded, *self.others])
 
     def close(self) -> None:
         for each in (self._main, *self._others.values()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,10 +24,21 @@ class Finding:
     text: str
 
 
-def findings(run: Recorded, ranks: RankTable | None = None, alive: Liveness | None = None) -> list[Finding]:
-    """The worst first; those of the run's own records, whatever else lies in the folder it is looked at from."""
+def findings(
+    run: Recorded,
+    ranks: RankTable | None = None,
+    alive: Liveness | None = None,
+    others: Sequence[Recorded] = (),
+) -> list[Finding]:
+    """The worst first; those of the run's own records, whatever else lies in the folder it is looked at from.
+
+    ``others``: the ranks beside the main one, which may have seen what it did not.
+    """
     gone = alive.words if alive is not None and alive.state == "gone" else ""
-    found = [*_ending(run), *_features(run), *_alerts(run, gone), *_ranks(ranks), *_records(run)]
+    found = [
+        *(*_ending(run), *_ended_elsewhere(run, others), *_features(run)),
+        *(*_alerts(run, others, gone), *_ranks(ranks), *_records(run)),
+    ]
     return sorted(found, key=lambda finding: ("bad", "warn", "note").index(finding.weight))
 
 
@@ -49,6 +60,17 @@ def _ending(run: Recorded) -> Iterator[Finding]:
         yield Finding("warn" if status == "interrupted" else "bad", f"training {status}{reason}")
 
 
+def _ended_elsewhere(run: Recorded, others: Sequence[Recorded]) -> Iterator[Finding]:
+    """A rank that fails takes the others with it, and those can only say that they were ended."""
+    told = {str(run.end.get("reason"))}
+    for other in others:
+        status, reason = other.end.get("status"), str(other.end.get("reason"))
+        if not other.end or status in ("completed", "interrupted") or reason in told:
+            continue
+        told.add(reason)
+        yield Finding("bad", f"rank {other.rank} on {other.start.get('host')}: training {status}: {reason}")
+
+
 def _features(run: Recorded) -> Iterator[Finding]:
     features = run.start.get("features")
     for name, status in features.items() if isinstance(features, Mapping) else ():
@@ -56,10 +78,10 @@ def _features(run: Recorded) -> Iterator[Finding]:
             yield Finding("warn", f"{name} is {status}")
 
 
-def _alerts(run: Recorded, gone: str) -> Iterator[Finding]:
+def _alerts(run: Recorded, others: Sequence[Recorded], gone: str) -> Iterator[Finding]:
     """As they were when the last step was recorded: a report is read long after."""
     last: Any = run.steps[-1].get("time") if run.steps else None
-    for alert in alerts(run, last if isinstance(last, int | float) else 0.0, gone=gone):
+    for alert in alerts(run, last if isinstance(last, int | float) else 0.0, gone=gone, others=others):
         yield Finding("bad" if alert.level == "alarm" else "warn", alert.text)
 
 

@@ -68,11 +68,12 @@ def page(
     alive: Liveness | None = None,
 ) -> str:
     """The whole report as text: what matters first is open, long tables are folded."""
-    shown = Recorded(run.path, redact(run.start), redact(run.end), run.steps, run.unreadable)
+    shown = _without_secrets(run)
+    others = [_without_secrets(rank) for rank in ranks if rank.rank != run.rank]
     table = rank_table(ranks)
     parts = [
         f"<h1>{escaped(title)}</h1>",
-        _findings(findings(shown, table, alive)),
+        _findings(findings(shown, table, alive, others)),
         _definitions(summary(shown, alive)),
         _open("Where the time went", time_line(shown)),
         _plots(shown, ranks),
@@ -93,6 +94,10 @@ def page(
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escaped(title)}</title><style>{STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
     )
+
+
+def _without_secrets(run: Recorded) -> Recorded:
+    return Recorded(run.path, redact(run.start), redact(run.end), run.steps, run.unreadable)
 
 
 def _findings(found: Sequence[Finding]) -> str:
