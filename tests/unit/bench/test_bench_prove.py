@@ -219,6 +219,19 @@ def test_the_report_has_every_arm_and_names_nobody(tmp_path):
     assert f"self-test {told['selftest']['summary']['pass']} passed" in as_html(told)
 
 
+def test_the_last_words_of_a_run_do_not_tell_whose_machine_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.node", lambda: "nid0042.cluster.example.org")
+    monkeypatch.setenv("USER", "ada")
+    said = "cannot reach nid0042.cluster.example.org (nid0042) for ada; adamw is fine"
+    failing = training(lambda arm, told: {**told, "status": "failed", "reason": said} if arm.name == "state" else told)
+    context = Context(root=tmp_path, allocate=False, read_options=lambda: Reading(None))
+    context.__dict__["driver"] = NullDriver()
+    told = prove(subject, tmp_path, minutes=60, train=failing, context=context).to_json()
+    assert "nid0042" not in json.dumps(told)
+    row = next(row for row in told["ab"] if row["name"] == "state")
+    assert row["told"].endswith("cannot reach <name> (<name>) for <name>; adamw is fine")
+
+
 def test_every_question_is_told_in_words():
     assert page.QUESTIONS.keys() == {str(number) for number in QUESTIONS}
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +70,7 @@ class Proof:
             "ab": self.compared.to_json(),
             "notes": list(self.notes),
         }
-        cleaned: dict[str, Any] = json.loads(without_paths(json.dumps(redact(told))))
+        cleaned: dict[str, Any] = nameless(json.loads(without_paths(json.dumps(redact(told)))), whose())
         return cleaned
 
     @property
@@ -80,6 +83,34 @@ class Proof:
         if not self.examination.machine.get("gpus"):
             found.append("no GPU: host memory stood in for Grace, and nothing of a link could be measured")
         return found
+
+
+def nameless(told: Any, names: Sequence[str]) -> Any:
+    """Libraries say in their last words whose machine it was: its name and its user's are taken out of free text."""
+    if isinstance(told, Mapping):
+        return {
+            key: _blotted(value, names) if key in _FREE_TEXT else nameless(value, names) for key, value in told.items()
+        }
+    return [nameless(each, names) for each in told] if isinstance(told, list) else told
+
+
+def _blotted(words: Any, names: Sequence[str]) -> Any:
+    if isinstance(words, list):
+        return [_blotted(each, names) for each in words]
+    for name in names if isinstance(words, str) else ():
+        words = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "<name>", words)
+    return words
+
+
+def whose() -> list[str]:
+    """The longest first; not what half of all machines and users are called."""
+    host = platform.node()
+    found = {host, host.partition(".")[0], os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
+    return sorted((name for name in found if len(name) > 2 and name not in _COMMON), key=len, reverse=True)
+
+
+_FREE_TEXT = ("told", "found", "notes")
+_COMMON = ("localhost", "root", "user", "ubuntu", "gh200", "grace", "hopper")
 
 
 def machine_json(machine: Mapping[str, Any]) -> dict[str, Any]:
