@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.model.activations.link import HostLink
+from simpletuner_gh200.model.activations.offload import MOST_SHAPES
 from tests.unit.model.saving import Engine, gradients, layers, same
 
 X = torch.linspace(-1, 1, 64).reshape(4, 16)
@@ -92,6 +93,39 @@ def test_a_small_part_of_what_was_saved_whole_is_not_copied_again() -> None:
     assert same(engine.run(forward, [weight]), gradients(forward(), [weight]))
     assert engine.shared == 1
     assert engine.moved == large.nbytes
+
+
+def negative(weight: torch.Tensor) -> torch.Tensor:
+    """A real tensor whose bytes have the other sign, after one of the same storage that has not."""
+    number = torch.complex(torch.zeros(64), torch.arange(64.0))
+    return weight * number.imag + weight * number.conj().imag * 3
+
+
+def sparse(weight: torch.Tensor) -> torch.Tensor:
+    return torch.sparse.mm(torch.eye(64).to_sparse(), weight.view(64, 1).expand(64, 8))
+
+
+class OneStorageOfTwoTypes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        numbers = torch.arange(64.0)
+        ctx.save_for_backward(numbers.view(torch.uint8).view(256, 1), numbers)
+        return weight * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        in_bytes, numbers = ctx.saved_tensors
+        return gradient * numbers + in_bytes.sum()
+
+
+@pytest.mark.parametrize("forward", [negative, sparse, OneStorageOfTwoTypes.apply])
+def test_tensors_whose_bytes_are_not_their_numbers(forward: Any) -> None:
+    weight = torch.ones(64, requires_grad=True)
+    plain = gradients(forward(weight), [weight])
+    engine = Engine()
+    for _ in range(2):
+        assert same(engine.run(lambda: forward(weight), [weight]), plain)
+    assert engine.failed == engine.arena.in_use == 0
 
 
 def test_a_tensor_that_is_asked_for_out_of_turn_is_served_and_the_rest_comes_ahead() -> None:
@@ -299,6 +333,78 @@ def test_a_surprise_is_served_on_demand_and_learned() -> None:
     engine.finish()
     assert engine.surprises == 1
     assert engine.late - before == 1
+
+
+class Breaking(torch.autograd.Function):
+    """Its backward pass breaks off, the first time."""
+
+    times = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Breaking.times += 1
+        if Breaking.times == 1:
+            raise ValueError("in backward")
+        return gradient
+
+
+def test_an_order_from_a_backward_pass_that_broke_off_is_learned_again() -> None:
+    Breaking.times = 0
+    model, engine, late = layers(8), Engine(), []
+    plain = gradients(model(X), model.parameters())
+    forward = lambda: model[6:](Breaking.apply(model[:6](X)))  # noqa: E731
+    with pytest.raises(ValueError, match="in backward"):
+        engine.run(forward, model.parameters(), [X])
+    assert engine.arena.in_use == 0
+    for _ in range(4):
+        before = engine.late
+        assert same(engine.run(forward, model.parameters(), [X]), plain)
+        late.append(engine.late - before)
+    assert late[0] > 10
+    assert late[1:] == [1, 1, 1]
+    assert engine.surprises == 1
+
+
+def test_two_forward_passes_before_a_backward_pass_are_both_learned() -> None:
+    """As where a loss compares two predictions."""
+    model, engine = layers(8), Engine()
+    plain = gradients(model(X) + model[:5](X * 2), model.parameters())
+    for _ in range(4):
+        before = engine.late
+        with engine.step("a", model.parameters, [X]):
+            one = model(X)
+        with engine.step("a", model.parameters, [X]):
+            other = model[:5](X * 2)
+        assert same(gradients(one + other, model.parameters()), plain)
+        del one, other
+    assert engine.late - before == 2, "the first of each"
+    assert engine.arena.in_use == 0
+
+
+def test_batches_of_other_sizes_follow_the_same_order() -> None:
+    """Captions of different length in one shape."""
+    model, engine = layers(8), Engine()
+    for rows in (7, 5, 6, 9, 8):
+        x = torch.randn(rows, 16)
+        before = engine.late
+        assert same(engine.run(lambda x=x: model(x), model.parameters(), [x]), gradients(model(x), model.parameters()))
+    engine.finish()
+    assert engine.late - before == 1
+    assert engine.surprises == 0
+
+
+def test_shapes_that_were_not_seen_for_long_are_forgotten() -> None:
+    model, engine = layers(2), Engine()
+    for number in range(MOST_SHAPES + 20):
+        engine.run(lambda: model(X), model.parameters(), [X], f"shape {number}")
+        engine.run(lambda: model(X), model.parameters(), [X], "often")
+    assert len(engine.shapes) == MOST_SHAPES
+    assert engine.shapes["often"].steps == MOST_SHAPES + 20
+    assert "shape 0" not in engine.shapes
 
 
 def test_what_hbm_has_room_for_stays_from_the_end() -> None:

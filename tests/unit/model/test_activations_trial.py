@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from simpletuner_gh200.model.activations.trial import PATIENCE, TURN, Trial, decide
 
 
@@ -58,6 +60,19 @@ def test_steps_that_are_learning_or_first_of_a_turn_are_not_counted() -> None:
         trial.took("a", 100.0 if first and way == "without" else 1.0 if way == "with" else 2.0)
         first = trial.way() != way
     assert trial.verdict.gain == 0.5
+
+
+def test_many_shapes_that_come_seldom_are_compared_together() -> None:
+    """Twenty buckets, each at random, as datasets of mixed pictures have them; one step holds a validation."""
+    trial, pick, ways = Trial(), random.Random(1), []
+    while trial.verdict is None:
+        way, shape = trial.way(), pick.randrange(20)
+        ways.append(way)
+        validation = 500.0 if len(ways) == 30 else 0.0
+        trial.took(shape, (1.0 + shape) * (0.8 if way == "with" else 1.0) + validation)
+    assert trial.verdict.way == "with"
+    assert round(trial.verdict.gain or 0, 6) == 0.2
+    assert len(ways) < PATIENCE
 
 
 def test_without_anything_to_compare_nothing_changes() -> None:

@@ -42,6 +42,10 @@ TOO_MANY = 3
 """Copies to Grace that failed, after which nothing more is sent."""
 SMALLEST = 64
 """Bytes below which a tensor stays whatever was asked for: what stands in for it would take more than it does."""
+WAITING = 4
+"""Steps whose backward pass may come after other steps' forward passes; what older ones have to teach is lost."""
+MOST_SHAPES = 128
+"""That are remembered; of a large model each takes about a megabyte. The one that was not seen for longest goes."""
 UNKNOWN: Any = object()
 
 
@@ -73,7 +77,7 @@ class Offloader:
         self._under_way: deque[Saved] = deque()
         self._sending = self._unsent = 0
         self._weights = Weights(())
-        self._previous: Step | None = None
+        self._unlearned: deque[Step] = deque(maxlen=WAITING)
         self._none = torch.empty(0, device=link.device)
         """In place of bytes that are gone; any type will do."""
         self._ordinal = -1 if link.device.type == "cpu" else link.device.index or 0
@@ -90,7 +94,7 @@ class Offloader:
     ) -> Iterator[Step]:
         """Around a forward pass with gradients. ``weights`` are asked for where the shape is not known yet."""
         self.finish()
-        known = self.shapes.setdefault(shape, Shape())
+        known = self._remembered(shape)
         self._choose(shape, known)
         if known.known:
             self._weights.refresh()
@@ -98,7 +102,8 @@ class Offloader:
             self._weights = Weights(weights())
         if known.mix is None:
             self._room.begin()
-        step = self.step_now = self._previous = Step(known, self._link)
+        step = self.step_now = Step(known, self._link)
+        self._unlearned.append(step)
         step.stays_out(self._weights.storages, identities(inputs))
         known.steps += 1
         complete = False
@@ -111,13 +116,22 @@ class Offloader:
             step.end_forward(complete=complete)
 
     def finish(self) -> None:
-        """The step before is over: learn from it, and let go of what it left under way."""
+        """The step before is over: learn from it, and let go of what it left under way.
+
+        One that was not asked for anything yet may still be, with the next one."""
         while self._under_way:
             self._release_oldest()
-        step, self._previous = self._previous, None
-        if step is not None:
+        for step in [step for step in self._unlearned if step.asked]:
+            self._unlearned.remove(step)
             step.learn()
             self.surprises += step.surprised
+
+    def _remembered(self, key: Hashable) -> Shape:
+        known = self.shapes.pop(key, None) or Shape()
+        self.shapes[key] = known
+        if len(self.shapes) > MOST_SHAPES:
+            del self.shapes[next(iter(self.shapes))]
+        return known
 
     def mix_now(self, shape: Hashable) -> Mix | None:
         """What a step of this shape would do in the room that there is now; None: it was never measured."""
@@ -169,13 +183,16 @@ class Offloader:
         """
         self.tensors += 1
         step = self.step_now
-        size, dtype = tensor.nbytes, tensor.dtype
+        try:
+            size, dtype = tensor.nbytes, tensor.dtype
+        except RuntimeError:  # a sparse one has no bytes of its own
+            return as_it_is(tensor)
         if size < self._minimum or step is None or type(tensor) is not Tensor or dtype not in PLAIN:
             return as_it_is(tensor)
         storage = tensor.untyped_storage()
         key: Any = storage._cdata
         saved = step.known.get(key, UNKNOWN)
-        if saved is None:
+        if saved is None or tensor.is_neg():  # the bytes of a negative view are not its numbers
             return as_it_is(tensor)
         version = tensor._version
         if saved is UNKNOWN or saved.version != version:
@@ -308,6 +325,7 @@ class Offloader:
         buffer = saved.buffer
         if buffer is None:
             self.late += 1
+            step.late += 1
             buffer = self._bring(saved)
             if buffer is None:
                 buffer = self._fetch(saved)

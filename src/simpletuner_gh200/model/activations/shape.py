@@ -57,10 +57,13 @@ class Shape:
         self.orders.insert(0, order)
         del self.orders[MOST_ORDERS:]
 
-    def order_like(self, sizes: Sequence[int], *, complete: bool) -> LearnedOrder | None:
-        """A known order of steps that saved these ``sizes``; of ones that began so, while it is not ``complete``."""
+    def order_like(self, sizes: Sequence[int]) -> LearnedOrder | None:
+        """A known order of steps that saved these ``sizes``, else of ones that saved as many things of other sizes.
+
+        Batches of one shape may differ in the length of their captions, and backward asks for both alike."""
         wanted = tuple(sizes)
-        return next((known for known in self.orders if _fits(known.sizes, wanted, complete)), None)
+        alike = [known for known in self.orders if len(known.sizes) == len(wanted)]
+        return next((known for known in alike if known.sizes == wanted), alike[0] if alike else None)
 
     def choose(self, *, room: int, grace_limit: int, rates: Rates | None) -> None:
         """Choose the mix; the order stays while the same blocks are recomputed, and is learned again where not."""
@@ -92,10 +95,6 @@ class Shape:
             seconds = like.seconds if part.recomputed else part.seconds
             found.append(Block(saved, seconds, min(part.inputs, saved), recomputable=part.inside))
         return found
-
-
-def _fits(known: tuple[int, ...], wanted: tuple[int, ...], complete: bool) -> bool:
-    return known == wanted if complete else known[: len(wanted)] == wanted
 
 
 def summary_of(shapes: Mapping[object, Shape]) -> list[dict[str, object]]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from simpletuner_gh200.model.activations.link import Layout, Link, Ticket
     from simpletuner_gh200.model.activations.offload import Offloader
 
+A_FEW, MOSTLY = 2, 0.25
+"""So many, and that share of what was saved, may come late before an order is learned anew; a right one leaves one."""
+
 
 class Saved:
     """The bytes of one storage at one version. It lives as long as a node of the graph holds one of its handles."""
@@ -75,6 +78,8 @@ class Step:
         """Weak references to the storages that ``known`` has got: while they are held, no other gets their identity."""
         self._inputs: Mapping[int, Any] = {}
         self.asked: list[int] = []
+        self.late = 0
+        """Of those that left, so many were not there when they were asked for."""
         self._ahead: Ahead | None = None
         self._next = 0
         self.surprised = self.complete = False
@@ -154,7 +159,7 @@ class Step:
         self._inputs = {}
         let_go(self.held)
         self.held.clear()
-        order = self.shape.order_like(self.sizes, complete=True)
+        order = self.shape.order_like(self.sizes)
         self._ahead = order.ahead(self.stayed) if order is not None else None
         self.surprised = order is None and bool(self.shape.orders)
         if self.measuring:
@@ -164,9 +169,9 @@ class Step:
 
     def ask(self, index: int) -> Sequence[Saved]:
         """It is needed now; what is to be fetched ahead."""
+        self.asked.append(index)
         ahead = self._ahead
         if ahead is None:  # this step teaches the order
-            self.asked.append(index)
             return ()
         first, until = ahead.window.get(index, NOTHING)
         if first < self._next:
@@ -181,8 +186,12 @@ class Step:
     # -- afterwards --------------------------------------------------------------------------------------
 
     def learn(self) -> None:
-        """What the step has taught about its shape, once it is over; without a backward pass, nothing."""
+        """What the step has taught about its shape, once it is over; without a backward pass, nothing.
+
+        An order that left most of them late was another's, or that of a backward pass which broke off."""
         shape = self.shape
+        if self._ahead is not None and self.late > A_FEW + MOSTLY * len(self.sizes):
+            self._ahead, self.surprised = None, True
         shape.unsure = self.surprised
         if not self.complete or not self.asked:
             return

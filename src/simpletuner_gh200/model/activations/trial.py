@@ -19,9 +19,9 @@ Way = Literal["with", "without"]
 TURN = 3
 """Steps in a row the same way; the first of them is not counted, since it pays for the change."""
 ENOUGH = 4
-"""Counted steps of one shape, each way."""
-PATIENCE = 64
-"""Steps after which whatever was seen has to do."""
+"""Counted steps of one shape, each way; of all shapes together twice as many, each with one of its own shape."""
+PATIENCE = 192
+"""Steps after which half of that has to do."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,36 @@ class Trial:
         if counts and not first_of_turn:
             self._times[shape][self.way()].append(seconds)
         self._steps += 1
-        compared = {shape: times for shape, times in self._times.items() if _enough(times)}
-        if compared or self._steps >= PATIENCE:
+        compared = {shape: times for shape, times in self._times.items() if _pairs(times)}
+        pairs = [_pairs(times) for times in compared.values()]
+        if max(pairs, default=0) >= ENOUGH or sum(pairs) >= 2 * ENOUGH:
             self.verdict = decide(compared)
+        elif self._steps >= PATIENCE:
+            self.verdict = decide(compared if sum(pairs) >= ENOUGH else {})
 
 
-def _enough(times: dict[Way, list[float]]) -> bool:
-    return all(len(seconds) >= ENOUGH for seconds in times.values())
+def _pairs(times: dict[Way, list[float]]) -> int:
+    return min(len(seconds) for seconds in times.values())
 
 
 def decide(times: dict[Hashable, dict[Way, list[float]]]) -> Verdict:
-    """From counted times by shape and way. Equal is as good as slower: what is simpler stays."""
-    spent: dict[Way, float] = {"with": 0.0, "without": 0.0}
+    """From counted times by shape and way. Equal is as good as slower: what is simpler stays.
+
+    The median over shapes as well as within one: a few steps with a validation in them decide nothing.
+    """
+    votes: list[tuple[float, int]] = []
     for ways in times.values():
-        steps = sum(len(seconds) for seconds in ways.values())
-        for way, seconds in ways.items():
-            spent[way] += median(seconds) * steps
-    if not times or spent["without"] <= 0:
+        took, otherwise = median(ways["with"]), median(ways["without"])
+        if otherwise > 0:
+            votes.append((took / otherwise, sum(len(seconds) for seconds in ways.values())))
+    if not votes:
         return Verdict("without", None, "no shape came often enough to compare")
-    gain = 1 - spent["with"] / spent["without"]
+    gain = 1 - _middle(votes)
     if gain > 0:
         return Verdict("with", gain, f"a step takes {gain:.1%} less time with activations in Grace")
     return Verdict("without", gain, f"a step takes {-gain:.1%} more time with activations in Grace")
+
+
+def _middle(votes: list[tuple[float, int]]) -> float:
+    """The median of values, each as often as its weight says."""
+    return median(value for value, weight in votes for _ in range(weight))

@@ -40,7 +40,9 @@ def part_of(tensor: torch.Tensor, length: int) -> tuple[int, int]:
 def view_of(there: torch.Tensor, layout: Any, offset: int) -> torch.Tensor:
     """A saved view, made again over the bytes that came back."""
     dtype, shape, stride = layout
-    return torch.as_strided(there if dtype is there.dtype else there.view(dtype), shape, stride, offset)
+    if dtype is there.dtype:
+        return torch.as_strided(there, shape, stride, offset)
+    return torch.empty(0, dtype=dtype, device=there.device).set_(there.untyped_storage(), offset, shape, stride)
 
 
 def changed(dtype: torch.dtype, shape: Iterable[int], expected: int, found: int) -> RuntimeError:
