@@ -263,6 +263,48 @@ def test_auto_without_checkpointing_decides_for_each_shape(monkeypatch: pytest.M
         assert moved(small) > 0, "there was room for it, and there is no more"
 
 
+def test_auto_compares_no_step_of_the_optimizer_with_one_that_accumulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of six, and turns of three: every other way would get all of the optimizer's steps."""
+    trainer = Trainer()
+    trainer.config.gradient_checkpointing = True
+    monkeypatch.setattr(ActivationsFeature, "_against", lambda self, trainer: None)
+    now = [0.0]
+    monkeypatch.setattr("simpletuner_gh200.seams.features.activations.feature.time.perf_counter", lambda: now[0])
+    batch = {**BATCH, "noisy_latents": BATCH["noisy_latents"].clone().requires_grad_()}
+    with Run(trainer, activations="auto") as run:
+        for step in range(60):
+            trainer.accelerator.sync_gradients = step % 6 == 5
+            before = run.feature.summary()["tensors"]
+            run.step(batch)
+            moved = run.feature.summary()["tensors"] > before
+            now[0] += (1.25 if moved else 1.0) + 10 * trainer.accelerator.sync_gradients
+        assert run.feature.summary()["gain"] == -0.25
+
+
+def test_checkpointing_is_past_what_stands_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SimpleTuner 3 puts a function of its own in place for ``gradient_checkpointing_interval``."""
+    original = torch.utils.checkpoint.checkpoint
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", lambda function, *a, **k: original(function, *a, **k))
+    trainer = Trainer()
+    plain = gradients(trainer)
+    trainer.config.gradient_checkpointing = True
+    batch = {**BATCH, "noisy_latents": BATCH["noisy_latents"].clone().requires_grad_()}
+    with Run(trainer, activations="grace") as run:
+        assert all(torch.equal(one, other) for one, other in zip(run.step(batch), plain, strict=True))
+        assert run.feature.summary()["moved"] > 0
+
+
+def test_captions_of_nearly_the_same_length_are_one_shape() -> None:
+    def shape(tokens: int, latents: int = 64) -> object:
+        picture = {"latents": torch.ones(1, 4, latents, 64), "noise": torch.ones(1, latents, 8)}
+        return shape_of({**picture, "prompt_embeds": torch.ones(1, tokens, 8), "masks": torch.ones(1, tokens)})
+
+    assert shape(129) == shape(140) == shape(144)
+    assert shape(144) != shape(145)
+    assert len({shape(tokens) for tokens in range(17, 1025)}) == 6 * 8
+    assert shape(129, 64) != shape(129, 63), "pictures are taken as they are"
+
+
 def test_shapes_and_weights() -> None:
     other = {**BATCH, "noisy_latents": torch.ones(2, 8)}
     assert shape_of(BATCH) == shape_of({**BATCH, "n": 9})

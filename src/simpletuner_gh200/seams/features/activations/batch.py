@@ -21,8 +21,26 @@ def tensors_of(values: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]
 
 
 def shape_of(batch: Mapping[str, Any]) -> Hashable:
-    """Steps of the same shape save the same tensors in the same order."""
-    return BatchShape((name, tuple(tensor.shape)) for name, tensor in tensors_of(batch) if tensor.dim() > 1)
+    """Steps of the same shape save the same tensors in the same order, and nearly the same bytes.
+
+    Some models' captions are as long as they are written, and there would be a shape for each length: so lengths that
+    differ by less than an eighth are one. Pictures, which take most of the memory, are taken as they are.
+    """
+    return BatchShape((name, _sizes(name, tensor)) for name, tensor in tensors_of(batch) if tensor.dim() > 1)
+
+
+_CAPTIONS = ("embed", "encoder", "prompt", "text", "mask")
+
+
+def _sizes(name: str, tensor: torch.Tensor) -> tuple[int, ...]:
+    caption = tensor.dim() <= 3 and any(part in name for part in _CAPTIONS)
+    return tuple(_about(size) for size in tensor.shape) if caption else tuple(tensor.shape)
+
+
+def _about(size: int) -> int:
+    """Rounded up, in eight steps from one power of two to the next; up to 16 as it is."""
+    step = max(1, 1 << (size.bit_length() - 4)) if size > 16 else 1
+    return -(-size // step) * step
 
 
 class BatchShape(tuple[tuple[str, tuple[int, ...]], ...]):

@@ -48,7 +48,7 @@ class ActivationsFeature(Feature):
         self._patches = Patches()
         self._checkpointing = False
         self._last: tuple[Hashable, float, bool] | None = None
-        self._told: dict[str, str] = {}
+        self._told: dict[Hashable, str] = {}
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         return {"off": "off", "grace": "asked", "auto": "auto"}[settings.part(ActivationSettings).activations]  # type: ignore[return-value]
@@ -165,7 +165,7 @@ class ActivationsFeature(Feature):
         if engine is None:
             return nullcontext()
         shape = shape_of(batch)
-        self._took(shape)
+        self._took(shape, steps_after=bool(getattr(trainer.accelerator, "sync_gradients", True)))
         if self._goes_without(engine, shape):
             engine.finish()
             return nullcontext()
@@ -179,8 +179,10 @@ class ActivationsFeature(Feature):
             return mix is not None and not mix.offloaded
         return self._trial is not None and self._trial.way() == "without"
 
-    def _took(self, shape: Hashable) -> None:
-        """From one forward pass to the next is a step; ``auto`` compares their times."""
+    def _took(self, shape: Hashable, *, steps_after: bool) -> None:
+        """From one forward pass to the next is a step; ``auto`` compares their times.
+
+        One that the optimizer ``steps_after`` is never compared with one that only accumulates."""
         if self._trial is None or self._trial.verdict is not None:
             return
         now = time.perf_counter()
@@ -189,7 +191,7 @@ class ActivationsFeature(Feature):
             before, started, counts = self._last
             self._trial.took(before, now - started, counts=counts)
         known = self._engine.shapes.get(shape)
-        self._last = (shape, now, known is not None and known.known)
+        self._last = ((shape, steps_after), now, known is not None and known.known)
         verdict = self._trial.verdict
         if verdict is not None:
             logger.info("gh200: activations %s: %s", _SAID[verdict.way], verdict.why)
@@ -197,9 +199,9 @@ class ActivationsFeature(Feature):
     def _chosen(self, shape: Hashable, known: Shape) -> None:
         assert known.mix is not None
         told = f"{known.mix.counts()} {known.mix.fits}"
-        if self._told.get(str(shape)) == told:
+        if self._told.get(shape) == told:
             return
-        self._told[str(shape)] = told
+        self._told[shape] = told
         counted = {choice: known.block_choices.count(choice) for choice in ("keep", "offload", "recompute")}
         blocks = f"; of {len(known.block_choices)} checkpointed blocks {counted}" if known.block_choices else ""
         # Without a device there is no HBM, and nothing fits into it.
@@ -274,8 +276,8 @@ class ActivationsFeature(Feature):
         }
 
 
-_OPTIONS = {"preserve_rng_state"}
-"""Of checkpointing, taken from its keywords without being named in its signature."""
+_OPTIONS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
+"""Of checkpointing. Not all are in its signature, and none where SimpleTuner 3 has put its own in front of it."""
 
 _SAID = {"with": "are moved to Grace", "without": "are left to SimpleTuner"}
 
