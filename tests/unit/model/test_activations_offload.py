@@ -68,8 +68,12 @@ def test_a_small_part_of_a_large_storage_is_copied_alone() -> None:
         return large.clone()[70_001:70_101].view(10, 10).t() * weight
 
     engine = Engine()
+    unpack = engine._unpack
+    addresses: list[int] = []
+    engine._unpack = lambda handle: addresses.append(unpack(handle).data_ptr()) or unpack(handle)  # type: ignore[method-assign, func-returns-value]
     assert same(engine.run(forward, [weight]), gradients(forward(), [weight]))
     assert 400 <= engine.moved < 2_000
+    assert 70_001 * 4 % 64 in {address % 64 for address in addresses}, "aligned as it was, so that the same kernels run"
 
     def twice() -> torch.Tensor:
         part = large.clone()[70_001:70_101]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from simpletuner_gh200.model.activations.trial import PATIENCE, TURN, Trial, decide
+from simpletuner_gh200.model.activations.trial import ENOUGH, PATIENCE, TURN, Trial, decide
 
 
 def run(trial: Trial, seconds: dict[str, float], *, shapes: tuple[str, ...] = ("a",), steps: int = 100) -> list[str]:
@@ -23,6 +23,7 @@ def test_what_is_faster_stays_and_says_what_it_gains() -> None:
     trial = Trial()
     ways = run(trial, {"with": 0.75, "without": 1.0})
     assert ways[: 2 * TURN] == ["with"] * TURN + ["without"] * TURN
+    assert len(ways) == 2 * TURN * ENOUGH // (TURN - 1), "of each turn all but the first are counted"
     assert trial.verdict is not None and trial.verdict.way == "with"
     assert trial.verdict.gain == 0.25
     assert "25.0% less" in trial.verdict.why

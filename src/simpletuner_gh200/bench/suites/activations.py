@@ -11,7 +11,6 @@ one costs beyond that, for each storage that moves.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -82,14 +81,11 @@ def _compared(stack: Stack, repeats: int) -> dict[str, Any]:
         # With pinned memory, as people use it: where nothing can be pinned it still copies; without, it would not.
         "save_on_cpu": lambda: stack.step(torch.autograd.graph.save_on_cpu(pin_memory=True)),
     }
-    upstream = _upstream()
-    if upstream is not None:
-        candidates["upstream"] = lambda: stack.step(upstream())
     seconds = interleaved(candidates, repeats=repeats, clock=time.thread_time)
     return {
         "moved_vs_saved": (offloader.moved - moved) / (offloader.saved - saved),
         "vs_save_on_cpu": seconds["save_on_cpu"] / seconds["ours"],
-        "vs_upstream": seconds["upstream"] / seconds["ours"] if upstream is not None else None,
+        "vs_upstream": None,  # it leaves CPU tensors alone; ``gh200 prove`` compares whole runs where there is a GPU
     }
 
 
@@ -143,20 +139,6 @@ def _passing() -> AbstractContextManager[object]:
 
     hooks: AbstractContextManager[object] = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda h: h)
     return hooks
-
-
-def _upstream() -> Callable[[], AbstractContextManager[object]] | None:
-    """SimpleTuner's own offloading, where there is one (4.6 and newer) and a GPU, without which it does nothing."""
-    import torch
-
-    name = "simpletuner.helpers.training.offloaded_gradient_checkpointer"
-    if not torch.cuda.is_available() or importlib.util.find_spec("simpletuner") is None:
-        return None
-    try:
-        module = importlib.import_module(name)
-    except ImportError:
-        return None
-    return getattr(module, "activation_offload_context", None)
 
 
 SUITE = Suite(
