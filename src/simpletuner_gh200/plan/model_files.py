@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.plan.rows import Source
+from simpletuner_gh200.upstream.flavours import flavours_of
 
 PUBLISHED = Path(__file__).with_name("published.json")
 
@@ -37,16 +38,42 @@ class Component:
 
     @property
     def kind(self) -> str:
+        """What a run does with it; ``other``: nothing, as with a safety checker or a second denoiser."""
         if self.name in ("transformer", "unet", "prior", "decoder"):
             return "denoiser"
-        return "vae" if "vae" in self.name or self.name == "vqgan" else "encoder"
+        if "vae" in self.name or self.name == "vqgan":
+            return "vae"
+        return "encoder" if self.name.startswith(("text_encoder", "image_encoder")) else "other"
+
+
+def model_of(options: Mapping[str, Any]) -> str:
+    """The folder or repository that a run takes its model from: as named, or that of its flavour; empty: unknown."""
+    named = str(options.get("pretrained_model_name_or_path") or "")
+    flavours = flavours_of(str(options.get("model_family") or ""))
+    return named or flavours.repository(str(options.get("model_flavour") or "")) or ""
 
 
 def read_components(weights: str, family: str, environment: Mapping[str, str]) -> dict[str, Component]:
     """Name -> component of the model that ``weights`` names: a folder, a repository, or nothing but its family."""
     folder = find_model(weights, environment)
     found = {part.name: part for part in _in_folder(folder)} if folder is not None else {}
-    return found or published(weights, family)
+    if any(part.kind == "denoiser" for part in found.values()):
+        return found
+    return {**published(weights, family), **found}
+
+
+def trained_elsewhere(options: Mapping[str, Any], environment: Mapping[str, str]) -> Component | None:
+    """The denoiser that a configuration names apart from its pipeline; of no size where it is not here."""
+    for kind in ("transformer", "unet"):
+        named = str(options.get(f"pretrained_{kind}_model_name_or_path") or "")
+        if not named:
+            continue
+        folder = find_model(named, environment)
+        below = str(options.get(f"pretrained_{kind}_subfolder") or kind)
+        place = folder if folder is None or below.lower() == "none" else folder / below
+        part = _component(place, kind) if place is not None else None
+        return part or Component(kind, 0, "assumed", None, f"{named} is not here")
+    return None
 
 
 def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:
@@ -65,12 +92,17 @@ def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:
 
 def _in_folder(folder: Path) -> Iterator[Component]:
     for place in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_NOT_MODELS)):
-        config = _json(place / "config.json")
-        parameters = _parameters(place)
-        if parameters:
-            yield Component(place.name, parameters, "measured", config, f"safetensors headers in {place}")
-        elif config is not None:
-            yield Component(place.name, 0, "computed", config, "its weights are not here")
+        part = _component(place, place.name)
+        if part is not None:
+            yield part
+
+
+def _component(place: Path, name: str) -> Component | None:
+    config = _json(place / "config.json")
+    parameters = _parameters(place)
+    if parameters:
+        return Component(name, parameters, "measured", config, f"safetensors headers in {place}")
+    return None if config is None else Component(name, 0, "computed", config, "its weights are not here")
 
 
 def _parameters(place: Path) -> int:
@@ -117,22 +149,33 @@ def _published() -> Mapping[str, Any]:
     return json.loads(PUBLISHED.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def published_model(weights: str, family: str) -> Mapping[str, Any] | None:
-    """By repository, else by family."""
+def published_model(weights: str, family: str) -> tuple[Mapping[str, Any], bool] | None:
+    """The model of this name and True; else one that is like it in nothing but its family, and False."""
     models: list[Mapping[str, Any]] = _published()["models"]
-    named = next((model for model in models if weights and weights in model["names"]), None)
-    return named or next((model for model in models if model["family"] == family), None)
+    wanted = weights.lower()
+    named = next((model for model in models if wanted in map(str.lower, model["names"])), None)
+    if named is not None:
+        return named, True
+    alike = next((model for model in models if model["family"] == _plain(family)), None)
+    return None if alike is None else (alike, False)
+
+
+def _plain(family: str) -> str:
+    """Releases spell the same family differently."""
+    return family.lower().replace("-", "_").removesuffix("_sigma")
 
 
 def published(weights: str, family: str) -> dict[str, Component]:
-    """Of a model whose files are not here: its published configuration and sizes."""
-    entry = published_model(weights, family)
-    if entry is None:
+    """Of a model whose files are not here: its published configuration and sizes, or a guess by its family."""
+    found = published_model(weights, family)
+    if found is None:
         return {}
+    entry, named = found
     sizes = _published()["components"]
-    note = f"published size of {entry['names'][0]}"
+    source: Source = "cited" if named else "assumed"
+    note = f"published size of {entry['names'][0]}" + ("" if named else ", of the same family")
     parts = [
-        Component(entry["part"], entry["parameters"], "cited", entry["config"], note),
-        *(Component(name, sizes[size], "cited", None, note) for name, size in entry["components"].items()),
+        Component(entry["part"], entry["parameters"], source, entry["config"], note),
+        *(Component(name, sizes[size], source, None, note) for name, size in entry["components"].items()),
     ]
     return {part.name: part for part in parts}

@@ -81,12 +81,17 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
         rows.append(Row("context", "hbm", None, constants.context, "assumed", constants.context_note))
     torchs = step.weights + step.gradients + _stays(step, mix) + here
     rows.append(Row("fragmentation", "hbm", "train", int(FRAGMENTS * torchs), "assumed", "1 to 6 % of torch's bytes"))
-    placed = table(_doubted(row, facts) for row in rows if row.phase != "validate" or facts.validates)
+    placed = table(_doubted(row, facts, sizes) for row in rows if row.phase != "validate" or facts.validates)
     return Placed(placed.in_one_pool() if machine.one_pool else placed, step, state, here, there, mix)
 
 
-def _doubted(row: Row, facts: RunFacts) -> Row:
-    """What others may keep elsewhere is a guess, so that no refusal rests on it."""
+_OF_THE_MODEL = frozenset({"weights", "gradients", "optimizer", "ema", "activations", "checkpoint", "checkpoints"})
+
+
+def _doubted(row: Row, facts: RunFacts, sizes: Sizes) -> Row:
+    """What others may keep elsewhere is a guess, and so is all of a model that is guessed: no refusal rests on it."""
+    if sizes.denoiser.source == "assumed" and row.what in _OF_THE_MODEL:
+        return replace(row, source="assumed", note=row.note or sizes.denoiser.note)
     if row.pool == "disk" or row.what not in facts.elsewhere:
         return row
     return replace(row, source="assumed", note=row.note or "another setting may keep it elsewhere")

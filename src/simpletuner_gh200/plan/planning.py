@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.plan import traces
-from simpletuner_gh200.plan.buckets import Bucket, Traced, buckets, ends, usual_flops
+from simpletuner_gh200.plan.buckets import Bucket, buckets, usual_flops
 from simpletuner_gh200.plan.calibration import calibrated, constants_for
 from simpletuner_gh200.plan.changes import Change, Evaluated, Situation, changes, cheapest, evaluate, fastest
-from simpletuner_gh200.plan.facts import RunFacts, read_facts
+from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import RATES, Machine
-from simpletuner_gh200.plan.model_files import Component, read_components
 from simpletuner_gh200.plan.nodes import OnNodes, node_of, on_nodes, spread_of
-from simpletuner_gh200.plan.published import published_traces
+from simpletuner_gh200.plan.reading import named, read_sizes
 from simpletuner_gh200.plan.rows import PHASES, POOLS, Table
-from simpletuner_gh200.plan.shapes import Shape, latent_factors, read_data, shapes_of
 from simpletuner_gh200.plan.sharding import sharding_notes
-from simpletuner_gh200.plan.sizes import Sizes
-from simpletuner_gh200.plan.traces import Trace
 from simpletuner_gh200.units import format_bytes
-
-EMBED_BYTES = 512 * 4096 * 2
-"""Of one cached text embed, where no cache tells: 512 tokens of T5."""
+from simpletuner_gh200.upstream.flavours import families
 
 
 @dataclass(frozen=True)
@@ -116,129 +109,22 @@ def make_plan(
     return Plan(one, situation, evaluate(facts, situation), tuple(notes), found, tuple(others))
 
 
-def read_sizes(
-    training: Training, facts: RunFacts, machine: Machine, *, trace: bool, patience: float | None = None
-) -> tuple[Sizes, Traced, list[str]]:
-    """What is known of the model, its data and its shapes, and what could not be found out."""
-    notes: list[str] = []
-    parts = _components(facts, notes)
-    denoiser = next((part for part in parts if part.kind == "denoiser"), None)
-    if denoiser is None:
-        notes.append(f"{facts.family}: neither its files nor a published size are here; its weights are not counted")
-        denoiser = Component("transformer", 0, "assumed")
-    vae = next((part for part in parts if part.kind == "vae"), None)
-    factor, temporal = latent_factors(facts.family, vae.config if vae else None)
-    counts = shapes_of(training)
-    small, shape = ends(counts)
-    latent, least = (one.latent(factor, temporal) for one in (shape, small))
-    basis = facts.checkpointing and (facts.activations == "off" or machine.one_pool)
-    questions = _questions(facts, denoiser, latent, like="hopper" if machine.has_device else "cpu")
-    if "plain" in questions and small.area < shape.area:
-        basic = questions["checkpointed" if basis else "plain"]
-        questions["smallest"] = {**basic, "latent": list(least)}
-    questions.update(_vae_questions(vae, shape))
-    questions.update(_count_questions(parts))
-    answers = _answers(questions, trace=trace, notes=notes)
-    parts = [_counted(part, answers) for part in parts]
-    latent_bytes = _elements(latent) * _latent_channels(vae) * 4
-    sizes = Sizes(
-        denoiser=denoiser,
-        data=read_data(training, latent_bytes=latent_bytes, embed_bytes=EMBED_BYTES, patience=patience),
-        encoders=tuple(part for part in parts if part.kind == "encoder"),
-        vae=next((part for part in parts if part.kind == "vae"), None),
-        vae_work=answers.get("vae", {}),
-        traces={name: Trace.from_json(answers[key]) for key, name in _BY_CHECKPOINTING.items() if key in answers},
-        traced_batch=facts.batch,
-        latent_bytes=latent_bytes,
-        embed_bytes=EMBED_BYTES,
+def unknown_model(plan: Plan) -> UsageError | None:
+    """Why a plan says nothing, where its model has no size: whether it fits is then not known."""
+    sizes, facts = plan.situation.sizes, plan.evaluated.facts
+    if sizes.denoiser.parameters or sizes.traces:
+        return None
+    known = families()
+    if known and facts.family.lower() not in known:
+        close = difflib.get_close_matches(facts.family.lower(), known, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
+        return UsageError(f"model_family {facts.family!r}: SimpleTuner has no such family", remedy=remedy)
+    name = named(facts)
+    why = f": {reason}" if (reason := next((n for n in plan.notes if "could not be traced" in n), "")) else ""
+    return UsageError(
+        f"nothing is known of the size of {name}{why}",
+        remedy=f"its configuration is enough: hf download {name} --include '*.json'; or name a folder that has it",
     )
-    if not sizes.traces:
-        sizes = _with_published(sizes, facts, shape)
-        if sizes.guessed:
-            notes.append("activations are those of the published model at its usual shape, scaled to this one")
-    if not sizes.traces:
-        notes.append("the step was not traced: activations are not counted, weights and gradients are a lower bound")
-    low = Trace.from_json(answers["smallest"]) if "smallest" in answers and basis in sizes.traces else None
-    return sizes, Traced(counts, basis, low), notes
-
-
-def _with_published(sizes: Sizes, facts: RunFacts, shape: Shape) -> Sizes:
-    """With traces of a published model that were made before, scaled to this shape: a good guess, and marked as one."""
-    weights = str(facts.options.get("pretrained_model_name_or_path") or "")
-    known = published_traces(weights, facts.family, full=facts.full)
-    if known is None or known.parameters != sizes.denoiser.parameters:
-        return sizes  # another model of the same family
-    batch = known.area / shape.area
-    return replace(sizes, traces=known.traces, traced_batch=batch, guessed=True)
-
-
-_BY_CHECKPOINTING = {"checkpointed": True, "plain": False}
-
-
-def _components(facts: RunFacts, notes: list[str]) -> list[Component]:
-    weights = str(facts.options.get("pretrained_model_name_or_path") or "")
-    parts = list(read_components(weights, facts.family, os.environ).values())
-    if any(part.source == "cited" for part in parts):
-        notes.append(f"the model's files are not here: {next(p.note for p in parts if p.source == 'cited')}")
-    return parts
-
-
-def _count_questions(parts: Sequence[Component]) -> dict[str, dict[str, Any]]:
-    """About parts whose configuration is here and whose weights are not. Asked with the rest: a child costs seconds."""
-    return {
-        f"size of {part.name}": traces.count_request(part.config)
-        for part in parts
-        if part.config and not part.parameters and part.kind != "denoiser"
-    }
-
-
-def _counted(part: Component, answers: Mapping[str, Any]) -> Component:
-    found = answers.get(f"size of {part.name}")
-    return part if found is None else replace(part, parameters=found["parameters"])
-
-
-def _questions(facts: RunFacts, denoiser: Component, latent: Sequence[int], *, like: str) -> dict[str, dict[str, Any]]:
-    """The step as configured first; the other way second, so that advice has a basis."""
-    if not denoiser.config:
-        return {}
-    ways = sorted(_BY_CHECKPOINTING.items(), key=lambda item: item[1] != facts.checkpointing)
-    return {
-        name: traces.step_request(
-            facts.options, denoiser.config, batch=facts.batch, latent=latent, checkpointing=checkpointing, like=like
-        )
-        for name, checkpointing in ways
-    }
-
-
-def _vae_questions(vae: Component | None, shape: Shape) -> dict[str, dict[str, Any]]:
-    if vae is None or not vae.config or shape.frames:
-        return {}
-    channels = int(vae.config.get("in_channels") or 3)
-    return {"vae": traces.vae_request(vae.config, (1, channels, shape.height, shape.width), "bf16")}
-
-
-def _answers(questions: Mapping[str, dict[str, Any]], *, trace: bool, notes: list[str]) -> dict[str, Any]:
-    if trace:
-        found = traces.ask(list(questions.values()))
-    else:
-        found = [traces.remembered(question) or {} for question in questions.values()]
-    answers = dict(zip(questions, found, strict=True))
-    notes += [
-        f"{name}: could not be traced: {answer['error']}" for name, answer in answers.items() if "error" in answer
-    ]
-    return {name: answer for name, answer in answers.items() if answer and "error" not in answer}
-
-
-def _elements(latent: Sequence[int]) -> int:
-    total = 1
-    for length in latent:
-        total *= length
-    return total
-
-
-def _latent_channels(vae: Component | None) -> int:
-    config = vae.config if vae is not None and vae.config else {}
-    return int(config.get("latent_channels") or config.get("z_dim") or 16)
 
 
 def refusal(plan: Plan) -> str | None:

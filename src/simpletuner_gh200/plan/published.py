@@ -33,9 +33,12 @@ def _traces() -> Mapping[str, Any]:
 
 
 def published_traces(weights: str, family: str, *, full: bool) -> PublishedTraces | None:
-    model = published_model(weights, family)
-    entry = _traces().get(model["names"][0]) if model is not None else None
-    if model is None or entry is None:
+    found = published_model(weights, family)
+    if found is None:
+        return None
+    model, _named = found
+    entry = _traces().get(model["names"][0])
+    if entry is None:
         return None
     made = entry["full" if full else "lora"]
     traces = {name == "checkpointed": Trace.from_json(found) for name, found in made.items()}

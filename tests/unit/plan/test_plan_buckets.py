@@ -9,7 +9,7 @@ import pytest
 
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.plan import planning, traces
+from simpletuner_gh200.plan import reading, traces
 from simpletuner_gh200.plan.buckets import Traced, between, buckets, ends, usual_flops
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.model_files import Component
@@ -100,7 +100,7 @@ def planned(tmp_path, monkeypatch):
 
     monkeypatch.setattr(traces, "ask", answer)
     part = Component("transformer", 10, "measured", config={"_class_name": "Any"})
-    monkeypatch.setattr(planning, "read_components", lambda *_arguments: {"transformer": part})
+    monkeypatch.setattr(reading, "read_components", lambda *_arguments: {"transformer": part})
 
     def make(machine="gh200-96", **values):
         asked.clear()
@@ -142,7 +142,7 @@ def test_parts_without_weights_are_counted_by_the_same_child(planned, monkeypatc
         Component("text_encoder", 0, "computed", config={"model_type": "clip_text_model"}),
         Component("vae", 0, "computed", config={"latent_channels": 16}),
     ]
-    monkeypatch.setattr(planning, "read_components", lambda *_arguments: {part.name: part for part in parts})
+    monkeypatch.setattr(reading, "read_components", lambda *_arguments: {part.name: part for part in parts})
     children = []
 
     def answer(requests, **_more):

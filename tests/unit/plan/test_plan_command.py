@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,6 @@ from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.plan import calibration, learning, quick, traces
 from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import MACHINES, machine, this_machine
-from simpletuner_gh200.plan.model_files import published_model, read_components
 from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.published import DATA
@@ -234,47 +232,6 @@ def test_what_a_run_measured_replaces_what_was_assumed(private_cache):
 # -- what is read ------------------------------------------------------------------------------------------------
 
 
-def safetensors(path: Path, **tensors: list[int]) -> None:
-    header = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack("<Q", len(text)) + text)
-
-
-def test_parameters_are_counted_from_headers_alone(tmp_path):
-    safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
-    safetensors(tmp_path / "transformer" / "a-00002-of-00002.safetensors", y=[5])
-    safetensors(tmp_path / "transformer" / "a.fp16.safetensors", x=[10, 20])
-    safetensors(tmp_path / "vae" / "v.safetensors", z=[7, 7])
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "text_encoder").mkdir()
-    (tmp_path / "text_encoder" / "config.json").write_text('{"model_type": "clip_text_model"}')
-    found = read_components(str(tmp_path), "flux", {})
-    assert {name: (part.parameters, part.source, part.kind) for name, part in found.items()} == {
-        "transformer": (205, "measured", "denoiser"),
-        "vae": (49, "measured", "vae"),
-        "text_encoder": (0, "computed", "encoder"),
-    }
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-        b"\x10",
-        struct.pack("<Q", 99) + b'{"x": {"dty',
-        struct.pack("<Q", 9) + b'{"x": {}}',
-    ],
-    ids=["pointer", "nothing", "truncated", "no-dtype"],
-)
-def test_weights_that_cannot_be_read_are_not_here(tmp_path, content):
-    safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
-    (tmp_path / "transformer" / "a-00002-of-00002.safetensors").write_bytes(content)
-    (tmp_path / "transformer" / "config.json").write_text('{"num_layers": 2}')
-    part = read_components(str(tmp_path), "flux", {})["transformer"]
-    assert (part.parameters, part.source, part.note) == (0, "computed", "its weights are not here")
-
-
 def test_a_link_that_leads_nowhere_is_not_counted(config, tmp_path):
     data, cache = tmp_path / "data", tmp_path / "vae"
     for folder in (data, cache):
@@ -284,15 +241,6 @@ def test_a_link_that_leads_nowhere_is_not_counted(config, tmp_path):
     entry = {"id": "x", "type": "local", "instance_data_dir": str(data), "cache_dir_vae": str(cache)}
     found = read_data(training_of(config, datasets=[entry]), latent_bytes=1, embed_bytes=1)
     assert (found.samples, found.latents) == (1, 5)
-
-
-def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path):
-    name = "some/model"
-    safetensors(tmp_path / "hub" / "models--some--model" / "snapshots" / "abc" / "unet" / "u.safetensors", x=[3, 3])
-    assert read_components(name, "sdxl", {"HF_HOME": str(tmp_path)})["unet"].parameters == 9
-    cited = read_components("stabilityai/stable-diffusion-xl-base-1.0", "sdxl", {"HF_HOME": str(tmp_path / "none")})
-    assert cited["unet"].source == "cited"
-    assert published_model("nobody/nothing", "no such family") is None
 
 
 def shapes(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> tuple[Shape, ...]:

@@ -81,7 +81,7 @@ def plan(
     from simpletuner_gh200.plan.applying import write_copy
     from simpletuner_gh200.plan.machines import machine as machine_named
     from simpletuner_gh200.plan.machines import this_machine
-    from simpletuner_gh200.plan.planning import make_plan
+    from simpletuner_gh200.plan.planning import make_plan, unknown_model
     from simpletuner_gh200.plan.simulate import simulate as simulated
 
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
@@ -95,6 +95,8 @@ def plan(
     if sys.stderr.isatty():
         say("gh200: planning; a model that is new here is traced first, up to a minute", error=True)
     made = make_plan(training, here, ranks=ranks, nodes=nodes, trace=trace)
+    if (unknown := unknown_model(made)) is not None:
+        raise unknown
     moments = simulated(training, made.evaluated.facts, made.situation, simulate) if simulate else []
     if output is not None:
         _draw(made, output)

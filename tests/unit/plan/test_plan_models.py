@@ -1,0 +1,213 @@
+"""Which model a configuration means, and how large it is: files, repositories, flavours, and what is only a guess."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.training import read_training
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.plan.machines import MACHINES
+from simpletuner_gh200.plan.model_files import Component, model_of, published_model, read_components
+from simpletuner_gh200.plan.planning import Plan, make_plan, refusal
+from simpletuner_gh200.upstream import flavours
+
+SMALL = replace(MACHINES["gh200-96"], hbm=24 * 10**9)
+
+
+@pytest.fixture(autouse=True)
+def a_simpletuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Of three families, as releases write them down; and no hub but the test's."""
+    package = tmp_path / "simpletuner"
+    write = {
+        "wan": """
+LARGE = "Wan-AI/Wan2.1-T2V-14B-Diffusers"
+class Base: ...
+class Wan(Base):
+    DEFAULT_MODEL_FLAVOUR = "small"
+    HUGGINGFACE_PATHS: dict = {"small": "some/small", "large": LARGE, "odd": Base.path()}
+ModelRegistry.register("wan", Wan)
+""",
+        "flux": """
+class Flux:
+    HUGGINGFACE_PATHS = {"dev": "black-forest-labs/flux.1-dev"}
+ModelRegistry.register("flux", Flux)
+""",
+        "kolors": "class Kolors: ...\nModelRegistry.register('kolors', Kolors)\n",
+    }
+    for name, text in write.items():
+        file = package / "helpers" / "models" / name / "model.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    listed = {"kolors2": {"module_path": "simpletuner.helpers.models.kolors.model", "class_name": "Kolors"}}
+    (package / "helpers" / "models" / "model_metadata.json").write_text(json.dumps(listed))
+    monkeypatch.setattr(flavours, "find_package", lambda _name: package)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    flavours._classes.cache_clear()
+    flavours.flavours_of.cache_clear()
+    yield package
+    flavours._classes.cache_clear()
+    flavours.flavours_of.cache_clear()
+
+
+def planned(tmp_path: Path, **values: object) -> Plan:
+    file = tmp_path / "config.json"
+    given = {"model_type": "full", "optimizer": "adamw_bf16", "train_batch_size": 1, "validation_disable": True}
+    file.write_text(json.dumps({**given, **values}))
+    return make_plan(read_training(Located.at(file), {}), SMALL, trace=False)
+
+
+def run(tmp_path: Path, **values: object) -> str:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    result = CliRunner().invoke(build_app(), ["plan", str(file), "--machine", "gh200-96", "--no-trace"])
+    assert isinstance(result.exception, UsageError), result.output
+    return str(result.exception)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def safetensors(path: Path, **tensors: list[int]) -> None:
+    header = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in tensors.items()}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_parameters_are_counted_from_headers_alone(tmp_path):
+    safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
+    safetensors(tmp_path / "transformer" / "a-00002-of-00002.safetensors", y=[5])
+    safetensors(tmp_path / "transformer" / "a.fp16.safetensors", x=[10, 20])
+    safetensors(tmp_path / "vae" / "v.safetensors", z=[7, 7])
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "text_encoder").mkdir()
+    (tmp_path / "text_encoder" / "config.json").write_text('{"model_type": "clip_text_model"}')
+    found = read_components(str(tmp_path), "flux", {})
+    assert {name: (part.parameters, part.source, part.kind) for name, part in found.items()} == {
+        "transformer": (205, "measured", "denoiser"),
+        "vae": (49, "measured", "vae"),
+        "text_encoder": (0, "computed", "encoder"),
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        b"\x10",
+        struct.pack("<Q", 99) + b'{"x": {"dty',
+        struct.pack("<Q", 9) + b'{"x": {}}',
+    ],
+    ids=["pointer", "nothing", "truncated", "no-dtype"],
+)
+def test_weights_that_cannot_be_read_are_not_here(tmp_path, content):
+    safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
+    (tmp_path / "transformer" / "a-00002-of-00002.safetensors").write_bytes(content)
+    (tmp_path / "transformer" / "config.json").write_text('{"num_layers": 2}')
+    part = read_components(str(tmp_path), "flux", {})["transformer"]
+    assert (part.parameters, part.source, part.note) == (0, "computed", "its weights are not here")
+
+
+def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path):
+    name = "some/model"
+    safetensors(tmp_path / "hub" / "models--some--model" / "snapshots" / "abc" / "unet" / "u.safetensors", x=[3, 3])
+    assert read_components(name, "sdxl", {"HF_HOME": str(tmp_path)})["unet"].parameters == 9
+    cited = read_components("stabilityai/stable-diffusion-xl-base-1.0", "sdxl", {"HF_HOME": str(tmp_path / "none")})
+    assert cited["unet"].source == "cited"
+    assert published_model("nobody/nothing", "no such family") is None
+    assert published_model("BLACK-forest-labs/flux.1-DEV", "flux") == published_model(
+        "black-forest-labs/FLUX.1-dev", ""
+    )
+
+
+def test_a_part_that_no_run_loads_is_not_counted(tmp_path):
+    for name in ("transformer", "transformer_2", "safety_checker", "text_encoder", "image_encoder", "vae"):
+        safetensors(tmp_path / "model" / name / "a.safetensors", x=[2])
+    found = read_components(str(tmp_path / "model"), "wan", {})
+    kinds = {name: part.kind for name, part in found.items()}
+    assert [name for name, kind in kinds.items() if kind == "other"] == ["safety_checker", "transformer_2"]
+    assert [name for name, kind in kinds.items() if kind == "encoder"] == ["image_encoder", "text_encoder"]
+
+
+def test_a_folder_without_a_denoiser_is_completed_from_what_is_published(tmp_path):
+    safetensors(tmp_path / "model" / "vae" / "v.safetensors", x=[2])
+    found = read_components(str(tmp_path / "model"), "flux", {})
+    assert (found["vae"].source, found["vae"].parameters) == ("measured", 2)
+    assert found["transformer"].source == "assumed"
+
+
+def test_a_denoiser_of_its_own_takes_the_place_of_the_pipelines(tmp_path):
+    safetensors(tmp_path / "mine" / "transformer" / "a.safetensors", x=[10, 10])
+    safetensors(tmp_path / "plain" / "a.safetensors", x=[7])
+    pipeline = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
+    key = "pretrained_transformer_model_name_or_path"
+
+    def denoiser(**values: object) -> Component:
+        return planned(tmp_path, **pipeline, **values).situation.sizes.denoiser
+
+    assert denoiser().source == "cited"
+    assert denoiser(**{key: str(tmp_path / "mine")}).parameters == 100
+    plain = {key: str(tmp_path / "plain"), "pretrained_transformer_subfolder": "none"}
+    assert denoiser(**plain).parameters == 7
+    away = denoiser(**{key: "somebody/else"})
+    assert (away.source, away.parameters) == ("assumed", 11901408320)
+    assert "somebody/else is not here" in away.note
+
+
+# -- flavours and families -----------------------------------------------------------------------------------------
+
+
+def test_a_flavour_names_its_repository_and_a_family_has_a_usual_one():
+    assert model_of({"model_family": "wan"}) == "some/small"
+    assert model_of({"model_family": "wan", "model_flavour": "large"}) == "Wan-AI/Wan2.1-T2V-14B-Diffusers"
+    assert model_of({"model_family": "flux"}) == ""
+    own = {"model_family": "wan", "model_flavour": "large", "pretrained_model_name_or_path": "my/own"}
+    assert model_of(own) == "my/own"
+    for unread in ({"model_family": "wan", "model_flavour": "odd"}, {"model_family": "nothing"}, {}):
+        assert model_of(unread) == ""
+    assert flavours.families() == {"wan", "flux", "kolors", "kolors2"}
+
+
+def test_without_simpletuner_no_flavour_is_known(monkeypatch):
+    monkeypatch.setattr(flavours, "find_package", lambda _name: None)
+    flavours._classes.cache_clear()
+    flavours.flavours_of.cache_clear()
+    assert model_of({"model_family": "wan"}) == ""
+    assert not flavours.families()
+
+
+def test_a_flavour_that_was_downloaded_is_read_from_the_hubs_cache(tmp_path):
+    place = tmp_path / "hf" / "hub" / "models--some--small" / "snapshots" / "abc" / "transformer"
+    safetensors(place / "a.safetensors", x=[1000, 1000])
+    plan = planned(tmp_path, model_family="wan")
+    assert plan.situation.sizes.denoiser.parameters == 10**6
+    assert plan.fits
+
+
+def test_a_model_that_is_only_of_a_known_family_is_a_guess_and_never_refused(tmp_path):
+    known = planned(tmp_path, model_family="wan", model_flavour="large")
+    assert refusal(known) is not None
+    assert {row.source for row in known.table.rows if row.what == "optimizer"} == {"measured"}
+    guessed = planned(tmp_path, model_family="wan", model_flavour="small")
+    assert not guessed.fits
+    assert refusal(guessed) is None
+    of_the_model = ("weights", "gradients", "optimizer", "activations", "checkpoint", "checkpoints", "text_encoder")
+    assert {row.source for row in guessed.table.rows if row.what in of_the_model} == {"assumed"}
+    assert any("some/small" in note and "of the same family" in note for note in guessed.notes)
+
+
+def test_of_what_nothing_is_known_nothing_is_said(tmp_path):
+    told = run(tmp_path, model_family="kolors", pretrained_model_name_or_path="some/model")
+    assert "nothing is known of the size of some/model" in told
+    assert "hf download some/model" in told
+    assert "did you mean flux?" in run(tmp_path, model_family="fluks")
