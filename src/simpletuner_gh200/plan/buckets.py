@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
-from simpletuner_gh200.plan.placing import Constants, place
+from simpletuner_gh200.plan.placing import place
 from simpletuner_gh200.plan.rows import Source
 from simpletuner_gh200.plan.shapes import Shape
 from simpletuner_gh200.plan.sizes import Sizes

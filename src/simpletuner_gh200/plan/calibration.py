@@ -15,8 +15,8 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.machines import RATES, Machine
-from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.upstream import user_cache
 
 _KIND = "plan"

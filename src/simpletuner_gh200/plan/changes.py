@@ -8,10 +8,11 @@ from itertools import combinations
 from typing import Any
 
 from simpletuner_gh200.memory.pool.refusal import Training, training_refusal
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.bounds import Bounds, bounds
 from simpletuner_gh200.plan.facts import RunFacts, truth
 from simpletuner_gh200.plan.machines import Machine
-from simpletuner_gh200.plan.placing import Constants, Placed, place
+from simpletuner_gh200.plan.placing import Placed, place
 from simpletuner_gh200.plan.rows import POOLS, Pool
 from simpletuner_gh200.plan.sizes import Sizes
 from simpletuner_gh200.seams.features.activations.refusals import refusal_of

@@ -56,6 +56,9 @@ class RunFacts:
     cache_limit: int | None = None
     hbm_embeds: int = 0
     validates: bool = False
+    encoders_stay: bool = False
+    vae_stays: bool = False
+    """Loaded while it trains too: what is not cached is encoded when it is needed."""
     vae_batch: int = 1
     checkpoints: int = 1
     elsewhere: frozenset[str] = frozenset()
@@ -119,23 +122,39 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         cache_limit=_gib(caches.memory_limit_gb),
         hbm_embeds=_gib(caches.hbm_limit_gb) or 0,
         validates=not truth(values.get("validation_disable")),
+        encoders_stay=any(truth(values.get(key)) for key in _KEEP_ENCODERS),
+        vae_stays=any(truth(values.get(key)) for key in _KEEP_VAE),
         vae_batch=_whole(values.get("vae_batch_size"), 4),
         checkpoints=_whole(values.get("checkpoints_total_limit"), 5),
         elsewhere=_elsewhere(values),
     )
 
 
+_KEEP_ENCODERS = ("text_cache_ondemand", "text_cache_disable", "train_text_encoder")
+_KEEP_VAE = ("vae_cache_ondemand", "vae_cache_disable")
+
+_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder")
+_MODEL = ("weights", "gradients", "optimizer", "ema", "activations", "checkpoint")
+
+NOT_FOLLOWED = ("controlnet", "control", "distillation_method", "tread_config")
+"""What trains other parts, or more of them, or fewer tokens than a plain step: a plan counts the plain step."""
+
 _MOVED_BY: Mapping[str, tuple[str, ...]] = {
     "deepspeed_config": ("weights", "gradients", "optimizer"),
     "fsdp_cpu_offload": ("weights", "gradients", "optimizer"),
     "ramtorch": ("weights", "gradients", "optimizer"),
-    "ramtorch_text_encoder": ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"),
+    "ramtorch_text_encoder": _ENCODERS,
     "ramtorch_vae": ("vae",),
+    "offload_during_startup": (*_ENCODERS, "vae"),
+    "vae_enable_tiling": ("vae work",),
+    "vae_enable_slicing": ("vae work",),
+    "vae_enable_patch_conv": ("vae work",),
     "optimizer_cpu_offload_method": ("gradients", "optimizer"),
     "optimizer_release_gradients": ("gradients",),
     "musubi_blocks_to_swap": ("weights", "gradients"),
-    "enable_group_offload": ("weights", "gradients", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"),
+    "enable_group_offload": ("weights", "gradients", *_ENCODERS, "vae"),
     "gradient_checkpointing_offload_attention": ("activations",),
+    **dict.fromkeys(NOT_FOLLOWED, _MODEL),
 }
 """SimpleTuner's switches, and what each keeps out of HBM, or frees early, in a measure that we do not know."""
 
@@ -144,9 +163,14 @@ def _elsewhere(values: Mapping[str, Any]) -> frozenset[str]:
     found = {row for key, rows in _MOVED_BY.items() if truth(values.get(key)) for row in rows}
     if str(values.get("optimizer") or "").endswith("-paged"):
         found.add("optimizer")  # its pages leave HBM under pressure
+    found |= {name for number, name in enumerate(_ENCODERS[:4], 1) if _quantises(values, number)}
     if str(values.get("gradient_checkpointing_backend") or "").startswith("unsloth"):
         found.add("activations")
     return frozenset(found)
+
+
+def _quantises(values: Mapping[str, Any], number: int) -> bool:
+    return str(values.get(f"text_encoder_{number}_precision") or "no_change") != "no_change"
 
 
 def _weights(values: Mapping[str, Any]) -> Weights:

@@ -6,19 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simpletuner_gh200.memory.ceilings import (
-    IDLE_BUFFERS,
-    STAGING_WORK,
     activations_allowance,
-    caches_allowance,
     device_headroom,
 )
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.model.activations.policy import Mix, Rates, choose
 from simpletuner_gh200.model.placement import Placement, automatic_budget, split
-from simpletuner_gh200.plan.facts import ELEMENT, RunFacts
+from simpletuner_gh200.plan.beside import TRAINED, Constants, cached, disk, ema_saved, host, other_models
+from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.rows import Phase, Pool, Row, Source, Table, table
-from simpletuner_gh200.plan.sharding import as_held, is_sharded, shard
+from simpletuner_gh200.plan.sharding import as_held, shard
 from simpletuner_gh200.plan.sizes import Sizes, StateFacts, Step, one_step, optimizer_state
 from simpletuner_gh200.units import GIB, MIB
 
@@ -30,18 +28,7 @@ FRAGMENTS = 0.03
 """Of torch's bytes, lost between blocks; assumed, 1 to 6 %."""
 
 
-_TRAINED: tuple[Phase, ...] = ("train", "save", "validate")
-_LOADED: tuple[Phase, ...] = ("load", *_TRAINED)
-
-
-@dataclass(frozen=True)
-class Constants:
-    """What no configuration says; a run's telemetry replaces them by what it measured."""
-
-    context: int = 3 * GIB // 2
-    context_note: str = "CUDA context, cuBLAS and cuDNN workspaces: 0.5 to 2.5 GiB"
-    process: int = 6 * GIB
-    process_note: str = "Python, torch and SimpleTuner: 4 to 10 GiB"
+_LOADED: tuple[Phase, ...] = ("load", *TRAINED)
 
 
 @dataclass(frozen=True)
@@ -73,9 +60,9 @@ def place(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants 
     here, there = _divide_state(kept, step, state, machine, mix, constants.context)
     rows = [
         *_model(kept, step, state, here, there, mix),
-        *_other_models(facts, sizes),
-        *_host(facts, sizes, machine, constants),
-        *_disk(kept, sizes, step, state),
+        *other_models(facts, sizes),
+        *host(facts, sizes, machine, constants),
+        *disk(kept, sizes, step, state),
     ]
     if machine.has_device:
         rows.append(Row("context", "hbm", None, constants.context, "assumed", constants.context_note))
@@ -99,17 +86,8 @@ def _doubted(row: Row, facts: RunFacts, sizes: Sizes) -> Row:
 
 def _grace_for_model(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> int:
     """Of one rank; what the node holds once is divided among its ranks."""
-    shared = (sizes.data.held + _cached(facts, sizes, machine)) // machine.sharing(facts.ranks)
+    shared = (sizes.data.held + cached(facts, sizes, machine)) // machine.sharing(facts.ranks)
     return max(machine.grace - shared - constants.process, 0)
-
-
-def _cached(facts: RunFacts, sizes: Sizes, machine: Machine) -> int:
-    """What a node's unified caches hold: what there is of the kinds we serve, within their allowance."""
-    wanted = sizes.data.latents * facts.unified.get("vae", False) + sizes.data.embeds * facts.unified.get("text", False)
-    node = machine.grace * machine.sharing(facts.ranks)
-    left = max(node - sizes.data.held, 0)
-    host = HostMemory(node, left, left, machine.name)
-    return min(wanted, caches_allowance(facts.cache_limit, host, single_pool=machine.one_pool))
 
 
 def _mix(facts: RunFacts, step: Step, state: StateFacts, machine: Machine, grace: int, context: int) -> Mix | None:
@@ -174,7 +152,8 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
         read = "every rank reads the whole model before it is sharded"
     yield Row("weights", "grace", "load", step.whole or step.weights, "assumed", read)
     gradients: Source = "computed" if facts.full or step.source == "computed" else "assumed"
-    yield Row("gradients", "hbm", "train", step.gradients, gradients)
+    for phase in ("train",) if facts.drops_gradients else TRAINED:
+        yield Row("gradients", "hbm", phase, step.gradients, gradients)
     offloaded = mix.offloaded if mix else 0
     copies = step.trained * facts.bytes_per_weight
     update = _ema_update(facts, copies)
@@ -182,59 +161,13 @@ def _model(facts: RunFacts, step: Step, state: StateFacts, here: int, there: int
     note = "an EMA update" if update > stays else ""
     yield Row("activations", "hbm", "train", max(stays, update), step.source, note)
     yield Row("activations", "grace", "train", offloaded, step.source, mix.why if mix else "")
-    for phase in _TRAINED:
+    for phase in TRAINED:
         yield Row("optimizer", "hbm", phase, here, state.source, facts.optimizer)
         yield Row("optimizer", "grace", phase, there, state.source, facts.optimizer)
         if facts.ema:
             pool: Pool = "hbm" if facts.ema_on_device and not facts.state_in_grace else "grace"
             yield Row("ema", pool, phase, copies, "computed")
     together = "safetensors are put together in CPU memory" + (", on the first rank the whole model" * bool(step.whole))
-    yield Row("checkpoint", "grace", "save", step.whole or copies, "computed", together)
-
-
-def _other_models(facts: RunFacts, sizes: Sizes) -> Iterator[Row]:
-    for encoder in sizes.encoders:
-        yield Row(
-            encoder.name, "hbm", "cache", encoder.parameters * facts.bytes_per_weight, encoder.source, encoder.note
-        )
-    if sizes.vae is None:
-        return
-    weights = sizes.vae.parameters * ELEMENT["bf16"]
-    guess = Row("vae work", "hbm", "cache", 4 * GIB, "assumed", "encoding; 1 to 8 GiB at 1024 pixels")
-    encode = sizes.vae_work.get("encode")
-    yield Row("vae", "hbm", "cache", weights, sizes.vae.source, sizes.vae.note)
-    yield guess if encode is None else Row("vae work", "hbm", "cache", encode * facts.vae_batch, "computed", "encoding")
-    if facts.validates:
-        decode = sizes.vae_work.get("decode")
-        yield Row("vae", "hbm", "validate", weights, sizes.vae.source, sizes.vae.note)
-        source: Source = "assumed" if decode is None else "computed"
-        yield Row("vae work", "hbm", "validate", decode or 4 * GIB, source, "decoding")
-
-
-def _host(facts: RunFacts, sizes: Sizes, machine: Machine, constants: Constants) -> Iterator[Row]:
-    data = sizes.data
-    share = machine.sharing(facts.ranks)
-    yield Row("datasets", "grace", None, data.held // share, "measured", "once per node")
-    if data.held:
-        yield Row("staging", "grace", "load", STAGING_WORK, "computed")
-    for phase in _TRAINED:
-        yield Row("caches", "grace", phase, _cached(facts, sizes, machine) // share, data.cached)
-    if any(facts.unified.values()):
-        batch = facts.batch * (sizes.latent_bytes + sizes.embed_bytes)
-        yield Row(
-            "buffers", "grace", "train", min(4 * batch, IDLE_BUFFERS), "computed", "batches of the unified caches"
-        )
-        yield Row("embeds", "hbm", "train", facts.hbm_embeds, "computed", "hbm_limit_gb")
-    yield Row("process", "grace", None, constants.process, "assumed", constants.process_note)
-
-
-def _disk(facts: RunFacts, sizes: Sizes, step: Step, state: StateFacts) -> Iterator[Row]:
-    data = sizes.data
-    fresh = 0 if data.cached == "measured" else data.latents + data.embeds
-    yield Row("cache files", "disk", None, fresh, "computed", "SimpleTuner's own")
-    if any(facts.unified.values()):
-        yield Row("packs", "disk", None, data.latents + data.embeds, data.cached)
-    copies = step.trained * facts.bytes_per_weight * (2 if facts.ema else 1)
-    each = (copies + state.bytes) * (facts.ranks if is_sharded(facts) else 1)
-    yield Row("checkpoints", "disk", None, each * facts.checkpoints, "computed", f"{facts.checkpoints} of them")
-    yield Row("checkpoint", "disk", "save", each, "computed", "written before the oldest goes")
+    if facts.ema and facts.full:
+        together = "shadows are copied into an fp32 model that is saved"
+    yield Row("checkpoint", "grace", "save", max(step.whole or copies, ema_saved(facts, step)), "computed", together)

@@ -13,7 +13,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.buckets import Bucket, buckets, usual_flops
 from simpletuner_gh200.plan.calibration import calibrated, constants_for
 from simpletuner_gh200.plan.changes import Change, Evaluated, Situation, changes, cheapest, evaluate, fastest
-from simpletuner_gh200.plan.facts import read_facts
+from simpletuner_gh200.plan.facts import NOT_FOLLOWED, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine
 from simpletuner_gh200.plan.nodes import OnNodes, node_of, on_nodes, spread_of
 from simpletuner_gh200.plan.reading import named, read_sizes
@@ -103,6 +103,7 @@ def make_plan(
     one = node.of_one_rank(facts.ranks)
     sizes, shapes, notes = read_sizes(training, facts, one, trace=trace, patience=patience)
     situation = Situation(sizes, one, constants_for(one))
+    notes += [f"{key}: not followed, a plain step is counted" for key in NOT_FOLLOWED if truth(facts.options.get(key))]
     notes += sharding_notes(facts)
     found = buckets(shapes, facts, sizes, one, situation.constants)
     others = on_nodes(lambda count: read_facts(training, ranks=count), situation, spread)

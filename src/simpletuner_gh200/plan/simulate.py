@@ -132,7 +132,7 @@ class Simulation:
                 micro_batches += windows
                 peak = self._step(step, windows)
                 yield self._moment(step + 1, micro_batches, peak)
-        except (DriverError, FeatureUnavailable) as ended:
+        except FeatureUnavailable as ended:
             self._events.append(f"the run ends: {ended}")
             yield self._moment(0, 0, self.driver.held)
 
@@ -174,7 +174,13 @@ class Simulation:
             if self._host().available == 0:
                 raise FeatureUnavailable(f"{what}: no memory is left for {format_bytes(size)}")
             return None
-        return self.driver.alloc_device(size, 0)
+        free, _total = self.driver.memory_info(0)
+        try:
+            return self.driver.alloc_device(size, 0)
+        except DriverError:
+            raise FeatureUnavailable(
+                f"{what} of {format_bytes(size)}, where {format_bytes(free)} of HBM are left"
+            ) from None
 
     def _placed(self, windows: int) -> Placed:
         facts = replace(self.facts, accumulation=windows)

@@ -17,8 +17,8 @@ from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.operate import launching, planned, run_lock
 from simpletuner_gh200.operate.report.page import build
 from simpletuner_gh200.plan import calibration, learning, quick
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.machines import MACHINES, RATES, this_machine
-from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.telemetry.reading import read_run

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.changes import Situation
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import MACHINES, Machine
 from simpletuner_gh200.plan.model_files import Component
-from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.shapes import Data
 from simpletuner_gh200.plan.sizes import Sizes
 from simpletuner_gh200.plan.traces import Stack, Trace

@@ -9,9 +9,10 @@ import pytest
 from simpletuner_gh200.memory.ceilings import activations_allowance, device_headroom
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.model.optimizer_table import optimizers
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest, options
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.plan.placing import FRAGMENTS, Constants, place
+from simpletuner_gh200.plan.placing import FRAGMENTS, place
 from simpletuner_gh200.plan.rows import PHASES, Table
 from simpletuner_gh200.units import GIB
 from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, situation, sizes, trace
@@ -71,15 +72,21 @@ MUTATIONS = [
     (
         "ema on the CPU",
         {"ema": True},
-        {("ema", "grace"), ("activations", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
+        {
+            ("ema", "grace"),
+            ("activations", "hbm"),
+            ("checkpoint", "grace"),
+            ("checkpoints", "disk"),
+            ("checkpoint", "disk"),
+        },
     ),
     (
         "ema on the device, one by one",
         {"ema": True, "ema_on_device": True, "ema_foreach": False},
-        {("ema", "hbm"), ("checkpoints", "disk"), ("checkpoint", "disk")},
+        {("ema", "hbm"), ("checkpoint", "grace"), ("checkpoints", "disk"), ("checkpoint", "disk")},
     ),
     ("a larger batch", {"batch": 2}, {("activations", "hbm")}),
-    ("gradients dropped between steps", {"drops_gradients": True}, {("activations", "hbm")}),
+    ("gradients dropped between steps", {"drops_gradients": True}, {("gradients", "hbm"), ("activations", "hbm")}),
     ("no checkpointing", {"checkpointing": False}, {("activations", "hbm")}),
     (
         "state in Grace",
@@ -99,8 +106,10 @@ MUTATIONS = [
     (
         "no validation",
         {"validates": False},
-        {("weights", "hbm"), ("optimizer", "hbm"), ("vae", "hbm"), ("vae work", "hbm")},
+        {("weights", "hbm"), ("gradients", "hbm"), ("optimizer", "hbm"), ("vae", "hbm"), ("vae work", "hbm")},
     ),
+    ("text encoded when it is needed", {"encoders_stay": True}, {("text_encoder", "hbm")}),
+    ("images encoded when they are needed", {"vae_stays": True}, {("vae", "hbm")}),
     ("a larger VAE batch", {"vae_batch": 4}, {("vae work", "hbm")}),
     ("more checkpoints kept", {"checkpoints": 3}, {("checkpoints", "disk")}),
 ]
@@ -429,6 +438,29 @@ def test_every_optimizer_of_the_table_can_be_planned():
         found = place(facts(optimizer=name), sizes(), MACHINE).state
         each = row.bytes_bf16 if row.bytes_bf16 is not None else 8
         assert found.bytes == pytest.approx(each * 10 * BILLION, abs=1)
+
+
+def test_gradients_stay_for_saving_and_validating_unless_a_step_drops_them():
+    """SimpleTuner fills them with zeros: on one pool saving then takes more than training."""
+    rows = held(table())
+    assert rows["gradients", "hbm", "save"] == rows["gradients", "hbm", "validate"] == 20 * BILLION
+    dropped = held(table(facts(drops_gradients=True)))
+    assert ("gradients", "hbm", "save") not in dropped
+    assert dropped["gradients", "hbm", "train"] == 20 * BILLION
+
+
+def test_shadows_are_saved_from_a_model_in_fp32():
+    assert held(table(facts(ema=True)))["checkpoint", "grace", "save"] == 40 * BILLION
+    assert held(table())["checkpoint", "grace", "save"] == 20 * BILLION
+
+
+def test_encoding_is_a_guess_where_latents_are_cached_already():
+    def encoding(cached: str) -> str:
+        data = replace(sizes().data, cached=cached)
+        rows = place(facts(), sizes(data=data), MACHINE, Constants()).table.rows
+        return next(row.source for row in rows if row.what == "vae work" and row.phase == "cache")
+
+    assert (encoding("computed"), encoding("measured")) == ("computed", "assumed")
 
 
 def test_phases_are_apart():

@@ -10,11 +10,11 @@ import pytest
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.plan import reading, traces
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.buckets import Traced, between, buckets, ends, usual_flops
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.model_files import Component
 from simpletuner_gh200.plan.pictures import as_html, as_svg
-from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.shapes import Shape
 from tests.unit.plan.plan_samples import facts, sizes, trace

@@ -17,9 +17,9 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.plan import calibration, learning, quick, traces
+from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import MACHINES, machine, this_machine
-from simpletuner_gh200.plan.placing import Constants
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.plan.rows import PHASES, POOLS
@@ -110,7 +110,7 @@ def test_a_page_and_a_drawing_need_nothing_from_elsewhere(config, tmp_path):
 def test_the_simulator_grows_windows_with_the_ramp_and_meets_the_same_walls(config):
     told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 4, "--json"))
     (end,) = told["simulation"]
-    assert "OUT_OF_MEMORY" in end["events"][-1]
+    assert end["events"][-1] == "the run ends: optimizer state of 66.5 GiB, where 43.6 GiB of HBM are left"
     ramp = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 1, "target_effective_batch_size": 4}
     block = {"use_uvm": True, "uvm_access_pattern": "cpu_first", **ramp, "batch_rampup_steps": 4}
     training_of(config, gh200_optimizations=block, set_grads_to_none=True)
@@ -180,6 +180,20 @@ def test_no_refusal_rests_on_what_another_setting_keeps_elsewhere(config, moved)
     plan = make_plan(training_of(config, **moved), tight, trace=False)
     assert "hbm" not in plan.evaluated.certain_overflow
     assert not plan.fits, "it may still be close"
+
+
+def test_what_is_not_followed_is_said_and_refused_for_nothing(config):
+    tight = replace(MACHINES["gh200-96"], hbm=80 * 10**9)
+    plan = make_plan(training_of(config, controlnet=True), tight, trace=False)
+    assert "hbm" not in plan.evaluated.certain_overflow
+    assert "controlnet: not followed, a plain step is counted" in plan.notes
+
+
+def test_models_that_stay_and_models_that_leave_are_read_from_the_switches(config):
+    found = read_facts(training_of(config, text_cache_ondemand=True, vae_cache_ondemand=True))
+    assert (found.encoders_stay, found.vae_stays) == (True, True)
+    assert "text_encoder_2" in read_facts(training_of(config, text_encoder_2_precision="int8-quanto")).elsewhere
+    assert "vae work" in read_facts(training_of(config, vae_enable_tiling=True)).elsewhere
 
 
 def test_a_switch_that_is_off_moves_nothing(config):
