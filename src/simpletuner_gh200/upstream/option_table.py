@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from simpletuner_gh200.config.blocks import PARTS
 from simpletuner_gh200.config.files import flag_words
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import Problem
 
 Kind = Literal["text", "int", "float", "switch", "any"]
@@ -225,6 +227,9 @@ class Checker:
         what = what or self._why_unknown(name)
         if name in REMOVED:
             return Problem(where, f"{what} ({REMOVED[name]})", "leave it out")
+        block = _block_of(name.replace("-", "_"))
+        if block is not None:
+            return Problem(where, what, f"it is a key of ours: write it inside {block}")
         own = {text.removeprefix("--"): text for text in self.own_flags} if flag else {}
         known = [*own, *self.table.options, *self.ours, *self.table.older_flags]
         spelt = name.replace("-", "_")
@@ -239,6 +244,11 @@ class Checker:
         if len(meant) == 1:
             return "not written out, so that only SimpleTuner's parser would guess what is meant"
         return f"unknown to SimpleTuner {self.table.version}"
+
+
+def _block_of(name: str) -> str | None:
+    """The block of ours that has such a key."""
+    return next((part.block for part in PARTS if part.block in TRAINING_BLOCKS and name in part.names()), None)
 
 
 def _as_passed_on(value: object) -> list[str | None] | None:

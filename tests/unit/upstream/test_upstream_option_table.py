@@ -62,6 +62,12 @@ def test_a_name_cut_short_is_not_left_to_the_parsers_guess() -> None:
     assert "not written out" in short and "did you mean 'max_train_steps'?" in short
 
 
+def test_a_key_of_ours_outside_its_block_is_shown_its_place() -> None:
+    (problem,) = told(use_uvm=True)
+    assert problem.endswith("(it is a key of ours: write it inside gh200_optimizations)")
+    assert "inside cache_config" in str(CHECKER.flags(["--vae_cache_type=unified_memory"])[0])
+
+
 def test_what_simpletuner_drops_in_silence_is_a_note() -> None:
     problems, notes = CHECKER.keys({"webhook_confg": {"a": 1}, "learning_rat": None, "sed": ""})
     assert problems == []
