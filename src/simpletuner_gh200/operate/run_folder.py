@@ -87,3 +87,10 @@ def newest_run(below: Path, depth: int = 4) -> Path:
             remedy="name the output_dir of the run, or the folder of its project",
         )
     return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def run_name(telemetry: Path) -> str:
+    """What to call a run in a title: its output folder, with the folder above where that is just called output."""
+    folder = telemetry.absolute().parent
+    run = folder.parent if folder.name == "gh200" else folder
+    return f"{run.parent.name}/{run.name}" if run.name == "output" else run.name

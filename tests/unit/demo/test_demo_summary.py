@@ -9,7 +9,11 @@ RESULT = {
     "python": "3.13.0",
     "torch": "2.14.1",
     "seconds": {"prepare": 20.0, "train": 2.5},
-    "seams": {"trainer.train": "ok", "trainer.init_hooks": "off: changed"},
+    "seams": {
+        "trainer.train": "ok",
+        "trainer.init_hooks": "off: changed",
+        "web_ui.page": "off: its module was not imported",
+    },
 }
 SUMMARY = {"output_dir": "/somewhere/output", "global_step": 24, "max_train_steps": 24, "seconds": {"train": 2.5}}
 
@@ -20,6 +24,7 @@ def test_people_see_what_ran_and_where_the_time_went_and_no_seam_that_is_in_plac
     assert "SimpleTuner 4.10.1, torch 2.14.1, Python 3.13.0" in said["ran"]
     assert said["trained"] == "24 of 24 optimizer steps"
     assert said["time"] == "making the project 20.0 s, training 2.5 s"
+    assert [label for label, _text in lines].count("seam") == 1
     assert said["seam"] == "trainer.init_hooks is off: changed"
     assert "trainer.train" not in str(lines)
 

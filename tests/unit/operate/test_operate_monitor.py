@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from rich.console import Console
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.liveness import liveness
 from simpletuner_gh200.operate.monitor.alerts import alerts
+from simpletuner_gh200.operate.monitor.cache_counts import shares_in_memory
 from simpletuner_gh200.operate.monitor.follow import Follower, RunFollower, wait_for
 from simpletuner_gh200.operate.monitor.view import spark, view
 from simpletuner_gh200.operate.run_folder import newest_run
@@ -26,6 +28,10 @@ from simpletuner_gh200.telemetry.sink import JsonLines
 
 GIB = 1 << 30
 START = 1_000_000.0
+
+
+def cache_told(hits: int, misses: int, *, held: int) -> dict[str, Any]:
+    return {"caches": {"vae": {"hits": hits, "misses": misses, "hit_rate": hits / (hits + misses), "held_bytes": held}}}
 
 
 def healthy(step: int, **changes: Any) -> dict[str, Any]:
@@ -40,7 +46,7 @@ def healthy(step: int, **changes: Any) -> dict[str, Any]:
         "major_faults": 10,
         "host": {"available": 300 * GIB, "total": 480 * GIB},
         "device": {"free": 20 * GIB, "total": 96 * GIB},
-        "metrics": {"gh200/cache/vae/hit_rate": 1.0},
+        "features": cache_told(step * 16, 0, held=GIB),
     }
     return {**record, **changes}
 
@@ -69,7 +75,7 @@ def test_a_healthy_run_is_quiet() -> None:
         ("data-wait", {"data_wait_seconds": 0.4}),
         ("host-memory", {"host": {"available": 1 * GIB, "total": 480 * GIB}}),
         ("device-memory", {"device": {"free": 1 * GIB, "total": 96 * GIB}}),
-        ("hit-rate", {"metrics": {"gh200/cache/vae/hit_rate": 0.5}}),
+        ("hit-rate", {"features": lambda step: cache_told(step * 8, step * 8, held=GIB)}),
         ("swapping", {"major_faults": lambda step: 10 + step * 1000}),
         ("slower", {"step_seconds": 2.0}),
         ("loss", {"loss": None}),
@@ -77,6 +83,40 @@ def test_a_healthy_run_is_quiet() -> None:
 )
 def test_each_trouble_is_noticed_and_nothing_else(code: str, changes: dict[str, Any]) -> None:
     assert codes(run_of(**changes)) == [code]
+
+
+def test_misses_of_a_cache_that_is_being_filled_are_no_trouble() -> None:
+    """As in every first run: nothing is in memory before it was read once, and no budget changes that."""
+    filled = [
+        healthy(step, features=cache_told(max(0, step - 40) * 4, min(step, 40) * 4, held=min(step, 40) * GIB))
+        for step in range(1, 61)
+    ]
+    for seen in (10, 40, 43, 60):
+        assert codes(Recorded(Path("x"), steps=filled[:seen])) == []
+    full = [healthy(step, features=cache_told(60 + step, 60 + step * 3, held=40 * GIB)) for step in range(61, 81)]
+    (alert,) = alerts(Recorded(Path("x"), steps=[*filled, *full]), START + 81)
+    assert alert.code == "hit-rate" and "25%" in alert.text and "cache vae" in alert.text
+
+
+def shown_view(run: Recorded) -> str:
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(view(run, [], liveness(run), width=100))
+    return console.export_text()
+
+
+def test_the_view_has_the_share_of_reads_that_memory_answered() -> None:
+    steps = [healthy(1, features=cache_told(0, 4, held=1)), healthy(2, features=cache_told(3, 5, held=1))]
+    run = Recorded(Path("project/output/gh200/telemetry.jsonl"), steps=steps)
+    assert shares_in_memory(run) == [0.0, 0.75]
+    shown = shown_view(run)
+    assert re.search(r"cache hits +75%", shown)
+    assert "project/output" in shown
+    assert "cache hits" not in shown_view(Recorded(Path("x"), steps=[healthy(1, features={})]))
+
+
+@pytest.mark.parametrize("told", [None, 3, {"caches": 4}, {"caches": {"vae": 5}}, {"caches": {"vae": {"hits": "x"}}}])
+def test_records_of_caches_that_are_none_are_passed_over(told: object) -> None:
+    assert codes(run_of(features=told)) == []
 
 
 def test_a_growing_batch_is_no_slowdown() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 
+from simpletuner_gh200.operate.monitor.cache_counts import cache_counts
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.units import GIB, format_bytes, format_seconds
 
@@ -112,12 +114,15 @@ def _device_memory(run: Recorded, _now: float, limits: Thresholds) -> Iterator[A
 
 
 def _hit_rates(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
-    if len(run.steps) <= WARM_UP:
-        return
-    metrics = run.steps[-1].get("metrics")
-    for name, value in (metrics if isinstance(metrics, dict) else {}).items():
-        if name.endswith("hit_rate") and isinstance(value, int | float) and value < limits.least_hit_rate:
-            yield Alert("warn", "hit-rate", f"{name} is {value:.0%}: raise cache_config.memory_limit_gb")
+    """Since the cache has stopped growing: while it is filled, each entry is missed once, whatever the budget is."""
+    for name, told in cache_counts(run).items():
+        grew = max((n for n, (one, other) in enumerate(pairwise(told), 1) if other.held > one.held), default=0)
+        since = told[max(grew, len(told) - WINDOW) :]
+        hits, misses = (getattr(since[-1], what) - getattr(since[0], what) for what in ("hits", "misses"))
+        if len(since) > WARM_UP and hits + misses > 0 and hits < limits.least_hit_rate * (hits + misses):
+            rate = hits / (hits + misses)
+            words = f"memory answers only {rate:.0%} of what is read from the cache {name}"
+            yield Alert("warn", "hit-rate", f"{words}: raise cache_config.memory_limit_gb")
 
 
 def _swapping(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:

@@ -12,8 +12,10 @@ from rich.text import Text
 
 from simpletuner_gh200.operate.liveness import Liveness
 from simpletuner_gh200.operate.monitor.alerts import Alert
+from simpletuner_gh200.operate.monitor.cache_counts import shares_in_memory
 from simpletuner_gh200.operate.ranks import RankTable
 from simpletuner_gh200.operate.report.findings import rank_words
+from simpletuner_gh200.operate.run_folder import run_name
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
@@ -58,7 +60,7 @@ def view(
     parts += [Text(f"{_level(alert)}: {printable(alert.text)}", style=_style(alert)) for alert in found]
     if not found:
         parts.append(Text("nothing to be alarmed about", style="dim"))
-    return Panel(Group(*parts), title=Text(printable(run.path.parent.parent.name or run.path)), title_align="left")
+    return Panel(Group(*parts), title=Text(printable(run_name(run.path))), title_align="left")
 
 
 def spark(values: Sequence[float], width: int, *, plain: bool = False) -> str:
@@ -107,8 +109,9 @@ def _progress(run: Recorded, width: int) -> RenderableType:
 
 def _curves(run: Recorded, width: int, *, plain: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for title, name, unit in _SHOWN:
-        values = [value for _step, value in run.series(name)]
+    rows = [(title, unit, [value for _step, value in run.series(name)]) for title, name, unit in _SHOWN]
+    rows.append(("cache hits", lambda value: f"{value:.0%}", shares_in_memory(run)))
+    for title, unit, values in rows:
         if values:
             curve = Text(spark(values, width - _BESIDE, plain=plain), style="green", no_wrap=True, overflow="crop")
             table.add_row(Text(title, style="bold", no_wrap=True), Text(unit(values[-1]), no_wrap=True), curve)

@@ -173,7 +173,7 @@ def _hit_rates(run: Recorded) -> Figure | None:
     names = sorted({name for answer in metrics for name in answer if name.endswith("hit_rate")})
     lines = [Line(name, run.series(f"metrics/{name}")) for name in names]
     svg = plot(lines, label="Hit rates", unit=_percent)
-    return Figure("Hit rates", "Share of reads that our caches answered from memory.", svg) if svg else None
+    return Figure("Hit rates", "Share of all reads so far that our caches answered from memory.", svg) if svg else None
 
 
 def _plain(value: float) -> str:

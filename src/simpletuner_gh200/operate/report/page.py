@@ -16,7 +16,7 @@ from simpletuner_gh200.operate.report.findings import Finding, findings, rank_wo
 from simpletuner_gh200.operate.report.marks import breakable, escaped
 from simpletuner_gh200.operate.report.style import STYLE, colour
 from simpletuner_gh200.operate.report.summary import summary
-from simpletuner_gh200.operate.run_folder import output_of, telemetry_of
+from simpletuner_gh200.operate.run_folder import output_of, run_name, telemetry_of
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.telemetry.redact import redact
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
@@ -39,17 +39,11 @@ def build(run: Path, *, doctor: Path | None = None, elsewhere: Sequence[Path] = 
     found = _doctor_report(doctor, beside=recorded.path.parent)
     return page(
         recorded,
-        title=f"Run {_run_name(recorded.path.absolute().parent)}",
+        title=f"Run {run_name(recorded.path)}",
         doctor=found,
         ranks=ranks,
         alive=liveness(recorded),
     )
-
-
-def _run_name(folder: Path) -> str:
-    """Of the run's output folder, with its parent where it is just called output."""
-    run = folder.parent if folder.name == "gh200" else folder
-    return f"{run.parent.name}/{run.name}" if run.name == "output" else run.name
 
 
 def write(content: str, path: Path) -> None:
