@@ -41,6 +41,17 @@ def test_impossible_runs_are_refused(
 RAMP = GH200GradientRamp(initial=2, target=16, ramp_steps=40, train_batch_size=1, world_size=2)
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_ramp_that_never_changes_is_not_called_enabled(caplog: pytest.LogCaptureFixture, batch: int) -> None:
+    """The guides' quick configuration: whoever looks for their line in the log must not find it."""
+    feature = RampFeature()
+    feature._ramp = replace(RAMP, train_batch_size=batch)
+    with caplog.at_level("INFO", logger="simpletuner_gh200"):
+        feature._announce(["no ramp is possible"])
+    assert ("ramp enabled" in caplog.text) == (batch == 1)
+    assert "no ramp is possible" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("main_goes_on_with", "agreed"),
     [((RAMP, 4), True), ((RAMP, 3), False), ((replace(RAMP, target=8), 4), False)],

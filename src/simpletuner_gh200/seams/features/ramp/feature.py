@@ -181,12 +181,13 @@ class RampFeature(Feature):
 
     def _announce(self, notices: Sequence[str]) -> None:
         ramp = self._ramp
-        logger.info(
-            "GH200 gradient accumulation ramp enabled (initial=%d, target=%d, ramp_steps=%d)",
-            ramp.initial,
-            ramp.target,
-            ramp.ramp_steps,
-        )
+        if len(ramp.changes) > 1:  # else there is none, and the notices say why
+            logger.info(
+                "GH200 gradient accumulation ramp enabled (initial=%d, target=%d, ramp_steps=%d)",
+                ramp.initial,
+                ramp.target,
+                ramp.ramp_steps,
+            )
         for notice in notices:
             logger.warning("gh200: ramp: %s", notice)
 
