@@ -99,7 +99,10 @@ def _family(name: str, told: ModelFamily) -> Family:
 
 
 def _refuse_what_needs_more(name: str, flavour: str, told: ModelFamily) -> None:
-    example = "start from SimpleTuner's own example (simpletuner examples list) and add our blocks: docs/families.md"
+    example = (
+        "start from SimpleTuner's own example (simpletuner examples list) and add our blocks: docs/families.md, "
+        "which `gh200 examples DIR --pages` writes"
+    )
     if told.media != "image":
         raise UsageError(
             f"--model {name}: trains on {told.media}, and `gh200 init` starts with pictures", remedy=example

@@ -50,10 +50,10 @@ def names(patterns: tuple[str, ...] = PATTERNS) -> list[Path]:
     return sorted(path.relative_to(place) for path in found if path.is_file() and "__pycache__" not in path.parts)
 
 
-def write(folder: Path, *, force: bool = False) -> list[Path]:
+def write(folder: Path, patterns: tuple[str, ...] = PATTERNS, *, force: bool = False) -> list[Path]:
     """Copy them below ``folder``; refuses, before anything is written, where one is there and differs."""
     place = root()
-    wanted = {folder / name: place / name for name in names()}
+    wanted = {folder / name: place / name for name in names(patterns)}
     differing = [str(path) for path, source in wanted.items() if path.exists() and not _same(path, source)]
     if differing and not force:
         shown = ", ".join(differing[:5]) + (" ..." if len(differing) > 5 else "")

@@ -39,6 +39,14 @@ def test_every_file_that_the_guides_name_is_written_and_programs_run(tmp_path):
     assert shipped.write(tmp_path), "the same again changes nothing and is no error"
 
 
+def test_the_pages_are_written_when_they_are_asked_for(tmp_path):
+    page = tmp_path / "docs" / "operating" / "migration.md"
+    shipped.write(tmp_path)
+    assert not page.exists()
+    shipped.write(tmp_path, shipped.PAGES)
+    assert page.is_file()
+
+
 def test_a_file_that_differs_is_not_replaced_unasked(tmp_path):
     (tmp_path / "train.py").write_text("mine")
     with pytest.raises(UsageError, match=r"train\.py"):

@@ -17,6 +17,7 @@ def examples(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder to write them to, created if needed; without one they are listed.")
     ] = None,
+    pages: Annotated[bool, typer.Option("--pages", help="The documentation too, into docs/.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -30,8 +31,11 @@ def examples(
       gh200 examples
 
       gh200 examples gh200-files && source gh200-files/scripts/setup_gh200_env.sh
+
+      gh200 examples gh200-files --pages
     """
-    found = shipped.names() if folder is None else shipped.write(folder, force=force)
+    wanted = (*shipped.PATTERNS, *shipped.PAGES) if pages else shipped.PATTERNS
+    found = shipped.names(wanted) if folder is None else shipped.write(folder, wanted, force=force)
     if as_json:
         print(json.dumps({"folder": str(folder or shipped.root()), "files": [str(path) for path in found]}))
         return
