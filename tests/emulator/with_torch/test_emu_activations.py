@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
 
+from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver.interface import Copy, Driver
@@ -21,6 +23,9 @@ from simpletuner_gh200.model.activations.arena import Arena
 from simpletuner_gh200.model.activations.link import DeviceLink, measure
 from simpletuner_gh200.model.activations.offload import Offloader
 from simpletuner_gh200.model.activations.room import DeviceRoom, NoRoom
+from simpletuner_gh200.seams.features.activations.feature import ActivationsFeature
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.upstream.features import ON
 from tests.emulator.emulation import Emulator
 
 DEVICE = torch.device("cuda", 0)
@@ -304,3 +309,72 @@ def test_state_that_is_born_between_two_steps_is_no_need_of_a_step(
     del state
     engine.close()
     watched.forget()
+
+
+# -- the feature, as a run has it -----------------------------------------------------------------------------
+
+
+def feature_on(chain: Chain, **block: Any) -> tuple[Runtime, ActivationsFeature, Any]:
+    """Started and trained with by a trainer whose model is the chain."""
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device=DEVICE, distributed_type="NO", sync_gradients=True),
+        config=SimpleNamespace(gradient_checkpointing=False),
+        model=SimpleNamespace(),
+        optimizer=SimpleNamespace(param_groups=[{"params": [chain.leaf]}]),
+    )
+    runtime, feature = Runtime(Launch()), ActivationsFeature()
+    feature.runtime = runtime
+    runtime.features = (feature,)
+    for seam in runtime.seams.values():
+        seam.status = ON
+    options = {"activation_min_tensor_kb": 0, "activation_hbm_reserve_gb": 8 / 1024, **block}
+    runtime.configure(resolve({"gh200_optimizations": options}, {}))
+    runtime.call("start", trainer)
+    runtime.call("before_train", trainer)
+    return runtime, feature, trainer
+
+
+def trained(runtime: Runtime, trainer: Any, chain: Chain, step: int) -> bool:
+    """Is a step's backward pass given what its forward pass saved?"""
+    (predicting,) = runtime.moment("predicting")
+    with predicting(trainer, {"latents": torch.empty(2, 4, 8, 8)}):
+        out = chain.forward(step)
+    out.backward(torch.empty_like(out))
+    chain.leaf.grad = None
+    return chain.results() == expected(step)
+
+
+@pytest.mark.parametrize("asked", ["grace", "auto"])
+def test_a_run_moves_what_hbm_has_no_room_for_and_nothing_else(
+    driver: Driver, emulator: Emulator, chain: Chain, asked: str
+) -> None:
+    emulator.set_hbm(512 * MIB)
+    runtime, feature, trainer = feature_on(chain, activations=asked, activation_limit_gb=0.25)
+    told = feature.summary()
+    assert told["link"]["d2h"] > 0 and told["link"]["h2d"] > 0, "measured before the first step"
+    assert all(trained(runtime, trainer, chain, step) for step in range(3))
+    first = CHAIN * SIZE
+    assert feature.summary()["moved"] == first, "the first step is measured, the others have room enough"
+    (shape,) = feature.summary()["shapes"]
+    assert (shape["kept_bytes"], shape["offloaded_bytes"]) == (first, 0)
+    torch.cuda.empty_cache()
+    filled = torch.empty(driver.memory_info(0)[0] - 2 * MIB, dtype=torch.uint8, device=DEVICE)
+    assert all(trained(runtime, trainer, chain, step) for step in range(3)), "with HBM nearly full"
+    found = feature.summary()
+    assert found["moved"] == 4 * first, "no room but the reserve: all of it leaves"
+    assert (found["failed"], found["stayed_for_want_of_room"]) == (0, 0)
+    del filled
+    runtime.unwind("after_train", trainer)
+    runtime.close()
+
+
+def test_a_link_that_can_not_be_measured_is_still_a_link_to_grace(
+    driver: Driver, emulator: Emulator, chain: Chain
+) -> None:
+    """HBM has no 64 MiB left to measure with."""
+    runtime, feature, trainer = feature_on(chain, activations="grace", activation_limit_gb=0.25)
+    assert all(trained(runtime, trainer, chain, step) for step in range(2))
+    assert feature.summary()["link"] is None
+    assert feature.summary()["chosen"] == "in Grace, as asked"
+    runtime.unwind("after_train", trainer)
+    runtime.close()

@@ -41,6 +41,7 @@ class ActivationsFeature(Feature):
         self._arena: Arena | None = None
         self._maker: SlabMaker | None = None
         self._rates: Rates | None = None
+        self._on_device = False
         self._trial: Trial | None = None
         """Of ``auto`` against checkpointing, which fits into HBM whatever the trial says."""
         self._where_needed = False
@@ -107,7 +108,8 @@ class ActivationsFeature(Feature):
         self._arena = Arena(lambda size: maker.make(size, label="activations"), allowed.size)
         link = self._link(device)
         room: Room = NoRoom()
-        if device.type == "cuda":
+        self._on_device = device.type == "cuda"
+        if self._on_device:
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
             room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer), self._idle_in_grace)
             self._rates = self._measure(link)
@@ -205,7 +207,7 @@ class ActivationsFeature(Feature):
         counted = {choice: known.block_choices.count(choice) for choice in ("keep", "offload", "recompute")}
         blocks = f"; of {len(known.block_choices)} checkpointed blocks {counted}" if known.block_choices else ""
         # Without a device there is no HBM, and nothing fits into it.
-        level = logging.INFO if known.mix.fits or self._rates is None else logging.WARNING
+        level = logging.INFO if known.mix.fits or not self._on_device else logging.WARNING
         logger.log(level, "gh200: activations of batches of %s: %s%s", shape, known.mix.why, blocks)
 
     def after_train(self, trainer: Any) -> None:
@@ -246,7 +248,7 @@ class ActivationsFeature(Feature):
             moved = sum(bool(mix.offloaded) for mix in known)
             return f"moved to Grace for {moved} of {len(known)} shapes of batches: steps of the others fit into HBM"
         if self._trial is None:
-            where = "Grace" if self._rates is not None else "CPU memory, standing in for Grace"
+            where = "Grace" if self._on_device else "CPU memory, standing in for Grace"
             return f"in {where}, as asked"
         verdict = self._trial.verdict
         return f"{_SAID[verdict.way]}: {verdict.why}" if verdict is not None else "still comparing"
