@@ -431,7 +431,7 @@ def test_a_run_that_takes_more_memory_than_there_is_gets_a_warning_without_a_gpu
     ((_, finding),) = examine(machine.context(), [check]).rows
     assert (finding.status, finding.fix) == (
         "warn",
-        f"gh200 plan {machine.context().config} --machine this says what takes it",
+        f"see what takes it: gh200 plan {machine.context().config} --machine this",
     )
     assert "with everything else of the run" in finding.found
 

@@ -100,12 +100,12 @@ def _whole_run(context: Context, training: Training, shown: str) -> Finding:
     if why is not None:
         advice = plan.advice
         return failed(
-            f"{shown}; {why}", advice.text() if advice else f"gh200 plan {context.config} says what would fit"
+            f"{shown}; {why}", advice.text() if advice else f"see what would fit: gh200 plan {context.config}"
         )
     needed, there = plan.table.used("grace"), machine.capacity("grace")
     whole = f"{shown}; {format_bytes(needed)} with everything else of the run"
     if there is not None and needed > there:
-        return warned(whole, f"gh200 plan {context.config} --machine this says what takes it")
+        return warned(whole, f"see what takes it: gh200 plan {context.config} --machine this")
     return passed(whole)
 
 
@@ -157,7 +157,10 @@ def ramp_works(context: Context) -> Finding:
         return skipped("no ramp in it, or no sizes to measure it by")
     ramp = found.ramp
     if found.problems:
-        return failed("; ".join(map(str, found.problems)), f"gh200 config check {context.config} says the same")
+        return failed(
+            "; ".join(map(str, found.problems)),
+            f"correct it, until this is content: gh200 config check {context.config}",
+        )
     if found.notices:
         return warned("; ".join(found.notices), f"see the windows: gh200 ramp {context.config}")
     told = f"from {ramp.initial} to {ramp.target}, in micro-batches of {ramp.unit} over all ranks"
