@@ -20,7 +20,9 @@ import pytest
 from packaging.version import Version
 
 from simpletuner_gh200.operate.checkpoints import PLACES_KEPT
+from simpletuner_gh200.operate.ranks import rank_table, read_ranks
 from simpletuner_gh200.operate.slurm import Batch, train_sbatch
+from simpletuner_gh200.telemetry.reading import read_run
 from tests.cluster.cluster import Cluster
 from tests.integration.workbench import JobResult, Workbench
 
@@ -108,6 +110,15 @@ class Trial:
         return (self.bench.project.folder / "logs" / f"{number}-node{node}.log").read_text(errors="replace")
 
 
+def assert_one_report_has_every_rank(job: JobResult, ranks: int) -> None:
+    """What `gh200 report` and `gh200 monitor` show: each rank on its node, after a requeue too."""
+    table = rank_table(read_ranks(read_run(job.output)))
+    assert table is not None
+    here = ranks // NODES
+    assert [(row.rank, row.node) for row in table.rows] == [(rank, f"n{rank // here + 1}") for rank in range(ranks)]
+    assert not table.missing
+
+
 @pytest.fixture(scope="session")
 def _bench(forge, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     bench = Workbench(forge, tmp_path_factory.mktemp("shared"))
@@ -135,7 +146,9 @@ def test_a_job_of_two_nodes_trains_what_one_machine_trains(trial: Trial) -> None
         assert held, said[-4000:]
         assert int(held[1]) == 2 * IMAGES // NODES, "each node holds its own half, images and captions"
         assert "trained: 3 of 3 optimizer steps" in said
-    assert trial.take_away().same_lora(reference)
+    job = trial.take_away()
+    assert job.same_lora(reference)
+    assert_one_report_has_every_rank(job, trial.ranks)
 
 
 @pytest.mark.cluster
@@ -159,6 +172,7 @@ def test_a_job_that_is_requeued_in_the_ramp_trains_the_same_bits(trial: Trial, h
     assert stops[0] == stops[1], "all ranks stop after the same window"
     assert 2 <= stops[0] < STEPS, "before its end"
     job = trial.take_away()
+    assert_one_report_has_every_rank(job, trial.ranks)
     if reference is None:
         trial.configure(2, checkpoint_step_interval=1, **settings)
         reference = trial.stopped_on_one_machine(stops[0])

@@ -187,17 +187,6 @@ def test_the_ramp_comes_out_even_for_any_number_of_ranks(tmp_path: Path, data: P
         assert block["target_effective_batch_size"] % (3 * ranks) == 0
 
 
-def test_what_the_plan_adds_to_hides_no_decision(tmp_path: Path, data: Path) -> None:
-    """It may set activations in the ramp's own block; the ramp is on all the same, and so it is said."""
-    project = plan_project(Wish(tmp_path, choose_model("flux"), data, gpus_per_node=4))
-    said = [made.what for made in project.decisions]
-    assert any("by `gh200 plan`" in made.why for made in project.decisions), "it had something to add"
-    assert any(what.startswith("an effective batch that grows") for what in said), said
-    config = json.loads(files(project)["config/config.json"])
-    recomputed = any(what.startswith("activations computed again") for what in said)
-    assert config["gradient_checkpointing"] == recomputed, "and what it decided otherwise is not said as decided"
-
-
 def test_captions_decide_the_strategy(tmp_path: Path, data: Path) -> None:
     wish = Wish(tmp_path, choose_model("sdxl"), data)
     assert json.loads(files(plan_project(wish))["config/datasets.json"])[0]["caption_strategy"] == "textfile"
