@@ -70,6 +70,9 @@ def test_upstreams_offloaders_need_their_option_and_a_gpu():
     assert left_out(arm, options={"enable_group_offload"}, gpu=False) == "needs a GPU"
     assert left_out(arm, options={"another"}, gpu=True) == "this SimpleTuner has no enable_group_offload"
     assert left_out(BY_NAME["state"], options={"another"}, gpu=False) is None
+    swap, there = BY_NAME["upstream-blocks"], {"musubi_blocks_to_swap"}
+    assert left_out(swap, options=there, gpu=True, family="flux") is None
+    assert left_out(swap, options=there, gpu=True, family="sdxl") == "sdxl has no row of transformer blocks"
 
 
 # -- rounds --------------------------------------------------------------------------------------------------------
@@ -230,6 +233,14 @@ def test_the_last_words_of_a_run_do_not_tell_whose_machine_it_was(tmp_path, monk
     assert "nid0042" not in json.dumps(told)
     row = next(row for row in told["ab"] if row["name"] == "state")
     assert row["told"].endswith("cannot reach <name> (<name>) for <name>; adamw is fine")
+
+
+def test_answers_are_told_as_a_person_would(tmp_path):
+    told = proof(tmp_path).to_json()
+    told["questions"] |= {"1": {"host": {"copy_gb_per_s": 340.00000659, "location": None}, "vmm": {"refused": True}}}
+    text = as_html(told)
+    assert "<td>host (copy gb per s 340); vmm (refused yes)</td>" in text
+    assert "{" not in text[text.index("<main>") :].replace("&#x27;", "'"), "no dictionary is printed as one"
 
 
 def test_every_question_is_told_in_words():

@@ -26,6 +26,8 @@ class Arm:
     option: str | None = None
     """Of SimpleTuner's: an arm of a release that has no such option is left out."""
     needs_gpu: bool = False
+    needs_blocks: bool = False
+    """Of a transformer: a U-Net has no row of them."""
 
     def verdict(self, summary: Summary) -> tuple[bool, str]:
         """Was it what it says, and what shows it? Anything of ours that an arm has not asked for is a failure."""
@@ -89,17 +91,30 @@ _UPSTREAM = (
         option="enable_group_offload",
         needs_gpu=True,
     ),
+    Arm(
+        "upstream-blocks",
+        "SimpleTuner's swap of eight transformer blocks",
+        {"musubi_blocks_to_swap": 8},
+        option="musubi_blocks_to_swap",
+        needs_gpu=True,
+        needs_blocks=True,
+    ),
     Arm("upstream-ramtorch", "SimpleTuner's RamTorch", {"ramtorch": True}, option="ramtorch", needs_gpu=True),
 )
 """Its own offloaders, as far as a release has them. They were never run here: each needs a GPU."""
 
 
-def left_out(arm: Arm, *, options: Collection[str], gpu: bool) -> str | None:
+_UNETS = ("sdxl", "sd1x", "sd2x", "kolors", "deepfloyd", "stable_cascade")
+
+
+def left_out(arm: Arm, *, options: Collection[str], gpu: bool, family: object = None) -> str | None:
     """Why an arm is not tried here; None where it is."""
     if arm.option is not None and options and arm.option not in options:
         return f"this SimpleTuner has no {arm.option}"
     if arm.needs_gpu and not gpu:
         return "needs a GPU"
+    if arm.needs_blocks and family in _UNETS:
+        return f"{family} has no row of transformer blocks"
     return None
 
 

@@ -136,4 +136,14 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _plain(cell: Any) -> str:
-    return "" if cell is None else str(cell)
+    """For people: part by part, numbers to four digits."""
+    if isinstance(cell, Mapping):
+        parts = ((str(name).replace("_", " "), value) for name, value in cell.items() if value is not None)
+        return "; ".join(
+            f"{name} {f'({_plain(value)})' if isinstance(value, Mapping) else _plain(value)}" for name, value in parts
+        )
+    if isinstance(cell, list):
+        return "; ".join(_plain(each) for each in cell)
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)

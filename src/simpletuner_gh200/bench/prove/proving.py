@@ -151,7 +151,9 @@ def prove(
     chosen = arms(tiny=trained.tiny, full=trained.full)
     gpu = context.torch is not None and context.torch.cuda is not None and context.has_device and not tested.emulated
     options = frozenset(_options(context))
-    without = {arm.name: why for arm in chosen if (why := left_out(arm, options=options, gpu=gpu)) is not None}
+    family = trained.values.get("model_family")
+    reasons = {arm.name: left_out(arm, options=options, gpu=gpu, family=family) for arm in chosen}
+    without = {name: why for name, why in reasons.items() if why is not None}
 
     def run(arm: Arm, length: int = steps) -> Trial:
         return trial(arm, trained.write(arm, folder / "runs" / arm.name, steps=length), length, train)
