@@ -15,9 +15,10 @@ from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.disk_room import DiskFull, DiskRoom, must_stay_free
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.pack_folder import PackFolder
-from simpletuner_gh200.cache.pack_place import LOCK, MARKER, NotOurs, folder_for
+from simpletuner_gh200.cache.pack_place import LOCK, MARKER, NotOurs, PackPlace, folder_for
 from simpletuner_gh200.cache.service import Caches, Wanted
 from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.units import GIB, parse_bytes
 from tests.unit.nobody import NOBODY, as_nobody
@@ -112,6 +113,29 @@ def test_links_that_somebody_planted_are_not_followed_for_writing(packed, tmp_pa
     with pytest.raises(OSError, match="symbolic link"):
         PackFolder(folder).save(table, [*paths, str(tmp_path / "src" / "new.pt")])
     assert not (tmp_path / "made-by-us").exists()
+
+
+def test_a_draft_whose_name_was_guessed_is_not_written_through(packed, tmp_path, saved, monkeypatch):
+    folder, paths = packed
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr("simpletuner_gh200.cache.pack.secrets.token_hex", lambda _: "guessed")
+    table, new = fresh_table(), saved(torch.ones(3), "src/new.pt")
+    assert all(take_in(table, path) for path in [*paths, new])
+    monkeypatch.setattr(PackPlace, "sweep", lambda _place: None)  # planted just behind it
+    (folder / f".00000002.pack.{os.getpid()}.guessed.tmp").symlink_to(victim)
+    with pytest.raises(CacheError, match="could not be written"):
+        PackFolder(folder).save(table, [*paths, new])
+    assert victim.read_text() == "precious"
+
+
+def test_a_marker_that_is_a_link_says_nothing(packed, tmp_path):
+    folder, _paths = packed
+    (tmp_path / "told").write_text("src\n")
+    (folder / MARKER).unlink()
+    (folder / MARKER).symlink_to(tmp_path / "told")
+    with PackPlace.open(folder) as place:
+        assert place.marked() is None
 
 
 def test_a_link_in_place_of_the_folder_is_refused(packed, tmp_path):

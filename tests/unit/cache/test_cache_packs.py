@@ -142,7 +142,8 @@ def test_a_truncated_pack_is_removed_and_made_again(packed):
     assert load(folder)[1].entries == COUNT
 
 
-def test_a_full_disk_leaves_the_old_state(packed, monkeypatch, caplog):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["full", "quota"])
+def test_a_full_disk_leaves_the_old_state(packed, monkeypatch, caplog, number):
     folder, paths = packed
     torch.save(value(2), paths[0])
     table = fresh_table()
@@ -152,7 +153,7 @@ def test_a_full_disk_leaves_the_old_state(packed, monkeypatch, caplog):
     before = sorted(os.listdir(folder))
 
     def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("simpletuner_gh200.cache.pack._to_disk", full)
     with caplog.at_level("WARNING", "simpletuner_gh200"):
@@ -171,6 +172,25 @@ def test_another_job_at_the_same_folder_is_left_alone(packed):
         assert ours
         assert second.save(table, paths) == 0
     assert second.save(table, paths) > 0
+
+
+@pytest.mark.parametrize("in_memory", [True, False], ids=["held too", "nowhere else"])
+def test_what_turns_out_damaged_while_packs_are_made_into_one_comes_from_memory_or_goes(packed, in_memory):
+    folder, paths = packed
+    (pack,) = folder.glob("*.pack")
+    packs, table = PackFolder(folder), fresh_table()
+    packs.look_over()
+    content = bytearray(pack.read_bytes())
+    content[content.index(value(3)["latents"].numpy().tobytes()[:4096]) + 8] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(content)
+    if in_memory:
+        assert take_in(table, paths[3])
+    assert packs.save(table, paths, into_one=True) > 0
+    served, loaded = load(folder)
+    assert (loaded.entries, loaded.damaged) == ((COUNT, 0) if in_memory else (COUNT - 1, 0))
+    if in_memory:
+        check_all(served, paths)
 
 
 def test_an_index_that_comes_in_pieces_is_whole(packed, monkeypatch):

@@ -47,6 +47,19 @@ def test_an_interrupt_is_an_interrupt_whatever_upstream_makes_of_it(tmp_path, sc
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_second_interrupt_does_not_disturb_the_closing(tmp_path, monkeypatch):
+    closed = []
+
+    def close(_runtime: Runtime) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        closed.append("to its end")
+
+    monkeypatch.setattr(Runtime, "close", close)
+    runtime, _said = train(tmp_path, INTERRUPTED, monkeypatch)
+    assert closed == ["to its end"]
+    assert runtime.outcome.status == "interrupted"
+
+
 @pytest.mark.parametrize(
     "swallowed", ["", "except KeyboardInterrupt: pass", "except KeyboardInterrupt: raise SystemExit(130)"]
 )

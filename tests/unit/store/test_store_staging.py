@@ -25,7 +25,7 @@ from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch
 from simpletuner_gh200.store.index import Rows
 from simpletuner_gh200.store.problems import FileProblems
 from simpletuner_gh200.store.slab_writer import SlabWriter
-from simpletuner_gh200.store.staging import StagingRequest, stage
+from simpletuner_gh200.store.staging import StagingRequest, look_over, stage
 from simpletuner_gh200.units import GIB, MIB
 from tests.unit.nobody import as_nobody
 from tests.unit.store.store_samples import fill, image, open_memfds, roomy, staged, staged_alone
@@ -410,6 +410,21 @@ def test_the_native_reader_hands_out_nothing_that_changed_while_it_read(tmp_path
     finally:
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
+
+
+def test_staging_gives_signs_of_life_while_its_threads_work(tmp_path: Path, monkeypatch) -> None:
+    """Other ranks wait for it, and take one that says nothing for hung."""
+    fill(tmp_path, {"a.txt": b"1"})
+    ticked, original = threading.Event(), batch_stager.BatchStager.stage
+
+    def slow(self, batch):
+        assert ticked.wait(60)
+        original(self, batch)
+
+    monkeypatch.setattr(batch_stager.BatchStager, "stage", slow)
+    memory, report = stage(StagingRequest(tmp_path), tick=ticked.set, listing=look_over(StagingRequest(tmp_path)))
+    memory.close()
+    assert report.staged == 1
 
 
 def test_a_missing_library_is_an_error_with_the_hint(tmp_path: Path, monkeypatch) -> None:
