@@ -125,6 +125,11 @@ def test_the_command_of_a_tree_is_the_package_in_it(finished: Finished, tmp_path
     shutil.copy(finished.root / "gh200_diagnostic.py", tree)
     done = subprocess.run([sys.executable, str(tree / "gh200_diagnostic.py"), "-v"], capture_output=True, text=True)
     assert done.stdout.split() == ["['doctor',", "'-v']", str(package.parent)], done.stderr
+    (package / "cli/main.py").write_text("import not_installed_here\n")
+    lacking = subprocess.run([sys.executable, str(tree / "gh200_diagnostic.py")], capture_output=True, text=True)
+    assert lacking.returncode == 1
+    wanted = f"pip install -r {tree}/simpletuner/gh200/requirements.txt"
+    assert lacking.stderr == f"No module named 'not_installed_here': run `{wanted}`\n"
 
 
 def test_a_file_that_lies_there_is_kept(repository: Path) -> None:

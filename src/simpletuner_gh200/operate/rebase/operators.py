@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simpletuner_gh200.operate import shipped
-from simpletuner_gh200.operate.rebase.components import VENDOR
+from simpletuner_gh200.operate.rebase.components import HOME, VENDOR
 from simpletuner_gh200.operate.rebase.journal import write_whole
 
 PAGES = "documentation/gh200"
@@ -26,7 +26,10 @@ PLACES = [str(TREE / "{vendor}"), str(TREE)]
 sys.path[:0] = PLACES
 os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-from {module} import main  # noqa: E402
+try:
+    from {module} import main
+except ModuleNotFoundError as missing:
+    sys.exit(f"{{missing}}: run `pip install -r {{TREE}}/{home}/requirements.txt`")
 
 if __name__ == "__main__":
     sys.argv[1:1] = {words!r}
@@ -49,7 +52,7 @@ def contents() -> dict[str, bytes]:
     for page in shipped.names(shipped.PAGES):
         found[f"{PAGES}/{page.relative_to('docs').as_posix()}"] = (place / page).read_bytes()
     for name, (meaning, module, words) in PROGRAMS.items():
-        found[name] = PROGRAM.format(meaning=meaning, vendor=VENDOR, module=module, words=words).encode()
+        found[name] = PROGRAM.format(meaning=meaning, vendor=VENDOR, home=HOME, module=module, words=words).encode()
     return found
 
 
