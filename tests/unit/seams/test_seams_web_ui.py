@@ -185,6 +185,12 @@ class TestForms:
         assert typed == {CACHES + "persistent_cache": "true", CACHES + "slab": "host"}
         assert rest == {"--seed": "1"}
 
+    def test_the_field_counts_and_not_what_the_page_remembers_of_it(self):
+        """Of a number field that holds no number the page remembers nothing; it shall be refused, not forgotten."""
+        sent = {CACHES + "memory_limit_gb": "not a number", "--" + CACHES + "memory_limit_gb": ""}
+        for form in (sent, dict(reversed(sent.items()))):
+            assert split_form(form) == ({CACHES + "memory_limit_gb": "not a number"}, {})
+
     def test_nothing_of_the_page_is_left_in_what_is_saved_or_started(self):
         store = SimpleNamespace(load_config=lambda name: ({"cache_config": {"slab": "auto"}}, None))
         sent = {CACHES + "slab": "host", "--cache_config": "[object Object]"}

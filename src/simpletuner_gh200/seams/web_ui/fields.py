@@ -109,15 +109,14 @@ def split_form(form: Any) -> tuple[dict[str, str], dict[str, Any]]:
         key: form.getlist(key) if hasattr(form, "getlist") else [form[key]]
         for key in form.keys()  # noqa: SIM118
     }
-    typed = {}
-    rest: dict[str, Any] = {}
-    names = {field.name for field in form_fields()}
-    # The page may send notes of its own on a field, under the name of a flag: the field counts, so it comes last.
-    for key, values in sorted(given.items(), key=lambda item: not item[0].startswith("--")):
-        if key.removeprefix("--") in names:
-            typed[key.removeprefix("--")] = _one(values)
-        else:
-            rest[key] = values[0] if len(values) == 1 else values
+    names = [field.name for field in form_fields()]
+    # The page sends what it remembers of a field too, under the name of a flag: the field itself counts.
+    typed = {name: _one(given[key]) for name in names for key in (f"--{name}", name) if key in given}
+    rest = {
+        key: values[0] if len(values) == 1 else values
+        for key, values in given.items()
+        if key.removeprefix("--") not in names
+    }
     return typed, rest
 
 
