@@ -15,6 +15,7 @@ import pytest
 cmd_args = pytest.importorskip("simpletuner.helpers.configuration.cmd_args", reason="needs SimpleTuner")
 
 from simpletuner.helpers.configuration import cli_utils, env_file  # noqa: E402
+from simpletuner.helpers.training import optimizer_param  # noqa: E402
 
 from simpletuner_gh200.config.packages import find_package  # noqa: E402
 from simpletuner_gh200.errors import Problem  # noqa: E402
@@ -100,7 +101,7 @@ def needed_but(*names: str) -> list[str]:
 def tried(option: Option) -> Iterator[str]:
     yield from VALUES[option.kind]
     yield from option.choices
-    if option.choices:
+    if option.choices and not option.later:
         yield from (option.choices[0].upper(), "no-such-value")
 
 
@@ -114,6 +115,17 @@ def test_each_option_takes_and_refuses_what_the_parser_does(table: OptionTable, 
                 different.append(word)
     assert different == []
     assert len(table.options) > 300
+
+
+def test_an_optimizer_is_one_of_those_that_simpletuner_describes(table: OptionTable, checker: Checker) -> None:
+    """Its parser takes any; right after it, an unknown one is a traceback."""
+    optimizer = table.options["optimizer"]
+    assert optimizer.later and set(optimizer.choices) >= set(optimizer_param.optimizer_choices)
+    assert {"adamw_bf16", "torch-adamw", "optimi-adamw", "bnb-adamw8bit"} <= set(optimizer.choices)
+    (problem,), _notes = checker.keys({"optimizer": "adamw_bf17"})
+    assert "'adamw_bf17' is not among its values" in str(problem) and "did you mean 'adamw_bf16'?" in str(problem)
+    with pytest.raises(ValueError, match="adamw_bf17 not found"):
+        optimizer_param.optimizer_parameters("adamw_bf17", argparse.Namespace())
 
 
 def test_an_option_without_a_value(table: OptionTable, checker: Checker) -> None:
@@ -150,6 +162,27 @@ def test_a_value_of_a_file_fares_as_it_does_on_its_way_to_the_parser(checker: Ch
         if given and accepts(words) == bool(problems):
             different.append((name, words[-1]))
     assert different == []
+
+
+def test_every_key_of_a_dataset_list_is_known_and_slips_are_not(table: OptionTable, checker: Checker) -> None:
+    lists = [*find_package("simpletuner").glob("examples/**/*.json"), *OURS.glob("*datasets.json")]
+    entries = [entry for path in lists if is_json(path) for entry in datasets_in(json.loads(path.read_text()))]
+    assert len(entries) > 30
+    assert {key for entry in entries for key in entry} - table.dataset_words == {"in_memory"}
+    for slip, meant in (
+        ("caption_stratgy", "caption_strategy"),
+        ("cache_dir_va", "cache_dir_vae"),
+        ("repeat", "repeats"),
+    ):
+        (note,) = checker.dataset("it", {slip: 1})
+        assert f"did you mean {meant!r}?" in note
+    assert checker.dataset("it", {"a_note_of_mine": 1, "in_memory": {}}, ("in_memory",)) == []
+
+
+def datasets_in(content: Any) -> list[dict[str, Any]]:
+    return (
+        [entry for entry in content if isinstance(entry, dict) and "id" in entry] if isinstance(content, list) else []
+    )
 
 
 def test_older_spellings_and_every_variable_are_taken(table: OptionTable, checker: Checker) -> None:

@@ -47,6 +47,7 @@ TABLE = OptionTable(
         "pixart": ModelFamily({"a": "x/a", "b": "x/b"}, "b", ("PixArtPipeline",), ("PixBlock", "PatchEmbed")),
         "wan": ModelFamily({"t2v": "wan/t2v"}, "t2v", ("WanPipeline",), ("WanBlock",), "video"),
     },
+    dataset_words=frozenset({"id", "type", "dataset_type", "instance_data_dir", "caption_strategy", "cache_dir"}),
 )
 
 

@@ -24,7 +24,7 @@ from simpletuner_gh200.config.files import (
 )
 from simpletuner_gh200.config.legacy import LEGACY_FLAG, OLDER_KEYS
 from simpletuner_gh200.config.packages import find_package
-from simpletuner_gh200.config.part import TRAINING_BLOCKS
+from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.errors import ConfigError, DatasetTooLarge, FeatureUnavailable, Problem, UsageError
@@ -161,6 +161,9 @@ def check_configuration(
         written = _written(checker, located, flags, env_name)
         problems += [*written.problems, *(written.missing if starting else ())]
         notes += [*written.notes, *(() if starting else map(str, written.missing))]
+        notes += [
+            note for each in training.enabled() for note in checker.dataset(each.where, each.entry, (DATASET_BLOCK,))
+        ]
     problems += [*training.problems, *training.missing(), *_oversized(training, notes)]
     ramp = outlook_of(training)
     if ramp is not None:

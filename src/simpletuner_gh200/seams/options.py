@@ -6,6 +6,7 @@ and SimpleTuner's own functions are asked; nothing is patched for longer than a 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import inspect
@@ -13,9 +14,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from simpletuner_gh200.upstream.dataset_keys import dataset_words
 from simpletuner_gh200.upstream.option_table import Kind, Media, ModelFamily, Option, OptionTable
 
 _FLAG = re.compile(r"--([a-z][a-z0-9_]+)")
@@ -37,6 +41,8 @@ def read_options() -> OptionTable:
         spellings = [text.removeprefix("--") for text in action.option_strings]
         if option.choices and rewritten.intersection(spellings):
             option = _with_rewritten_values(option, cmd_args, cli_utils)
+        elif option.name == "optimizer" and not option.choices:
+            option = replace(option, choices=tuple(_optimizers()), later=True)
         options.update(dict.fromkeys(spellings, option))
     return OptionTable(
         importlib.metadata.version("simpletuner"),
@@ -46,7 +52,23 @@ def read_options() -> OptionTable:
         {variable: flag.removeprefix("--") for variable, flag in env_file.env_to_args_map.items()},
         _switch_words(actions),
         dict(_families(options)),
+        dataset_words(Path(inspect.getfile(importlib.import_module("simpletuner"))).parent),
     )
+
+
+def _optimizers() -> list[str]:
+    """Every optimizer that its source describes, also those that need a package or a GPU which is not here.
+
+    A description is known by its precision; there are several tables of them, some filled in only on certain machines.
+    """
+    module = importlib.import_module("simpletuner.helpers.training.optimizer_param")
+    found = set(module.optimizer_choices)
+    for table in ast.walk(ast.parse(inspect.getsource(module))):
+        for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
+            described = value.keys if isinstance(value, ast.Dict) else ()
+            if isinstance(key, ast.Constant) and "precision" in {getattr(word, "value", None) for word in described}:
+                found.add(str(key.value))
+    return sorted(found)
 
 
 def _families(options: dict[str, Option]) -> Iterator[tuple[str, ModelFamily]]:
@@ -141,7 +163,7 @@ def _with_rewritten_values(option: Option, cmd_args: ModuleType, cli_utils: Modu
     folded = all(arrives(choice.swapcase()) for choice in option.choices)
     words = {word for module in (cmd_args, cli_utils) for word in _words_in(module)} - set(option.choices)
     translated = sorted(word for word in words if arrives(word))
-    return Option(option.name, option.kind, (*option.choices, *translated), folded, option.required, option.bare)
+    return replace(option, choices=(*option.choices, *translated), folded=folded)
 
 
 def _words_in(module: ModuleType) -> Iterator[str]:

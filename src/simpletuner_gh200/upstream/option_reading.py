@@ -18,10 +18,11 @@ from pathlib import Path
 
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.upstream import user_cache
+from simpletuner_gh200.upstream.dataset_keys import FOLDERS
 from simpletuner_gh200.upstream.option_table import OptionTable
 from simpletuner_gh200.upstream.source import installed_version
 
-SCHEMA = "2"
+SCHEMA = "3"
 KIND = "options"
 MAKER = (sys.executable, "-m", "simpletuner_gh200.seams.options")
 """What makes the table."""
@@ -33,6 +34,7 @@ _SOURCES = (
     "helpers/configuration/*.py",
     "helpers/models/*/model.py",
     "helpers/models/registry.py",
+    *(f"helpers/{folder}/**/*.py" for folder in FOLDERS),
     "simpletuner_sdk/server/services/field_registry/**/*.py",
 )
 

@@ -61,6 +61,8 @@ class Option:
     required: bool = False
     bare: bool = False
     """May stand without a value."""
+    later: bool = False
+    """The parser takes any text; what looks at it next takes only these."""
 
 
 Media = Literal["image", "video", "audio"]
@@ -95,6 +97,8 @@ class OptionTable:
     """Variable of a ``config.env`` -> the option it sets, in one case with the value: ``option=value``."""
     switch_words: frozenset[str] = frozenset({"true", "false"})
     families: Mapping[str, ModelFamily] = field(default_factory=dict)
+    dataset_words: frozenset[str] = frozenset()
+    """Words that its code for datasets spells, every key of an entry among them."""
 
     def known(self, besides: Iterable[str] = ()) -> frozenset[str]:
         """Every key that it takes in one way or another."""
@@ -109,6 +113,7 @@ class OptionTable:
             "variables": dict(self.variables),
             "switch_words": sorted(self.switch_words),
             "families": {name: asdict(family) for name, family in self.families.items()},
+            "dataset_words": sorted(self.dataset_words),
         }
 
     @classmethod
@@ -117,12 +122,14 @@ class OptionTable:
             spelling: Option(**{**fields, "choices": tuple(fields["choices"])})
             for spelling, fields in data["options"].items()
         }
-        older, other, words = (frozenset(data[name]) for name in ("older_flags", "other_keys", "switch_words"))
+        older, other, words, of_datasets = (
+            frozenset(data[name]) for name in ("older_flags", "other_keys", "switch_words", "dataset_words")
+        )
         families = {
             name: ModelFamily(**{**fields, **{key: tuple(fields[key]) for key in ("pipelines", "blocks")}})
             for name, fields in data["families"].items()
         }
-        return cls(data["version"], options, older, other, data["variables"], words, families)
+        return cls(data["version"], options, older, other, data["variables"], words, families, of_datasets)
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,14 @@ class Checker:
                 near = difflib.get_close_matches(variable, self.table.variables, n=1, cutoff=_VARIABLE_NEAR)
                 notes += [f"{variable}: SimpleTuner reads no such variable (did you mean {near[0]!r}?)"] if near else []
         return problems, notes
+
+    def dataset(self, where: str, entry: Iterable[str], ours: Iterable[str] = ()) -> list[str]:
+        """Notes about keys of a dataset's entry that SimpleTuner passes over, and that are hardly anything else."""
+        known = self.table.dataset_words
+        unread = (key for key in entry if key not in known and key not in ours) if known else ()
+        near = ((key, difflib.get_close_matches(key, known, n=1, cutoff=_VARIABLE_NEAR)) for key in unread)
+        said = "SimpleTuner reads no such key"
+        return [f"{where}.{key}: {said} (did you mean {close[0]!r}?)" for key, close in near if close]
 
     def missing(self, given: Iterable[str]) -> list[Problem]:
         """Options that SimpleTuner can't do without and that are not among those ``given``."""

@@ -72,6 +72,16 @@ def refused_alike(run: Run, config: str, *flags: str) -> str:
     return err
 
 
+def test_a_slip_in_a_datasets_entry_is_noted(write: Write, run: Run) -> None:
+    """SimpleTuner passes over what it does not read; so do we, but not in silence where it is a near miss."""
+    config = write({"caption_stratgy": "filename", "a_note_of_mine": 1, "in_memory": {}})
+    code, out, _err = run("config", "check", config, "--json")
+    (note,) = json.loads(out)["notes"]
+    assert code == 0
+    assert note == "dataset 'cats'.caption_stratgy: SimpleTuner reads no such key (did you mean 'caption_strategy'?)"
+    assert note in run("train", "--config", config, "--optimizer=x", "--no-plan", "--dry-run")[2]
+
+
 def test_a_sound_project_passes(write: Write, run: Run) -> None:
     config = write()
     code, out, err = run("config", "check", config)
