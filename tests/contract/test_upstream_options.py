@@ -99,9 +99,11 @@ def needed_but(*names: str) -> list[str]:
 
 
 def tried(option: Option) -> Iterator[str]:
-    yield from VALUES[option.kind]
     yield from option.choices
-    if option.choices and not option.later:
+    if option.later:
+        return  # the parser takes what the next to look refuses
+    yield from VALUES[option.kind]
+    if option.choices:
         yield from (option.choices[0].upper(), "no-such-value")
 
 
@@ -167,7 +169,7 @@ def test_a_value_of_a_file_fares_as_it_does_on_its_way_to_the_parser(checker: Ch
 def test_every_key_of_a_dataset_list_is_known_and_slips_are_not(table: OptionTable, checker: Checker) -> None:
     lists = [*find_package("simpletuner").glob("examples/**/*.json"), *OURS.glob("*datasets.json")]
     entries = [entry for path in lists if is_json(path) for entry in datasets_in(json.loads(path.read_text()))]
-    assert len(entries) > 30
+    assert len(entries) > 10
     assert {key for entry in entries for key in entry} - table.dataset_words == {"in_memory"}
     for slip, meant in (
         ("caption_stratgy", "caption_strategy"),
@@ -189,8 +191,10 @@ def test_older_spellings_and_every_variable_are_taken(table: OptionTable, checke
     assert checker.keys(dict.fromkeys(cli_utils._LEGACY_ARG_HANDLERS, "1")) == ([], [])
     assert set(table.variables) == set(env_file.env_to_args_map)
     for variable, flag in env_file.env_to_args_map.items():
-        refused, _notes = checker.variables({variable: "1"})
-        words = [flag if "=" in flag else f"{flag}=1"]
+        option = table.options.get(flag.removeprefix("--"))
+        value = option.choices[0] if option is not None and option.later else "1"
+        refused, _notes = checker.variables({variable: value})
+        words = [flag if "=" in flag else f"{flag}={value}"]
         assert accepts([*needed_but(flag.removeprefix("--")), *words]) == (not refused), variable
 
 
