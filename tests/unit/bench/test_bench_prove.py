@@ -340,4 +340,6 @@ def test_the_command_writes_both_reports_and_ends_with_what_came_of_it(tmp_path,
     again = ["prove", "--folder", str(tmp_path / "again"), "--against", str(folder / "gh200_prove.json")]
     second = CliRunner().invoke(build_app(), again, catch_exceptions=False)
     assert "ab/stock/step_s" in second.stdout
+    assert "not measured" not in second.stdout, "what was not measured is left out, and a note says why"
+    assert "…" not in second.stdout, "no reason is cut short"
     assert "to send back" in second.stdout

@@ -74,11 +74,14 @@ def verdict(told: Mapping[str, Any]) -> str:
     return f"{runs}{lost}; self-test {tested['pass']} passed, {tested['fail']} failed, {tested['skip']} skipped"
 
 
+NOT_MEASURED = "not measured"
+
+
 def rates(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, GB/s) of the link and of every way to Grace memory."""
     pairs = [(f"link {way}", told["link"][way]) for way in ("h2d", "d2h")]
     pairs += [(f"{name}, {way}", found.get(way)) for name, found in told["pool"].items() for way in ("read", "write")]
-    return [(name, "not measured" if rate is None else f"{rate:.1f}") for name, rate in pairs]
+    return [(name, NOT_MEASURED if rate is None else f"{rate:.1f}") for name, rate in pairs]
 
 
 def arm_cells(row: Mapping[str, Any]) -> tuple[str, str, str, str, str, str]:
@@ -110,7 +113,7 @@ def _runs(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _asked(answers: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     return [
-        (number, QUESTIONS[number], "not measured" if answer is None else answer) for number, answer in answers.items()
+        (number, QUESTIONS[number], NOT_MEASURED if answer is None else answer) for number, answer in answers.items()
     ]
 
 

@@ -92,14 +92,18 @@ def _write(path: Path, content: str) -> None:
 
 
 def _print(told: Mapping[str, Any], folder: Path) -> None:
-    from simpletuner_gh200.bench.prove.page import ARM_HEADINGS, arm_cells, rates, verdict
+    from simpletuner_gh200.bench.prove.page import ARM_HEADINGS, NOT_MEASURED, arm_cells, rates, verdict
 
     console = screen()
-    table = Table(*ARM_HEADINGS, title=f"gh200 prove: {told['model']['title']}", title_justify="left")
+    table = Table(title=f"gh200 prove: {told['model']['title']}", title_justify="left")
+    for heading in ARM_HEADINGS:
+        table.add_column(heading, overflow="fold")
     for row in told["ab"]:
         table.add_row(*arm_cells(row))
     console.print(table)
-    console.print(", ".join(f"{name} {rate}" for name, rate in rates(told)), markup=False, highlight=False)
+    measured = [f"{name} {rate} GB/s" for name, rate in rates(told) if rate != NOT_MEASURED]
+    if measured:
+        console.print("; ".join(measured), markup=False, highlight=False)
     compared = told.get("against") or {"rows": [], "notes": []}
     for row in compared["rows"]:
         said = f"{row['name']}: {row['before']:.4g} before, {row['now']:.4g} now"
