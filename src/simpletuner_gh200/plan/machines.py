@@ -118,7 +118,14 @@ MACHINES = {
     machine.name: machine
     for machine in (
         _GH200,
-        replace(_GH200, name="gh200-144", title="GH200, 144 GB HBM3e", hbm=144 * GB, hbm_rate=4300 * GB),
+        replace(
+            _GH200,
+            name="gh200-144",
+            title="GH200, 144 GB HBM3e",
+            hbm=144 * GB,
+            hbm_rate=4300 * GB,
+            sources={**_GH200_SOURCES, "hbm_rate": "assumed: as far below NVIDIA's 4.9 TB/s as on 96 GB"},
+        ),
         Machine(
             "gb200",
             "GB200, one GPU and its half of Grace",
@@ -130,7 +137,15 @@ MACHINES = {
             d2h=295 * GB,
             in_place=330 * GB,
             network=50 * GB,
-            sources={**_GH200_SOURCES, "hbm_rate": "cited: NVIDIA, 8 TB/s peak", "h2d": "assumed: as GH200"},
+            peers=800 * GB,
+            sources={
+                **_GH200_SOURCES,
+                **dict.fromkeys(("h2d", "d2h", "in_place"), "assumed: as GH200"),
+                "hbm_rate": "assumed: below NVIDIA's 8 TB/s",
+                "flops": "assumed: below two fifths of NVIDIA's 2.5 PFLOP/s",
+                "network": "cited: 400 Gbit/s a rank",
+                "peers": "assumed: below NVIDIA's 900 GB/s of NVLink 5, one way",
+            },
         ),
         Machine(
             "gb10",
@@ -142,7 +157,13 @@ MACHINES = {
             h2d=250 * GB,
             d2h=250 * GB,
             in_place=250 * GB,
-            sources={"grace": "cited: NVIDIA", "hbm_rate": "cited: NVIDIA, 273 GB/s peak", "flops": "assumed"},
+            sources={
+                "grace": "cited: NVIDIA",
+                **dict.fromkeys(("hbm_rate", "h2d", "d2h", "in_place"), "assumed: below NVIDIA's 273 GB/s"),
+                "flops": "assumed",
+                "from_files": _DATA_SIDE,
+                "from_slabs": _DATA_SIDE,
+            },
         ),
         Machine(
             "h100",
@@ -154,8 +175,18 @@ MACHINES = {
             h2d=55 * GB,
             d2h=55 * GB,
             in_place=40 * GB,
+            peers=400 * GB,
             coherent=False,
-            sources={"hbm": "cited: NVIDIA", "grace": "assumed", "h2d": "cited: PCIe 5 x16", "flops": "assumed"},
+            sources={
+                "hbm": "cited: NVIDIA",
+                "grace": "assumed",
+                **dict.fromkeys(("h2d", "d2h"), "cited: PCIe 5 x16"),
+                "flops": "assumed: two fifths of the peak",
+                "hbm_rate": "assumed: below NVIDIA's 3.35 TB/s",
+                "peers": "assumed: below NVIDIA's 450 GB/s of NVLink 4, one way",
+                "from_files": _DATA_SIDE,
+                "from_slabs": _DATA_SIDE,
+            },
         ),
     )
 }
@@ -192,7 +223,8 @@ def this_machine(*, output: str | None = None, driver: Driver | None = None, roo
     caps = driver.capabilities(driver.home)
     if caps.integrated:
         like = MACHINES["gb10"]
-        return replace(like, name="this", title=caps.name, grace=host.available, disk=disk)
+        asked = {**like.sources, **dict.fromkeys(("grace", "disk"), "measured: asked here")}
+        return replace(like, name="this", title=caps.name, grace=host.available, disk=disk, sources=asked)
     coherent = caps.mode in ("numa", "cdmm")
     near = MACHINES["gh200-96" if caps.device_total < 120 * GIB else "gh200-144"] if coherent else MACHINES["h100"]
     measured = dict.fromkeys(("hbm", "grace", "disk"), "measured: asked here")

@@ -19,7 +19,7 @@ from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.plan import calibration, learning, quick, traces
 from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.facts import read_facts
-from simpletuner_gh200.plan.machines import MACHINES, machine, this_machine
+from simpletuner_gh200.plan.machines import MACHINES, RATES, machine, this_machine
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.plan.rows import PHASES, POOLS
@@ -331,6 +331,23 @@ def test_this_machine_is_what_the_driver_says():
     assert this_machine(driver=SimulatedDriver(MACHINES["h100"])).h2d == MACHINES["h100"].h2d
     with pytest.raises(UsageError, match="gh200-96"):
         machine("gh300")
+
+
+def test_a_rate_that_is_another_machines_has_a_source_of_its_own():
+    first = MACHINES["gh200-96"]
+    for one in MACHINES.values():
+        borrowed = [
+            name
+            for name in RATES
+            if getattr(one, name) != getattr(first, name) and one.rate_sources[name] == first.rate_sources[name]
+        ]
+        assert borrowed == [], one.name
+
+
+def test_the_memory_of_a_single_pool_was_asked_for_here():
+    one = this_machine(driver=SimulatedDriver(MACHINES["gb10"]))
+    assert one.one_pool
+    assert one.rate_sources["grace"] == "measured: asked here"
 
 
 def test_a_plan_is_that_of_one_rank_of_the_node(config):
