@@ -10,6 +10,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.changes import Evaluated, Situation, evaluate
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
+from simpletuner_gh200.plan.sharding import STEPS_IN_FP32, refuses_fp32
 
 LOOKED_AT = (1, 2, 4, 8)
 """Nodes that a plan compares, whatever was asked for."""
@@ -94,6 +95,8 @@ def on_nodes(facts: Callable[[int], RunFacts], situation: Situation, spread: Spr
         needs: dict[str, Any] = {}
         if found.full and found.ranks > 1 and not found.sharded:
             found, needs = replace(found, sharded=True), {"fsdp_enable": True, "fsdp_version": 2}
+        if refuses_fp32(found):
+            found, needs = replace(found, optimizer=STEPS_IN_FP32), {**needs, "optimizer": STEPS_IN_FP32}
         yield OnNodes(nodes, evaluate(found, situation), needs)
 
 

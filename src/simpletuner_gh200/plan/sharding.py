@@ -59,14 +59,23 @@ def shard(facts: RunFacts, step: Step) -> Step:
     )
 
 
+STEPS_IN_FP32 = "torch-adamw"
+"""Named where an optimizer that was asked for does not."""
+
+
+def refuses_fp32(facts: RunFacts) -> bool:
+    """Would its optimizer refuse to step, since shards of what is trained are in fp32?"""
+    row = optimizers().get(facts.optimizer)
+    return is_sharded(facts) and facts.full and facts.weights == "bf16" and row is not None and row.bytes_fp32 is None
+
+
 def sharding_notes(facts: RunFacts) -> list[str]:
     """What is not a size, and ends or surprises a sharded run."""
     if not is_sharded(facts):
         return []
-    row = optimizers().get(facts.optimizer)
     found = []
-    if facts.full and facts.weights == "bf16" and row is not None and row.bytes_fp32 is None:
-        found.append(f"{facts.optimizer} takes no fp32 weights, and FSDP2 keeps them so: torch-adamw steps there")
+    if refuses_fp32(facts):
+        found.append(f"{facts.optimizer} takes no fp32 weights, and FSDP2 keeps them so: {STEPS_IN_FP32} steps there")
     if facts.accumulation > 1:
         found.append("within an accumulation window every rank holds all gradients, not its part of them")
     return found

@@ -70,7 +70,7 @@ def nodes_lines(plan: Plan) -> Iterator[str]:
     if here == 1 and (plan.fits or enough is None):
         return
     for found in plan.nodes:
-        yield f"{_on_nodes(found)}{' (this run)' if found.nodes == here else ''}"
+        yield f"{_on_nodes(found)}{' (this run)' if found.nodes == here and not found.needs else ''}"
 
 
 def _on_nodes(found: OnNodes) -> str:

@@ -134,7 +134,9 @@ def test_what_one_node_cannot_hold_more_of_them_can():
     assert [(one.nodes, one.fits) for one in found] == [(1, False), (2, True), (4, True), (8, True)]
     enough = fewest(found)
     assert enough is not None
-    assert enough.to_json()["needs"] == {"fsdp_enable": True, "fsdp_version": 2}
+    assert enough.to_json()["needs"] == {"fsdp_enable": True, "fsdp_version": 2, "optimizer": "torch-adamw"}
+    other = on_nodes(lambda ranks: facts(ranks=ranks, optimizer="torch-adamw"), situation(), Spread(1, 2))
+    assert next(other).to_json()["needs"] == {"fsdp_enable": True, "fsdp_version": 2}
     assert found[0].to_json()["needs"] == {}
     used = [one.to_json()["hbm"] for one in found]
     assert used == sorted(used, reverse=True)
@@ -153,3 +155,6 @@ def test_the_command_compares_nodes(tmp_path):
     shown = CliRunner().invoke(build_app(), [*words, "--nodes", "2", "--ranks", "4"]).stdout
     assert "2 nodes, 4 ranks" in shown
     assert "(this run)" in shown
+    config.write_text(json.dumps({**flux, "output_dir": str(tmp_path / "output")}))
+    shown = CliRunner().invoke(build_app(), [*words, "--nodes", "2", "--ranks", "4"]).stdout
+    assert "(this run)" not in shown, "it is not sharded, and those are"
