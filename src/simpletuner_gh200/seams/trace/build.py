@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
 LEAST_STACK = 4
-"""A list of blocks shorter than this is run whole: two of it and three of it tell nothing more."""
+"""A run of blocks shorter than this is run whole: two of it and three of it tell nothing more."""
 
 _NEUTRAL = {
     "report_to": "none",
@@ -77,20 +79,39 @@ def on_meta(kind: Any, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         torch.set_default_dtype(before)
 
 
-def stacks(model: torch.nn.Module) -> dict[str, int]:
-    """Name -> length of each list of alike blocks: those whose memory is so many times that of one."""
+@dataclass(frozen=True)
+class Run:
+    """Alike blocks that follow each other in a list of the model."""
+
+    list: str
+    start: int
+    count: int
+
+
+def stacks(model: torch.nn.Module) -> dict[str, Run]:
+    """Name -> each run of alike blocks: those whose memory is so many times that of one.
+
+    A list may hold several: the last block of SD3 has no context to write, the first of its medium one attend twice.
+    """
     found = {}
     for name, child in model.named_children():
-        if isinstance(child, torch.nn.ModuleList) and len(child) >= LEAST_STACK:
-            shapes = {(type(block), tuple(parameter.shape for parameter in block.parameters())) for block in child}
-            if len(shapes) == 1:
-                found[name] = len(child)
+        if not isinstance(child, torch.nn.ModuleList):
+            continue
+        kinds = [(type(block), tuple(parameter.shape for parameter in block.parameters())) for block in child]
+        start = 0
+        for _kind, alike in groupby(kinds):
+            count = len(list(alike))
+            if count >= LEAST_STACK:
+                found[f"{name}[{start}]" if start else name] = Run(name, start, count)
+            start += count
     return found
 
 
-def shortened(model: torch.nn.Module, lengths: Mapping[str, int]) -> torch.nn.Module:
-    for name, length in lengths.items():
-        del getattr(model, name)[length:]
+def shortened(model: torch.nn.Module, runs: Mapping[str, Run], lengths: Mapping[str, int]) -> torch.nn.Module:
+    """``model`` with so many blocks of each of its whole ``runs``."""
+    for name in sorted(lengths, key=lambda name: -runs[name].start):  # from the end: what comes before keeps its place
+        run = runs[name]
+        del getattr(model, run.list)[run.start + lengths[name] : run.start + run.count]
     return model
 
 

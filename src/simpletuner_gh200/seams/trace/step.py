@@ -82,12 +82,11 @@ def traced(trainer: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     """The step with two blocks of each stack, and what one more of each adds: a step is linear in alike blocks."""
     template = build.on_meta(trainer.model.MODEL_CLASS, request["model"], trainer.config.weight_dtype)
     found = build.stacks(template) if request["extrapolate"] else {}
-    build.shortened(template, dict.fromkeys(found, 3))
     two = dict.fromkeys(found, 2)
-    base, rows = run(trainer, build.shortened(copy.deepcopy(template), two), request)
+    base, rows = run(trainer, build.shortened(copy.deepcopy(template), found, two), request)
     stacks = {}
-    for name, length in found.items():
-        more, with_one = run(trainer, build.shortened(copy.deepcopy(template), {**two, name: 3}), request)
+    for name, stack in found.items():
+        more, with_one = run(trainer, build.shortened(copy.deepcopy(template), found, {**two, name: 3}), request)
         added = {count: size - rows.get(count, 0) for count, size in with_one.items() if size != rows.get(count, 0)}
-        stacks[name] = {"count": length, "each": asdict(more.minus(base)), "rows": added}
+        stacks[name] = {"count": stack.count, "each": asdict(more.minus(base)), "rows": added}
     return {"base": asdict(base), "stacks": stacks, "rows": rows}
