@@ -1,6 +1,7 @@
 """The table of docs/plan.md: real models traced without weights, and what others published beside it.
 
     python scripts/dev/plan_table.py            trace all, write published_traces.json, print the table
+    python scripts/dev/plan_table.py --new      the same, but trace only models that are not written yet
     python scripts/dev/plan_table.py --print    print the table from what is written
 
 Tracing takes some minutes; what was traced before is remembered.
@@ -17,12 +18,12 @@ from simpletuner_gh200.plan import model_files, traces
 from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.units import GIB
 
-SHAPES = {"wan": (81, 480, 832)}
-TOKENS = {"sd3": 333, "sdxl": 77}
+SHAPES = {"wan": (81, 480, 832), "sd1x": (0, 512, 512)}
+TOKENS = {"sd3": 333, "sdxl": 77, "sd1x": 77, "pixart": 300}
 
 
 def questions(model: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """bf16, one sample of 1024 pixels squared, or 81 frames of 480p; LoRA of rank 16 on SimpleTuner's usual layers."""
+    """bf16, one sample of 1024 pixels squared, or as SHAPES says; LoRA of rank 16 on SimpleTuner's usual layers."""
     shape = SHAPES.get(model["family"], (0, 1024, 1024))
     frames, height, width = shape
     latent = ((frames - 1) // 4 + 1, height // 8, width // 8) if frames else (height // 8, width // 8)
@@ -48,9 +49,12 @@ def questions(model: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-def trace_all() -> dict[str, Any]:
+def trace_all(known: dict[str, Any]) -> dict[str, Any]:
     models: dict[str, Any] = {}
     for model in json.loads(model_files.PUBLISHED.read_text(encoding="utf-8"))["models"]:
+        if model["names"][0] in known:
+            models[model["names"][0]] = known[model["names"][0]]
+            continue
         asked = questions(model)
         answers = dict(zip(asked, traces.ask(list(asked.values()), timeout=3600), strict=True))
         frames, height, width = SHAPES.get(model["family"], (1, 1024, 1024))
@@ -58,6 +62,9 @@ def trace_all() -> dict[str, Any]:
         for (kind, name), answer in answers.items():
             if "error" in answer:
                 raise SystemExit(f"{model['names'][0]} {kind} {name}: {answer['error']}")
+            counted = traces.Trace.from_json(answer).whole
+            if kind == "full" and counted.parameters != model["parameters"]:
+                raise SystemExit(f"{model['names'][0]}: {counted.parameters} parameters, not {model['parameters']}")
             entry[kind][name] = answer
         models[model["names"][0]] = entry
         print(f"traced {model['names'][0]}", file=sys.stderr, flush=True)
@@ -75,13 +82,14 @@ def rows(models: dict[str, Any]) -> list[str]:
             shown = [plain.weights, plain.saved, checkpointed.saved]
             cells = [f"{value / GIB:.1f}" for value in shown]
             peaks = f"{plain.peak / GIB:.1f} / {checkpointed.peak / GIB:.1f}"
-            lines.append(f"| {name}, {kind} | {' | '.join(cells)} | {peaks} | {plain.flops / 1e15:.2f} |")
+            lines.append(f"| {name}, {kind} | {' | '.join(cells)} | {peaks} | {plain.flops / 1e15:.2g} |")
     return lines
 
 
 def main() -> None:
     if "--print" not in sys.argv:
-        Path(DATA).write_text(json.dumps({"models": trace_all()}, indent=1) + "\n", encoding="utf-8")
+        known = json.loads(DATA.read_text(encoding="utf-8"))["models"] if "--new" in sys.argv else {}
+        Path(DATA).write_text(json.dumps({"models": trace_all(known)}, indent=1) + "\n", encoding="utf-8")
     print("\n".join(rows(json.loads(DATA.read_text(encoding="utf-8"))["models"])))
 
 

@@ -77,11 +77,14 @@ def measured(cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     return found
 
 
-def compare(wanted: list[tuple[str, bool, bool, str]]) -> None:
+def compare(wanted: list[tuple[str, bool, bool, str]], **more: str) -> None:
     cases = [
         (
             family,
-            plan_families.options(name_here(family), full=full, checkpointing=checkpointing, precision=precision),
+            {
+                **plan_families.options(name_here(family), full=full, checkpointing=checkpointing, precision=precision),
+                **more,
+            },
         )
         for family, full, checkpointing, precision in wanted
     ]
@@ -110,6 +113,18 @@ def test_seven_families_full_and_lora_with_and_without_checkpointing():
 @pytest.mark.matrix
 def test_half_precision_under_autocast():
     compare([(*case, "bf16") for case in product(("flux", "sd3", "sdxl"), (True, False), (True, False))])
+
+
+@pytest.mark.matrix
+def test_lycoris(tmp_path):
+    chosen = {"algo": "lokr", "multiplier": 1.0, "linear_dim": 8, "linear_alpha": 1, "factor": 4}
+    chosen["apply_preset"] = {"target_module": ["Attention", "FeedForward"]}
+    config = tmp_path / "lycoris.json"
+    config.write_text(json.dumps(chosen))
+    cases = [
+        (family, False, checkpointing, "bf16") for family, checkpointing in product(("flux", "sdxl"), (True, False))
+    ]
+    compare(cases, lora_type="lycoris", lycoris_config=str(config))
 
 
 @pytest.mark.matrix

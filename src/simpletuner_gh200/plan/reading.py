@@ -17,9 +17,13 @@ from simpletuner_gh200.plan.published import published_traces
 from simpletuner_gh200.plan.shapes import Shape, latent_factors, read_data, shapes_of
 from simpletuner_gh200.plan.sizes import Sizes
 from simpletuner_gh200.plan.traces import Trace
+from simpletuner_gh200.seams.trace.text import text_width, tokens_of
 
-EMBED_BYTES = 512 * 4096 * 2
-"""Of one cached text embed, where no cache tells: 512 tokens of T5."""
+PACKED = 64
+"""Channels that go into a transformer whose patches of two by two are made outside of it: Flux, Qwen-Image."""
+
+USUAL_WIDTH = 4096
+"""Of T5."""
 
 
 def read_sizes(
@@ -46,17 +50,18 @@ def read_sizes(
     questions.update(_count_questions(parts))
     answers = _answers(questions, trace=trace, notes=notes)
     parts = [_counted(part, answers) for part in parts]
-    latent_bytes = _elements(latent) * _latent_channels(vae) * 4
+    latent_bytes = _elements(latent) * _latent_channels(vae, denoiser) * 4
+    embed_bytes = _embed_bytes(facts, denoiser)
     sizes = Sizes(
         denoiser=denoiser,
-        data=read_data(training, latent_bytes=latent_bytes, embed_bytes=EMBED_BYTES, patience=patience),
+        data=read_data(training, latent_bytes=latent_bytes, embed_bytes=embed_bytes, patience=patience),
         encoders=tuple(part for part in parts if part.kind == "encoder"),
         vae=next((part for part in parts if part.kind == "vae"), None),
         vae_work=answers.get("vae", {}),
         traces={name: Trace.from_json(answers[key]) for key, name in _BY_CHECKPOINTING.items() if key in answers},
         traced_batch=facts.batch,
         latent_bytes=latent_bytes,
-        embed_bytes=EMBED_BYTES,
+        embed_bytes=embed_bytes,
     )
     if not sizes.traces:
         sizes = _with_published(sizes, facts, shape)
@@ -153,6 +158,20 @@ def _elements(latent: Sequence[int]) -> int:
     return total
 
 
-def _latent_channels(vae: Component | None) -> int:
+def _latent_channels(vae: Component | None, denoiser: Component) -> int:
+    """As its VAE says, or what goes into the denoiser, which may take four of them at once."""
     config = vae.config if vae is not None and vae.config else {}
-    return int(config.get("latent_channels") or config.get("z_dim") or 16)
+    named = config.get("latent_channels") or config.get("z_dim")
+    if named:
+        return int(named)
+    given = int((denoiser.config or {}).get("in_channels") or 16)
+    return given // 4 if given == PACKED else given
+
+
+def _embed_bytes(facts: RunFacts, denoiser: Component) -> int:
+    """Of one cached text embed, where no cache tells."""
+    try:
+        width = text_width(denoiser.config or {})
+    except ValueError:
+        width = USUAL_WIDTH
+    return tokens_of(facts.family, facts.options.get("tokenizer_max_length")) * width * 2

@@ -211,3 +211,14 @@ def test_of_what_nothing_is_known_nothing_is_said(tmp_path):
     assert "nothing is known of the size of some/model" in told
     assert "hf download some/model" in told
     assert "did you mean flux?" in run(tmp_path, model_family="fluks")
+
+
+def test_caches_are_as_large_as_the_model_makes_them(tmp_path):
+    def each(family: str, name: str) -> tuple[int, int]:
+        sizes = planned(tmp_path, model_family=family, pretrained_model_name_or_path=name).situation.sizes
+        return sizes.latent_bytes, sizes.embed_bytes
+
+    latent = 128 * 128 * 4
+    assert each("sdxl", "stabilityai/stable-diffusion-xl-base-1.0") == (4 * latent, 77 * 2048 * 2)
+    assert each("flux", "black-forest-labs/FLUX.1-dev") == (16 * latent, 512 * 4096 * 2)
+    assert each("kolors", "nobody/knows") == (16 * latent, 256 * 4096 * 2)

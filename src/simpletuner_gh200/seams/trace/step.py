@@ -17,6 +17,7 @@ from simpletuner_gh200.seams.trace import batches, build
 from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.seams.trace.guise import AllTrueMasks, LikeHopper
 from simpletuner_gh200.seams.trace.meter import LiveBytes, Operations, SavedBytes, storages
+from simpletuner_gh200.seams.trace.text import tokens_of
 
 
 def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tuple[Counted, dict[int, int]]:
@@ -27,7 +28,7 @@ def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tupl
     build.into_fake(model, mode)
     trained, frozen = build.parameters(model)
     held = [*trained, *frozen, *model.buffers()]
-    tokens = request["tokens"] or batches.tokens_of(
+    tokens = request["tokens"] or tokens_of(
         trainer.config.model_family, getattr(trainer.config, "tokenizer_max_length", None)
     )
     latents = batches.latent_shape(trainer.model, request)
