@@ -18,7 +18,10 @@ from simpletuner_gh200.plan.rows import Source
 
 _LATENT_FACTORS = {"sana": 32, "ltxvideo": 32, "ltxvideo2": 32, "sanavideo": 32, "deepfloyd": 1}
 _TEMPORAL = {"ltxvideo": 8, "ltxvideo2": 8}
-_VIDEO = ("wan", "ltxvideo", "ltxvideo2", "hunyuanvideo", "kandinsky5_video", "longcat_video", "sanavideo", "wan_s2v")
+_VIDEO = (
+    *("wan", "wan_s2v", "infinitetalk", "ltxvideo", "ltxvideo2", "hunyuanvideo"),
+    *("kandinsky5_video", "longcat_video", "sanavideo"),
+)
 USUAL_FRAMES = 81
 ALIGNMENT = 64
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".jxl", ".gif")
@@ -153,9 +156,10 @@ def _edge(entry: Mapping[str, Any]) -> int:
 def _frames(entry: Mapping[str, Any], family: str) -> int:
     video = entry.get("video")
     asked = video.get("num_frames") if isinstance(video, Mapping) else None
-    if family in _VIDEO:
-        return int(asked or USUAL_FRAMES) if str(entry.get("dataset_type", "video")) == "video" else 1
-    return 0
+    kind = entry.get("dataset_type")
+    if family.replace("-", "_") in _VIDEO:  # 3.1 spells some with a hyphen
+        return int(asked or USUAL_FRAMES) if kind in (None, "video") else 1
+    return int(asked or USUAL_FRAMES) if kind == "video" else 0
 
 
 def _ratios(dataset: Dataset) -> dict[float, int]:

@@ -287,6 +287,9 @@ def test_shapes_come_from_buckets_crops_and_resolution(tmp_path):
     assert max(shape.area for shape in by_area) < 1.05 * 1024**2
     film = {"dataset_type": "video", "resolution": 480, "video": {"num_frames": 49}}
     assert shapes(tmp_path, film, {}, model_family="wan") == (Shape(480, 480, 49, "assumed"),)
+    for family in ("kandinsky5-video", "kandinsky5_video", "one_of_tomorrow"):
+        assert shapes(tmp_path, film, {}, model_family=family)[0].frames == 49
+    assert shapes(tmp_path, {**film, "dataset_type": "image"}, {}, model_family="flux")[0].frames == 0
     assert Shape(480, 832, 81).latent(8, 4) == (21, 60, 104)
 
 
