@@ -7,9 +7,10 @@ from types import ModuleType
 from typing import Any
 
 from simpletuner_gh200.config.datasets import IN_MEMORY, with_in_memory_for_all
-from simpletuner_gh200.seams.patch import Patch, wrap_method
+from simpletuner_gh200.seams.patch import Patch, put, wrap_method
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
+from simpletuner_gh200.seams.untraced import Untraced
 
 
 def _load_configuration(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
@@ -55,9 +56,18 @@ def _builder(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [wrap_method(module, "create_backend_builder", local_for_ours)]
 
 
+def _memory_usage(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """Nothing where the factory no longer traces: then there is nothing to spare a run."""
+    if not hasattr(module, "tracemalloc"):
+        return []
+    wanted = ("store", "caches")
+    return [put(module, "tracemalloc", Untraced(lambda: any(map(runtime.feature_on, wanted))))]
+
+
 SEAMS = (
     Seam("backend.builder_map", _builder),
     Seam("datasets.load_configuration", _load_configuration),
     Seam("datasets.local_builder", _local_builder),
+    Seam("datasets.memory_usage", _memory_usage),
     Seam("metadata.split_buckets", _split_buckets),
 )

@@ -102,6 +102,17 @@ DATASETS_CACHES = SeamSpec(
 )
 
 
+DATASETS_MEMORY_USAGE = SeamSpec(
+    name="datasets.memory_usage",
+    module="simpletuner.helpers.data_backend.factory",
+    qualname="FactoryRegistry._get_memory_usage",
+    parameters=("self",),
+    features=("store", "caches"),
+    reason="the factory traces every allocation of Python from here to the end of the run, for two numbers in a log",
+    optional=True,
+)
+
+
 METHODS: dict[str, tuple[str, ...]] = {
     "read": ("self", "filepath", "as_byteIO"),
     "write": ("self", "filepath", "data"),
@@ -230,6 +241,7 @@ SPECS = (
     DATASETS_BUILDER_BUILD,
     DATASETS_LOCAL_BUILDER,
     DATASETS_CACHES,
+    DATASETS_MEMORY_USAGE,
     BACKEND_LOCAL,
     BACKEND_BASE,
     BACKEND_BUILDER_MAP,
