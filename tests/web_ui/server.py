@@ -157,10 +157,22 @@ class Server:
         raise AssertionError(self.log.read_text(errors="replace")[-4000:])
 
     def saved(self) -> dict[str, Any]:
-        return json.loads(self.config.read_text())
+        return dict(written(self.config))
 
     def saved_datasets(self) -> list[dict[str, Any]]:
-        return json.loads(self.datasets.read_text())
+        return list(written(self.datasets))
+
+
+def written(file: Path, seconds: float = 30) -> Any:
+    """What a file holds; the server may be in the middle of writing it."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return json.loads(file.read_text())
+        except ValueError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 def free_port() -> int:
@@ -195,12 +207,21 @@ def open_tab(browser: Browser, tab: str) -> None:
     """Open a tab by its entry in the list, and close the introduction that stands before its fields."""
     click(browser, f".tab-btn[data-tab={tab}]")
     browser.wait(f"document.querySelector('#{tab}-tab-content') !== null")
-    closing = (
-        "[...document.querySelectorAll('#tab-content *')].filter(it => it.matches(SELECTOR)).forEach(it => it.click())"
-    )
-    browser.wait("document.querySelector('#tab-content')._x_dataStack !== null")
-    browser.ask("new Promise(done => setTimeout(done, 300))")
-    browser.ask(closing.replace("SELECTOR", json.dumps(r"[\@click='dismissHeroCTA()']")))
+    browser.wait(INTRODUCED)
+    settled(browser)
+
+
+INTRODUCED = r"""(() => {
+    const behind = document.querySelector('#tab-content [x-show="!showHeroCTA()"]');
+    if (!behind || behind.offsetParent) return true;
+    document.querySelectorAll("#tab-content [\\@click='dismissHeroCTA()']").forEach(it => it.click());
+    return false;
+})()"""
+
+
+def settled(browser: Browser) -> None:
+    """Until the page has put what it remembers back into the fields: what is typed before that is overwritten."""
+    browser.wait("(it => !it._preservingFormState && !it._suppressDirtyTracking)(Alpine.store('trainer'))")
 
 
 def open_dataset(browser: Browser) -> None:
@@ -219,6 +240,15 @@ def start_job(browser: Browser) -> str:
 def click(browser: Browser, selector: str) -> None:
     browser.wait(f"document.querySelector({json.dumps(selector)}) !== null")
     browser.ask(f"document.querySelector({json.dumps(selector)}).click()")
+
+
+def edit_as_json(browser: Browser, **changes: Any) -> str:
+    """Change the whole configuration where the page shows it as text; what the page has against it."""
+    store = "Alpine.store('trainer')"
+    browser.ask(f"{store}.openConfigJsonModal()")
+    document = {**json.loads(browser.ask(f"{store}.configJsonDraft")), **changes}
+    browser.ask(f"{store}.configJsonDraft = {json.dumps(json.dumps(document))}")
+    return str(browser.ask(f"{store}.applyConfigJsonDraft().then(() => {store}.configJsonError)"))
 
 
 def put(browser: Browser, name: str, value: Any) -> None:

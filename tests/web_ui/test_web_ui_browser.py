@@ -16,12 +16,14 @@ from tests.web_ui.server import (
     STEPS,
     Server,
     click,
+    edit_as_json,
     fill,
     open_dataset,
     open_page,
     open_tab,
     put,
     save,
+    settled,
     shown,
     start_job,
 )
@@ -74,6 +76,45 @@ def test_typed_saved_and_shown_again(server: Server, page: Browser) -> None:
         again.close()
 
 
+def test_what_is_typed_is_still_there_and_shown_after_another_tab(page: Browser) -> None:
+    open_tab(page, "hardware")
+    put(page, OURS + "activations", "grace")
+    assert shown(page, OURS + "activation_limit_gb")
+    put(page, OURS + "activation_limit_gb", "3")
+    open_tab(page, "basic")
+    open_tab(page, "hardware")
+    page.wait(f"document.getElementById('{OURS}activation_limit_gb').offsetParent !== null")
+    assert page.ask(f"document.getElementById('{OURS}activation_limit_gb').value") == "3"
+    for key in ("activation_limit_gb", "activations"):
+        put(page, OURS + key, "" if key != "activations" else "off")
+    assert not shown(page, OURS + "activation_limit_gb")
+
+
+@pytest.mark.parametrize("tab", ["hardware", "basic"])
+def test_blocks_edited_as_text_in_the_page_are_shown_and_saved(server: Server, tab: str) -> None:
+    before = server.config.read_bytes()
+    page = open_page(server)
+    try:
+        open_tab(page, tab)
+        said = edit_as_json(page, cache_config={"slab": "hots"})
+        assert said.startswith("cache_config.slab: 'hots'")
+        edited = {"slab": "managed", "memory_limit_gb": 2, "of_tomorrow": 1}
+        assert edit_as_json(page, cache_config=edited) == ""
+        save(page)
+        page.wait("document.body.innerText.includes('Configuration saved')")
+        assert server.saved()["cache_config"] == edited
+        assert our_values(server.saved())["gh200_optimizations"] == BLOCKS["gh200_optimizations"]
+        settled(page)
+        open_tab(page, "hardware")
+        assert page.ask(f"document.getElementById('{CACHES}slab').value") == "managed"
+        put(page, CACHES + "slab", "host")
+        save(page)
+        page.when(lambda: server.saved()["cache_config"] == {**edited, "slab": "host"})
+    finally:
+        page.close()
+        server.config.write_bytes(before)
+
+
 def test_what_may_not_be_is_refused_in_the_page(server: Server, page: Browser) -> None:
     open_tab(page, "hardware")
     before = server.config.read_bytes()
@@ -86,6 +127,21 @@ def test_what_may_not_be_is_refused_in_the_page(server: Server, page: Browser) -
     page.wait(f"document.getElementById('validation-results').innerText.includes({json.dumps(said)})")
     page.ask("Alpine.store('trainer').doSaveConfig({preserveDefaults: true})")
     page.wait(f"document.getElementById('toast-container').innerText.includes({json.dumps(said)})")
+    assert server.config.read_bytes() == before
+    put(page, name, "")
+    page.wait("!Alpine.store('trainer').hasValidationErrors")
+
+
+def test_what_is_no_number_is_refused_and_not_forgotten(server: Server, page: Browser) -> None:
+    """The browser gives no script what was typed here: only that it is no number."""
+    open_tab(page, "hardware")
+    before = server.config.read_bytes()
+    name = CACHES + "memory_limit_gb"
+    page.ask(f"document.getElementById('{name}').focus()")
+    page.call("Input.insertText", text="1e")
+    assert page.ask(f"document.getElementById('{name}').validity.badInput") is True
+    page.ask("Alpine.store('trainer').doSaveConfig({preserveDefaults: true})")
+    page.wait("document.getElementById('toast-container').innerText.includes('not a number')")
     assert server.config.read_bytes() == before
     put(page, name, "")
     page.wait("!Alpine.store('trainer').hasValidationErrors")
@@ -194,7 +250,7 @@ def add_by_wizard(page: Browser, folder: str) -> None:
     last = "button[aria-label='Confirm and save all datasets']"
     while not page.ask(f"document.querySelector({json.dumps(last)}).offsetParent != null"):
         click(page, further)
-        page.ask("new Promise(done => setTimeout(done, 100))")
+        page.ask("new Promise(done => requestAnimationFrame(() => setTimeout(done, 100)))")
     click(page, last)
 
 

@@ -191,6 +191,17 @@ class TestForms:
         for form in (sent, dict(reversed(sent.items()))):
             assert split_form(form) == ({CACHES + "memory_limit_gb": "not a number"}, {})
 
+    def test_blocks_edited_as_text_stand_for_those_in_the_file(self):
+        store = SimpleNamespace(load_config=lambda name: ({"cache_config": {"slab": "auto"}}, None))
+        edited = {"cache_config": {"fill": "lazy", "of_tomorrow": 1}}
+        sent = {"--gh200_edited_blocks": json.dumps(edited)}
+        bundle = SimpleNamespace(
+            store=store, active_config="tiny", complete_config=dict(sent), config_dict={}, save_config=dict(sent)
+        )
+        fold_into(bundle, {CACHES + "memory_limit_gb": "2", CACHES + "slab": "auto"}, sent, replace=False)
+        assert bundle.save_config == {"cache_config": {"fill": "lazy", "of_tomorrow": 1, "memory_limit_gb": 2}}
+        assert set(bundle.complete_config) == {"--cache_config"}
+
     def test_nothing_of_the_page_is_left_in_what_is_saved_or_started(self):
         store = SimpleNamespace(load_config=lambda name: ({"cache_config": {"slab": "auto"}}, None))
         sent = {CACHES + "slab": "host", "--cache_config": "[object Object]"}

@@ -18,6 +18,7 @@ from simpletuner_gh200.seams.points.field_registry import HIDDEN_TAB
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
 from simpletuner_gh200.seams.web_ui.fields import (
+    EDITED,
     TAB,
     fold_into,
     needs_by_name,
@@ -62,6 +63,7 @@ def _templates(environment: Any) -> list[Patch]:
         put(environment, "loader", PageLoader(environment.loader)),
         put(environment.globals, "gh200_dataset_fields", fields_of(held)),
         put(environment.globals, "gh200_needs", needs_by_name()),
+        put(environment.globals, "gh200_edited", EDITED),
     ]
 
 

@@ -103,6 +103,10 @@ def values_for_page(config: Mapping[str, Any]) -> dict[str, Any]:
 # -- from the page back ---------------------------------------------------------------------------------
 
 
+EDITED = f"{PREFIX}edited_blocks"
+"""Under this name the page sends our part of a configuration that was edited as text."""
+
+
 def split_form(form: Any) -> tuple[dict[str, str], dict[str, Any]]:
     """(what was typed into our fields, everything else) of a submitted form."""
     given: dict[str, list[Any]] = {
@@ -129,9 +133,14 @@ def _one(values: list[Any]) -> str:
 def fold_into(bundle: Any, typed: Mapping[str, str], sent: Mapping[str, Any], *, replace: bool) -> None:
     """Put our blocks into what SimpleTuner made of a form: as they are in the file, with what was typed on top.
 
-    ``replace``: the whole configuration was sent, and what is not in it is not meant to stay.
+    Where they were edited as text in the page, that stands for the file. ``replace``: the whole configuration was sent,
+    and what is not in it is not meant to stay.
     """
-    before = {key: _from_text(value) for key, value in sent.items()} if replace else _opened(bundle)
+    edited = _from_text(sent.get(f"--{EDITED}"))
+    if replace:
+        before = {key: _from_text(value) for key, value in sent.items()}
+    else:
+        before = edited if isinstance(edited, dict) else _opened(bundle)
     ours = folded(before, typed)
     for mapping in (bundle.complete_config, bundle.config_dict, bundle.save_config):
         _take_out(mapping)
@@ -154,7 +163,7 @@ def _opened(bundle: Any) -> dict[str, Any]:
 def _take_out(mapping: dict[str, Any]) -> None:
     for key in list(mapping):
         plain = key.removeprefix("--")
-        if plain in OUR_KEYS or plain.startswith(tuple(f"{PREFIX}{block}_" for block in TRAINING_BLOCKS)):
+        if plain in (*OUR_KEYS, EDITED) or plain.startswith(tuple(f"{PREFIX}{block}_" for block in TRAINING_BLOCKS)):
             del mapping[key]
 
 

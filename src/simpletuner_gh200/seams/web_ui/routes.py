@@ -10,7 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.form import form_problems, our_values
 from simpletuner_gh200.seams.web_ui.background import COMMAND
+from simpletuner_gh200.seams.web_ui.fields import values_for_page
 from simpletuner_gh200.seams.web_ui.panel import Panel, opened_configuration, output_folder, output_of
 
 PREFIX = "/api/gh200"
@@ -48,6 +50,13 @@ def router() -> Any:
         done, page = await _report(output)
         return HTMLResponse(page, status_code=200 if done else 404)
 
+    def fields(config: dict[str, Any]) -> dict[str, Any]:
+        """A configuration that somebody wrote as text: what is ours in it, and what our fields show for it."""
+        ours = our_values(config)
+        problems = [str(problem) for problem in form_problems(ours)]
+        return {"ours": ours, "problems": problems, "fields": {} if problems else values_for_page(config)}
+
+    made.add_api_route("/fields", fields, methods=["POST"])
     made.add_api_route("/panel", state, methods=["GET"])
     made.add_api_route("/start/{what}", start, methods=["POST"])
     made.add_api_route("/report", report, methods=["GET"])

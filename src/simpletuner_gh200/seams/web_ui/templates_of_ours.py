@@ -52,10 +52,34 @@ def _fields_before(place: str, entry: str) -> Edit:
     return Edit(place, include + r"\n\g<0>", most=1)
 
 
+JSON_VIEW = (
+    Edit(r"\{% block extra_js %\}", r"\g<0>{% include 'gh200/page.html' %}", most=1, optional=True),
+    Edit(
+        r"(const normalized = this\.normalizeConfigInput\(parsed\);)(\s+this\.activeEnvironmentConfig = normalized;)",
+        r"\1 this.configJsonError = await window.gh200BlocksEdited?.(normalized) || '';"
+        r" if (this.configJsonError) return;\2",
+        optional=True,
+    ),
+    Edit(
+        r"this\.seedFormValueStoreFromConfig\(normalized\);",
+        r"window.gh200BlocksRemembered?.(this.formValueStore); \g<0>",
+        optional=True,
+    ),
+)
+"""Where the page lets the whole configuration be edited as text."""
+
+
 EDITS: Mapping[str, tuple[Edit, ...]] = {
     "trainer_htmx.html": (
         Edit(r"cleaned\.type !== 'local'", f"!{HELD}.includes(cleaned.type)"),
         Edit(r"\(type === 'local' &&", f"({HELD}.includes(type) &&", optional=True),
+        *JSON_VIEW,
+        # Values that the page puts back into fields by itself cause no event: which of ours are shown depends on them.
+        Edit(
+            r"\bapplyStoredValues\(\) \{",
+            r"\g<0> setTimeout(() => window.dispatchEvent(new CustomEvent('gh200-values-applied')));",
+            optional=True,
+        ),
     ),
     "components/dataloader/sections/storage_body.html": (
         *LIKE_LOCAL,
