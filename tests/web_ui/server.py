@@ -221,7 +221,7 @@ INTRODUCED = r"""(() => {
 
 def settled(browser: Browser) -> None:
     """Until the page has put what it remembers back into the fields: what is typed before that is overwritten."""
-    browser.wait("(it => !it._preservingFormState && !it._suppressDirtyTracking)(Alpine.store('trainer'))")
+    browser.wait("!Alpine.store('trainer')._suppressDirtyTracking")
 
 
 def open_dataset(browser: Browser) -> None:
