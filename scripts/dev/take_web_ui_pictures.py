@@ -5,15 +5,18 @@ python -m scripts.dev.take_web_ui_pictures docs/pictures
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 from simpletuner_gh200.demo.project import dataset_list
 from simpletuner_gh200.demo.tiny_model import write_tiny_sdxl
 from tests.unit.operate.browser import Browser
-from tests.web_ui.server import Server, click, open_page, open_tab, write_page_project
+from tests.web_ui.server import Server, click, open_dataset, open_page, open_tab, write_page_project
 
 BLOCKS = {
     "cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"},
@@ -40,24 +43,41 @@ def main() -> None:
 
 
 def photograph(server: Server, target: Path) -> None:
-    browser = open_page(server)
+    browser = open_page(server, height=1300)
     open_tab(browser, "hardware")
     for command in ("doctor", "plan"):
         click(browser, f"[data-gh200-start={command}]")
+    browser.wait("document.querySelector('[data-gh200-running]')")
     browser.wait("document.querySelector('[data-gh200-verdict]') && document.querySelector('[data-gh200-fits]')", 600)
-    take(browser, "#section-gh200_panel", target / "web-ui-panel.png")
-    take(browser, "#section-gh200_batch_ramp", target / "web-ui-fields.png")
+    take(browser, "document.querySelector('#section-gh200_panel')", target / "web-ui-panel.png")
+    take(browser, "document.querySelector('#section-gh200_batch_ramp')", target / "web-ui-fields.png")
+    browser.close()
+    browser = open_page(server, height=1300)
+    open_dataset(browser)
+    take(browser, f"{FIELDS_OF_DATASET}?.closest('.dataset-modal')", target / "web-ui-dataset.png")
     browser.close()
 
 
-def take(browser: Browser, selector: str, file: Path) -> None:
-    """One element of the page, as large as it is."""
-    browser.ask(f"document.querySelector({selector!r}).scrollIntoView()")
-    box = browser.ask(
-        f"(() => {{ const box = document.querySelector({selector!r}).getBoundingClientRect();"
-        " return {x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height, scale: 1}; })()"
-    )
-    file.write_bytes(browser.picture(clip=box))
+FIELDS_OF_DATASET = (
+    "[...document.querySelectorAll('[data-gh200-dataset=editingDataset]')].find(it => it.offsetParent !== null)"
+)
+STILL = (
+    "document.getAnimations().every(it => it.playState !== 'running'"
+    " || it.effect.getComputedTiming().endTime === Infinity)"
+)
+"""Nothing moves, but for what does so for ever."""
+OVER_THE_PAGE = ".event-dock, #toast-container"
+
+
+def take(browser: Browser, element: str, file: Path) -> None:
+    """One element of the page, cut out of what the window shows: a larger picture would make the page fade in again."""
+    browser.wait(f"Boolean({element})")
+    browser.ask(f"document.querySelectorAll({json.dumps(OVER_THE_PAGE)}).forEach(it => it.style.display = 'none')")
+    browser.ask(f"{element}.scrollIntoView({{block: 'nearest', behavior: 'instant'}})")
+    browser.wait(STILL)
+    box = browser.ask(f"(it => [it.left, it.top, it.right, it.bottom])({element}.getBoundingClientRect())")
+    with Image.open(io.BytesIO(browser.picture(beyond=False))) as window:
+        window.crop(tuple(map(round, box))).save(file, optimize=True)
     print(file)
 
 
