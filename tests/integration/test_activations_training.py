@@ -117,3 +117,25 @@ def test_every_family_and_precision(workbench, family: str) -> None:
         assert result["mixed"]["blocks"]["recompute"] > 0, case
         assert result["moved"]["surprises"] == result["mixed"]["surprises"] == 0, case
         assert result["moved"]["late"] < 2 * result["moved"]["fetched"] / 3, case
+
+
+CHECKPOINTED = {"gradient_checkpointing": True}
+OTHER_SETTINGS = {
+    "interval": {**CHECKPOINTED, "gradient_checkpointing_interval": 2},
+    "bf16": {"mixed_precision": "bf16"},
+    "quantised": {"mixed_precision": "bf16", "base_model_precision": "int8-quanto"},
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+def test_beside_other_settings_of_simpletuners(workbench, name: str) -> None:
+    other = {**OTHER_SETTINGS[name], "max_train_steps": 3}
+    workbench.configure(**other)
+    reference = workbench.known(stock=True)
+    assert reference.ok, reference.explain()
+    workbench.configure(blocks={"gh200_optimizations": GRACE}, **other)
+    run = workbench.train()
+    assert told(run)["moved"] > 0
+    assert run.losses == reference.losses
+    assert weights(run) == weights(reference)
