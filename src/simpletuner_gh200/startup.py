@@ -56,9 +56,9 @@ class _Before:
     ) -> ModuleSpec | None:
         if name != self._name:
             return None
-        sys.meta_path.remove(self)
-        import wrapt
+        import wrapt  # where it is missing, every attempt shall say so
 
+        sys.meta_path.remove(self)
         wrapt.register_post_import_hook(_activate, name)
         # Python goes through its finders already: the one that wrapt has put in front would be asked too late.
         return importlib.util.find_spec(name)

@@ -46,6 +46,18 @@ def test_it_is_active_with_simpletuner_although_dependencies_come_later_on_the_p
     assert (ran.stdout.strip(), ran.stderr) == ("True", "")
 
 
+def test_without_wrapt_no_second_attempt_goes_without_us(start):
+    twice = """
+sys.modules["wrapt"] = None
+for _ in range(2):
+    try:
+        import simpletuner
+    except ImportError as refused:
+        print(refused.name)
+"""
+    assert start(twice).stdout.split() == ["wrapt", "wrapt"]
+
+
 def test_looking_for_simpletuner_is_not_importing_it(start):
     ran = start("import importlib.util; assert importlib.util.find_spec('simpletuner')" + ACTIVE)
     assert ran.stdout.strip() == "False", ran.stderr

@@ -315,6 +315,9 @@ class Caches:
     def save(self) -> None:
         """Write to the packs what they lack; the leader does it for the node. Filling in the background ends."""
         try:
+            if self.group.is_leader:  # the others are about to end, and what they filled with them
+                for table in self.tables.values():
+                    table.hold_all()
             self._stop_filling()
             if self._saving is not None:
                 self._saving.join()

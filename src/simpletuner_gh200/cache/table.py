@@ -76,12 +76,13 @@ class Table:
     def find(self, path: str, *, fetch: bool = True) -> Found | None:
         """The entry of a normal path, if it is held and its file is as it was when it was taken.
 
-        ``fetch``: also one that is at hand in a pack, which is held from then on.
+        ``fetch``: also one that is at hand in a pack, which is held from then on. Who packs does without, and is no
+        reader: what the ranks that have ended took with them is then just not packed.
         """
         found = self._memo.get(path)
         # Asked before the entry is looked at: what the kernel tells of may have withdrawn it.
         vouched = found is not None and found.vouched_for and self._vouched()
-        found = self._look_up(path) or (self._fetch(path) if fetch else None)
+        found = self._look_up(path, counts=fetch) or (self._fetch(path) if fetch else None)
         if found is None or (vouched and found.vouched_for):
             return found
         return found if self._check(found, path) else None
@@ -103,7 +104,12 @@ class Table:
                 return None
         return [found for found in known if found is not None]
 
-    def _look_up(self, path: str) -> Found | None:
+    def hold_all(self) -> None:
+        """Map what other ranks have made, while they are here: it then stays when they end."""
+        for row in self.control.rows():
+            self._segments.get(row.number)
+
+    def _look_up(self, path: str, *, counts: bool = True) -> Found | None:
         """The entry that is published under ``path`` right now, whatever its file looks like."""
         found = self._memo.get(path)
         if found is not None:
@@ -111,7 +117,7 @@ class Table:
                 return found
             self._memo.pop(path, None)
         slot = self.control.slots.get(key_of(path))
-        found = self._open(slot) if slot is not None else None
+        found = self._open(slot, counts=counts) if slot is not None else None
         if found is not None and found.slot.length >= REMEMBER_FROM:
             self._memo[path] = found
         return found
@@ -163,11 +169,12 @@ class Table:
         """Slab and offset of the published bytes behind a lent ``address``; None for memory that isn't lent."""
         return self._segments.published_at(address)
 
-    def _open(self, slot: Slot) -> Found | None:
+    def _open(self, slot: Slot, *, counts: bool) -> Found | None:
         segment = self._segments.get(slot.segment)
         layout = self._segments.layout_of(slot)
         if segment is None or layout is None:
-            self.statistics.fall_back("segment of another rank is gone")
+            if counts:
+                self.statistics.fall_back("segment of another rank is gone")
             return None
         return Found(slot, layout, segment)
 

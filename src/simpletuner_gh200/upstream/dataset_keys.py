@@ -7,14 +7,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("data_backend", "metadata", "multiaspect", "caching")
-"""Below SimpleTuner's ``helpers``: whoever looks into a dataset's entry."""
+FOLDERS = (
+    *("data_backend", "metadata", "multiaspect", "caching"),
+    *("image_manipulation", "distillation", "data_transforms", "data_generation"),
+)
+"""Below SimpleTuner's ``helpers``: whoever looks into a dataset's entry; a release may lack some."""
 
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def dataset_words(package: Path) -> frozenset[str]:
-    """Every word there that could be a key: texts, and fields of data classes. Some are none; no key is missing."""
+    """Every word there that could be a key: texts, and fields of data classes. Some are none."""
     sources = (path for folder in FOLDERS for path in sorted((package / "helpers" / folder).rglob("*.py")))
     return frozenset(word for path in sources for word in _words(path.read_text(encoding="utf-8")))
 

@@ -22,7 +22,7 @@ from simpletuner_gh200.upstream.dataset_keys import FOLDERS
 from simpletuner_gh200.upstream.option_table import OptionTable
 from simpletuner_gh200.upstream.source import installed_version
 
-SCHEMA = "3"
+SCHEMA = "4"
 KIND = "options"
 MAKER = (sys.executable, "-m", "simpletuner_gh200.seams.options")
 """What makes the table."""
@@ -34,6 +34,7 @@ _SOURCES = (
     "helpers/configuration/*.py",
     "helpers/models/*/model.py",
     "helpers/models/registry.py",
+    "helpers/training/optimizer_param.py",
     *(f"helpers/{folder}/**/*.py" for folder in FOLDERS),
     "simpletuner_sdk/server/services/field_registry/**/*.py",
 )

@@ -72,8 +72,10 @@ def other(leader):
         rank.stdin.flush()
         return json.loads(rank.stdout.readline())
 
+    ask.end = lambda: rank.communicate(timeout=30)
     yield ask
-    rank.communicate(timeout=30)
+    if rank.returncode is None:
+        rank.communicate(timeout=30)
 
 
 def test_two_ranks(leader, other, saved):
@@ -120,3 +122,21 @@ def test_two_ranks(leader, other, saved):
     assert other("get", paths[1]) is None
     assert not other("take", paths[1])
     assert not take_in(leader, paths[0])
+
+
+def test_what_a_rank_filled_stays_where_it_was_held_before_the_end(leader, other, saved):
+    path = saved(torch.full((LARGE,), 5.0), "held.pt")
+    assert other("take", path)
+    leader.hold_all()
+    other.end()
+    assert float(leader.get(path)[0]) == 5
+
+
+def test_what_a_rank_took_with_it_is_not_packed_and_only_readers_count_it(leader, other, saved):
+    path = saved(torch.full((LARGE,), 5.0), "gone.pt")
+    assert other("take", path)
+    other.end()
+    assert leader.find(path, fetch=False) is None
+    assert leader.statistics.fallbacks == {}
+    assert leader.get(path) is MISSING
+    assert leader.statistics.fallbacks == {"segment of another rank is gone": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -109,6 +110,18 @@ def sparse(weight: torch.Tensor) -> torch.Tensor:
     return torch.sparse.mm(torch.eye(64).to_sparse(), weight.view(64, 1).expand(64, 8))
 
 
+def compressed(weight: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it a beta
+        rows = torch.eye(64).to_sparse_csr()
+    return torch.sparse.mm(rows, weight.view(64, 1).expand(64, 8))
+
+
+def nested(weight: torch.Tensor) -> torch.Tensor:
+    ragged = torch.nested.nested_tensor([torch.ones(2, 64), torch.ones(3, 64)])
+    return torch.nn.functional.linear(ragged, weight.view(1, 64)).to_padded_tensor(0.0)
+
+
 class OneStorageOfTwoTypes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
@@ -122,7 +135,7 @@ class OneStorageOfTwoTypes(torch.autograd.Function):
         return gradient * numbers + in_bytes.sum()
 
 
-@pytest.mark.parametrize("forward", [negative, sparse, OneStorageOfTwoTypes.apply])
+@pytest.mark.parametrize("forward", [negative, sparse, compressed, nested, OneStorageOfTwoTypes.apply])
 def test_tensors_whose_bytes_are_not_their_numbers(forward: Any) -> None:
     weight = torch.ones(64, requires_grad=True)
     plain = gradients(forward(weight), [weight])
@@ -409,6 +422,15 @@ def test_shapes_that_were_not_seen_for_long_are_forgotten() -> None:
     assert len(engine.shapes) == MOST_SHAPES
     assert engine.shapes["often"].steps == MOST_SHAPES + 20
     assert "shape 0" not in engine.shapes
+
+
+def test_a_shape_that_is_asked_for_counts_as_seen() -> None:
+    """A batch that fits as it is gets no step of ours: it is only asked about."""
+    model, engine = layers(2), Engine()
+    engine.run(lambda: model(X), model.parameters(), [X], "fits")
+    for number in range(MOST_SHAPES + 20):
+        engine.run(lambda: model(X), model.parameters(), [X], f"shape {number}")
+        assert engine.mix_now("fits") is not None
 
 
 def test_what_hbm_has_room_for_stays_from_the_end() -> None:

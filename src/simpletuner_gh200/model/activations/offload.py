@@ -136,9 +136,9 @@ class Offloader:
     def mix_now(self, shape: Hashable) -> Mix | None:
         """What a step of this shape would do in the room that there is now; None: it was never measured."""
         self.finish()
-        known = self.shapes.get(shape)
-        if known is None:
+        if shape not in self.shapes:
             return None
+        known = self._remembered(shape)
         self._choose(shape, known)
         return known.mix
 
@@ -188,6 +188,8 @@ class Offloader:
         except RuntimeError:  # a sparse one has no bytes of its own
             return as_it_is(tensor)
         if size < self._minimum or step is None or type(tensor) is not Tensor or dtype not in PLAIN:
+            return as_it_is(tensor)
+        if tensor.layout is not torch.strided or tensor.is_nested:
             return as_it_is(tensor)
         storage = tensor.untyped_storage()
         key: Any = storage._cdata

@@ -175,7 +175,10 @@ class ActivationsFeature(Feature):
         return engine.step(shape, lambda: weights_of(trainer, trainer.model, trainer.accelerator), inputs)
 
     def _goes_without(self, engine: Offloader, shape: Hashable) -> bool:
-        """Is this step left as SimpleTuner has it? Without checkpointing never before its own shape is known to fit."""
+        """Is this step left as SimpleTuner has it?
+
+        Without checkpointing never before a batch of about its shape is known to fit; that another of that shape has
+        longer captions is what the reserve is for."""
         if self._where_needed:
             mix = engine.mix_now(shape)
             return mix is not None and not mix.offloaded
