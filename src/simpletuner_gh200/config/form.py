@@ -190,8 +190,11 @@ def folded(config: Mapping[str, Any], typed: Mapping[str, str]) -> dict[str, Any
         if field.name not in typed:
             continue
         before, now = field.shown(_written(blocks, field)), typed[field.name]
-        if now.strip() != before and field.typed(now) != field.typed(before):
-            _change(ours, field, field.typed(now))
+        old, new = field.typed(before), field.typed(now)
+        if field.kind == "switch" and not isinstance(old, bool) and new is False:
+            continue  # A box has no third state: unchecked is how the page shows what is neither.
+        if now.strip() != before and new != old:
+            _change(ours, field, new)
     return ours
 
 

@@ -22,7 +22,7 @@ DATASET_BLOCK = "in_memory"
 class PartModel(BaseModel):
     """Base of every part's model: strict about names and types, and immutable once made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

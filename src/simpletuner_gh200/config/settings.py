@@ -226,5 +226,7 @@ def _reason(error: Any, part: Part, key: str) -> str:
     choices = [value for branch in (schema, *schema.get("anyOf", ())) for value in branch.get("enum", ())]
     if choices:
         return f"accepted: {', '.join(repr(choice) for choice in choices)}"
+    if error["type"] == "finite_number":
+        return "accepted: a finite number; leave the key out for its default"
     message = str(error["msg"])
     return message[0].lower() + message[1:]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,12 +17,16 @@ from simpletuner_gh200.plan.calibration import calibrated, constants_for
 from simpletuner_gh200.plan.changes import Change, Evaluated, Situation, changes, cheapest, evaluate, fastest
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine
+from simpletuner_gh200.plan.model_files import model_of
 from simpletuner_gh200.plan.nodes import OnNodes, node_of, on_nodes, spread_of
 from simpletuner_gh200.plan.reading import named, read_sizes
 from simpletuner_gh200.plan.rows import PHASES, POOLS, Table
 from simpletuner_gh200.plan.sharding import sharding_notes
 from simpletuner_gh200.units import format_bytes
-from simpletuner_gh200.upstream.flavours import families
+from simpletuner_gh200.upstream.flavours import families, flavours_of
+
+_REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
+"""What can be downloaded by its name: owner and model, and no path."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +128,25 @@ def unknown_model(plan: Plan) -> UsageError | None:
         return UsageError(f"model_family {facts.family!r}: SimpleTuner has no such family", remedy=remedy)
     name = named(facts)
     why = f": {reason}" if (reason := next((n for n in plan.notes if "could not be traced" in n), "")) else ""
-    return UsageError(
-        f"nothing is known of the size of {name}{why}",
-        remedy=f"its configuration is enough: hf download {name} --include '*.json'; or name a folder that has it",
-    )
+    return UsageError(f"nothing is known of the size of {name}{why}", remedy=_where_sizes_are(plan, tried=bool(why)))
+
+
+def _where_sizes_are(plan: Plan, *, tried: bool) -> str:
+    """``tried``: a step of the model was traced, in vain."""
+    facts = plan.evaluated.facts
+    weights = model_of(facts.options)
+    here, download = os.path.isdir(weights), bool(_REPOSITORY.fullmatch(weights))
+    if plan.situation.sizes.denoiser.config:
+        if not tried:
+            return "plan without --no-trace: its configuration is here, and a trace counts it"
+        return "its safetensors files tell too" + (f": hf download {weights}" if download and not here else "")
+    if here:
+        return f"{weights} has no transformer or unet with a config.json: copy it there, or name another folder"
+    if download:
+        return f"its configuration is enough: hf download {weights} --include '*.json'; or name a folder that has it"
+    if not weights and (known := flavours_of(facts.family).repositories):
+        return f"set model_flavour, one of {', '.join(known)}; or pretrained_model_name_or_path"
+    return "set pretrained_model_name_or_path to a repository, or to a folder that has its configuration"
 
 
 def refusal(plan: Plan) -> str | None:

@@ -97,3 +97,19 @@ def test_a_field_is_judged_beside_the_others():
 
 def test_an_unknown_key_does_not_keep_a_form_from_being_saved():
     assert form_problems({"cache_config": {"of_tomorrow": 1}}) == []
+
+
+@pytest.mark.parametrize("unsound", ["maybe", None, [1]])
+def test_a_switch_that_is_neither_on_nor_off_stays_until_somebody_turns_it_on(unsound):
+    """The page can show it only as not checked, and sends that with every save."""
+    config = {"cache_config": {"persistent_cache": unsound, "slab": "host"}}
+    sent = {**shown_values(config), CACHES + "persistent_cache": "false"}
+    assert folded(config, sent) == config
+    assert "persistent_cache" in str(form_problems(folded(config, sent))[0])
+    turned_on = folded(config, {**sent, CACHES + "persistent_cache": "true"})
+    assert turned_on == {"cache_config": {"persistent_cache": True, "slab": "host"}}
+
+
+def test_a_switch_that_was_written_as_text_can_be_turned_off():
+    config = {"cache_config": {"persistent_cache": "yes"}}
+    assert folded(config, {CACHES + "persistent_cache": "false"}) == {"cache_config": {"persistent_cache": False}}

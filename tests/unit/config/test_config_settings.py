@@ -107,3 +107,12 @@ def test_activations_have_a_variable_that_the_configuration_overrules():
     assert resolve({}, environment).part(ActivationSettings).activations == "auto"
     block = {"gh200_optimizations": {"activations": "off"}}
     assert resolve(block, environment).part(ActivationSettings).activations == "off"
+
+
+@pytest.mark.parametrize("text", ["1e999", "-1e999", "NaN"])
+def test_a_number_without_end_is_refused_with_what_is_accepted(text):
+    (found,) = problems_of({"cache_config": f'{{"memory_limit_gb": {text}}}'})
+    assert found.startswith(f"cache_config.memory_limit_gb: {float(text)!r}: ")
+    assert "accepted: a finite number" in found and "leave the key out" in found
+    with pytest.raises(ConfigError, match="accepted: a finite number"):
+        resolve_dataset({"memory_limit_gb": float(text)}, where="photos")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from simpletuner_gh200.config.blocks import PARTS
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.report import style
+from simpletuner_gh200.operate.report.findings import findings
 from simpletuner_gh200.operate.report.marks import MOST_POINTS, Line, plot, thin, ticks
 from simpletuner_gh200.operate.report.page import build, page
 from simpletuner_gh200.telemetry.reading import Recorded
@@ -493,3 +494,23 @@ def contrast(one: str, other: str) -> float:
 
     brighter, darker = sorted((light(one), light(other)), reverse=True)
     return (brighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("main_end", [{}, {"status": "interrupted"}, {"status": "failed", "reason": "no space"}])
+def test_a_rank_that_failed_without_a_reason_is_told_without_one(tmp_path: Path, main_end: dict[str, str]) -> None:
+    main = Recorded(tmp_path / "telemetry.jsonl", {}, main_end, [])
+    ranks = [Recorded(tmp_path / f"telemetry.rank{n}.jsonl", {"host": "n2"}, {"status": "failed"}, []) for n in (2, 3)]
+    told = [finding.text for finding in findings(main, others=ranks)]
+    assert "rank 2 on n2: training failed" in told
+    assert "None" not in " ".join(told) and "rank 3" not in " ".join(told)
+
+
+def test_that_all_ranks_failed_without_a_reason_is_told_once(tmp_path: Path) -> None:
+    failed = [
+        Recorded(tmp_path / name, {}, {"status": "failed"}, []) for name in ("telemetry.jsonl", "telemetry.rank1.jsonl")
+    ]
+    assert [finding.text for finding in findings(failed[0], others=failed[1:])] == ["training failed"]
+    midway = Recorded(tmp_path / "telemetry.rank1.jsonl", {}, {"status": "training", "reason": None}, [])
+    assert "rank 1: training ended midway" in [finding.text for finding in findings(failed[0], others=[midway])]
+    unknown = Recorded(tmp_path / "telemetry.jsonl", {}, {}, [])
+    assert "rank 1: training failed" in [finding.text for finding in findings(unknown, others=failed[1:])]

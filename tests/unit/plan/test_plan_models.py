@@ -222,3 +222,35 @@ def test_caches_are_as_large_as_the_model_makes_them(tmp_path):
     assert each("sdxl", "stabilityai/stable-diffusion-xl-base-1.0") == (4 * latent, 77 * 2048 * 2)
     assert each("flux", "black-forest-labs/FLUX.1-dev") == (16 * latent, 512 * 4096 * 2)
     assert each("kolors", "nobody/knows") == (16 * latent, 256 * 4096 * 2)
+
+
+def test_the_remedy_is_one_that_helps(tmp_path):
+    """A family is no repository, and what lies here need not be downloaded."""
+    assert "hf download" not in (told := run(tmp_path, model_family="kolors"))
+    assert "pretrained_model_name_or_path" in told
+    assert "hf download" not in run(tmp_path, model_family="kolors", pretrained_model_name_or_path="/nowhere/model")
+    place = tmp_path / "model" / "unet"
+    place.mkdir(parents=True)
+    local = {"model_family": "kolors", "pretrained_model_name_or_path": str(tmp_path / "model")}
+    assert "hf download" not in (told := run(tmp_path, **local))
+    assert f"{tmp_path / 'model'} has no transformer or unet" in told
+    (place / "config.json").write_text('{"in_channels": 4}')
+    assert "hf download" not in (told := run(tmp_path, **local))
+    assert "plan without --no-trace" in told
+
+
+def test_a_family_without_a_usual_flavour_names_those_it_has(tmp_path, a_simpletuner):
+    file = a_simpletuner / "helpers" / "models" / "wan" / "model.py"
+    file.write_text(file.read_text().replace("DEFAULT_MODEL_FLAVOUR", "OTHER").replace('"wan"', '"odd"'))
+    flavours._classes.cache_clear()
+    told = run(tmp_path, model_family="odd")
+    assert "hf download" not in told
+    assert "model_flavour" in told and "small, large" in told
+
+
+@pytest.mark.parametrize("given", ["none", "", True, "-3", "1e999", [77]])
+def test_a_length_of_text_that_is_no_number_is_none(tmp_path, given):
+    model = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
+    unset = planned(tmp_path, **model).situation.sizes.embed_bytes
+    assert planned(tmp_path, **model, tokenizer_max_length=given).situation.sizes.embed_bytes == unset
+    assert planned(tmp_path, **model, tokenizer_max_length="256").situation.sizes.embed_bytes == unset // 2

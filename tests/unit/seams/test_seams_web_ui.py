@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fastapi import HTTPException
 from jinja2 import DictLoader, Environment, TemplateNotFound
 
 from simpletuner_gh200.config.blocks import parts_of
 from simpletuner_gh200.config.form import fields_of
-from simpletuner_gh200.seams.web_ui import background
+from simpletuner_gh200.seams.web_ui import background, routes
 from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
 from simpletuner_gh200.seams.web_ui.fields import fold_into, split_form
 from simpletuner_gh200.seams.web_ui.panel import Panel, live_numbers, opened_configuration, output_of
@@ -127,6 +130,40 @@ class TestPanel:
         first, second = (Path(words[words.index("--output") + 1]) for words in started)
         assert first == second
         assert first.parent.stat().st_mode & 0o777 == 0o700
+
+    def test_what_cannot_be_read_is_said_and_no_reason_to_fail(self, tmp_path):
+        """As of a folder of somebody else's, or one that went away with its file system."""
+        (tmp_path / "out").write_text("no folder")
+        ((title, why),) = Panel().state(None, tmp_path / "out")["job"]["rows"]
+        assert str(tmp_path / "out") in title and "cannot be read" in title
+        assert why == "Not a directory"
+
+    def test_a_report_without_a_readable_configuration_says_why(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(routes, "_same_door", list)
+        monkeypatch.setattr(routes, "_opened", lambda: tmp_path)
+        monkeypatch.setattr(routes, "_running", lambda: None)
+        (report,) = (one.endpoint for one in routes.router().routes if one.path.endswith("/report"))
+        with pytest.raises(HTTPException) as refused:
+            asyncio.run(report())
+        assert refused.value.status_code == 409
+        assert f"{tmp_path} cannot be read: Is a directory" in refused.value.detail
+
+    def test_an_output_folder_may_begin_with_a_dash(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        code = "import pathlib, sys; pathlib.Path(sys.argv[4]).write_text(sys.argv[2])"
+        monkeypatch.setattr(routes, "COMMAND", (sys.executable, "-c", code))
+        assert asyncio.run(routes._report(Path("-out"))) == (True, str(tmp_path / "-out"))
+
+    def test_clicks_at_once_share_the_doctors_folder(self, monkeypatch):
+        made = tempfile.TemporaryDirectory
+        slow = lambda **words: (time.sleep(0.05), made(**words))[1]  # noqa: E731
+        monkeypatch.setattr(tempfile, "TemporaryDirectory", slow)
+        panel = Panel()
+        started = []
+        monkeypatch.setattr(panel.doctor, "start", lambda *words: started.append(words))
+        with ThreadPoolExecutor(4) as pages:
+            list(pages.map(lambda _page: panel.start_doctor(), range(4)))
+        assert len(started) == 4 and len(set(started)) == 1
 
     def test_nothing_is_started_by_being_asked(self):
         state = Panel().state(None, None)

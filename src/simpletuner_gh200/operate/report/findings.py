@@ -56,19 +56,26 @@ def rank_words(ranks: RankTable) -> str:
 def _ending(run: Recorded) -> Iterator[Finding]:
     status = run.end.get("status")
     if run.end and status != "completed":
-        reason = f": {run.end['reason']}" if run.end.get("reason") else ""
-        yield Finding("warn" if status == "interrupted" else "bad", f"training {status}{reason}")
+        yield Finding("warn" if status == "interrupted" else "bad", _ended(run))
+
+
+def _ended(run: Recorded) -> str:
+    status = run.end.get("status")
+    # "training" is what a process was doing when it was made to close its records.
+    how = "ended midway" if status in (None, "training") else status
+    return f"training {how}" + (f": {run.end['reason']}" if run.end.get("reason") else "")
 
 
 def _ended_elsewhere(run: Recorded, others: Sequence[Recorded]) -> Iterator[Finding]:
     """A rank that fails takes the others with it, and those can only say that they were ended."""
-    told = {str(run.end.get("reason"))}
+    told = {str(run.end.get("reason") or _ended(run))} if run.end else set()
     for other in others:
-        status, reason = other.end.get("status"), str(other.end.get("reason"))
-        if not other.end or status in ("completed", "interrupted") or reason in told:
+        cause = str(other.end.get("reason") or _ended(other))
+        if not other.end or other.end.get("status") in ("completed", "interrupted") or cause in told:
             continue
-        told.add(reason)
-        yield Finding("bad", f"rank {other.rank} on {other.start.get('host')}: training {status}: {reason}")
+        told.add(cause)
+        where = f" on {other.start['host']}" if other.start.get("host") else ""
+        yield Finding("bad", f"rank {other.rank}{where}: {_ended(other)}")
 
 
 def _features(run: Recorded) -> Iterator[Finding]:

@@ -23,7 +23,11 @@ def tokens_of(family: str, limit: object) -> int:
     """How long a padded text embed is, where no cached one tells."""
     if family in _TOKENS:
         return _TOKENS[family]
-    return int(str(limit)) if limit else USUAL_TOKENS
+    try:
+        given = int(float(str(limit)))
+    except (ValueError, OverflowError):
+        return USUAL_TOKENS
+    return given if given > 0 else USUAL_TOKENS
 
 
 def text_width(config: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,11 @@ class Panel:
         self.plan = BackgroundCommand()
         self._planned: str | None = None
         self._reports: tempfile.TemporaryDirectory[str] | None = None
+        self._making = threading.Lock()
 
     def start_doctor(self) -> None:
-        self._reports = self._reports or tempfile.TemporaryDirectory(prefix="gh200-doctor-")
+        with self._making:
+            self._reports = self._reports or tempfile.TemporaryDirectory(prefix="gh200-doctor-")
         report = os.path.join(self._reports.name, "report.json")
         self.doctor.start("doctor", "--skip-allocation", "--output", report)
 
@@ -60,7 +63,10 @@ class Panel:
 
 def live_numbers(output: Path) -> dict[str, Any] | None:
     """The last step of the run below a folder, as titles and texts; None while there is none."""
-    record = last_step(output / FILE)
+    try:
+        record = last_step(output / FILE)
+    except OSError as unreadable:
+        return {"rows": [(f"{output / FILE} cannot be read", unreadable.strerror or str(unreadable))]}
     if record is None:
         return None
     rows = [("optimizer step", str(record.get("step")))]
@@ -100,7 +106,7 @@ def opened_configuration(store: Any) -> Path | None:
     """The file of the configuration that is open in the page."""
     name = store.get_active_config()
     path = Path(store._get_config_path(name)) if name else None
-    return path if path is not None and path.is_file() else None
+    return path if path is not None and os.path.isfile(path) else None
 
 
 def output_folder(config: Mapping[str, Any]) -> Path | None:
@@ -109,7 +115,7 @@ def output_folder(config: Mapping[str, Any]) -> Path | None:
 
 
 def output_of(opened: Path) -> Path | None:
-    """Where runs of a configuration file go."""
+    """Where runs of a configuration file go. Raises OSError where it cannot be read."""
     try:
         config = json.loads(opened.read_text(encoding="utf-8"))
     except ValueError:

@@ -44,7 +44,11 @@ def router() -> Any:
 
     async def report() -> Any:
         opened = _opened()
-        output = _running() or (output_of(opened) if opened else None)
+        try:
+            output = _running() or (output_of(opened) if opened else None)
+        except OSError as unreadable:
+            why = f"{opened} cannot be read: {unreadable.strerror or unreadable}"
+            raise HTTPException(status_code=409, detail=why) from unreadable
         if output is None:
             raise HTTPException(status_code=409, detail="no configuration with an output_dir is open")
         done, page = await _report(output)
@@ -90,7 +94,7 @@ async def _report(output: Path) -> tuple[bool, str]:
         child = await asyncio.create_subprocess_exec(
             *COMMAND,
             "report",
-            str(output),
+            os.path.abspath(output),
             "--output",
             str(page),
             stdout=asyncio.subprocess.DEVNULL,
