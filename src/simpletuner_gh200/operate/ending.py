@@ -16,9 +16,10 @@ TRAINING = "training"
 
 def closing_line(ended: Ended, *, output: Path | None, again: str, resumes: bool) -> str | None:
     """None for a run that completed. ``again``: the command that was given; ``resumes``: it asks for the checkpoint."""
-    if ended.signal is not None:
+    failed = next((summary for summary in ended.summaries if summary["status"] == "failed"), None)
+    if ended.signal is not None and (failed is None or ended.exit_code not in (1, 2)):
         return _interrupted(ended, output, again, resumes=resumes)
-    failed = next((summary for summary in ended.summaries if summary["status"] != "completed"), None)
+    failed = failed or next((summary for summary in ended.summaries if summary["status"] != "completed"), None)
     if failed is not None:
         return f"training {failed['status']}: {_hanging(str(failed['reason']))}"
     if ended.exit_code:

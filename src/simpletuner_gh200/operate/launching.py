@@ -153,6 +153,8 @@ def _launcher(
     if config_file is not None:
         # What was asked for by name outranks the file.
         asked = [f"--num_processes={ranks}"] if ranks_asked else []
+        if environment.get("TRAINING_NUM_MACHINES"):
+            asked.append(f"--num_machines={place.nodes}")
         return [*command, f"--config_file={config_file}", *asked, *extra_arguments], (), {}, place.problem()
     return (
         [
@@ -211,7 +213,8 @@ def run(
     keep = os.environ.get(KEEP_SUMMARY)
     for rank, summary in watched.summaries.items() if keep else ():
         Path(str(keep), f"rank-{rank}.json").write_text(json.dumps(summary), encoding="utf-8")
-    return Ended(_exit_code(watched.returned, watched.signal, summaries), summaries, watched.signal, watched.phase)
+    code = _exit_code(watched.returned, watched.signal, summaries, heard=len(watched.phases))
+    return Ended(code, summaries, watched.signal, watched.phase)
 
 
 def said_through(file: Path, exit_code: int) -> int:
@@ -227,14 +230,25 @@ def said_through(file: Path, exit_code: int) -> int:
     return 0
 
 
-def _exit_code(returned: int, interrupted: int | None, summaries: Sequence[Mapping[str, Any]]) -> int:
-    if any(summary.get("exit_code") == TRY_AGAIN for summary in summaries) or interrupted == signal.SIGUSR1:
+def _exit_code(
+    returned: int, interrupted: int | None, summaries: Sequence[Mapping[str, Any]], *, heard: int = 0
+) -> int:
+    """``heard``: how many ranks said anything at all."""
+    completed = bool(summaries) and all(summary["status"] == "completed" for summary in summaries)
+    failed = any(summary["status"] == "failed" for summary in summaries)
+    if any(summary.get("exit_code") == TRY_AGAIN for summary in summaries):
+        return TRY_AGAIN
+    if interrupted in ASKING and completed and len(summaries) >= heard:
+        return 0  # asked for a checkpoint and an end when both were there already
+    if interrupted == signal.SIGUSR1 and failed:
+        returned, interrupted = 1, None  # a checkpoint that failed would fail again, as often as it is requeued
+    if interrupted == signal.SIGUSR1:
         return TRY_AGAIN
     if interrupted is not None:
         return 128 + interrupted
     if returned < 0:
         return 128 - returned
-    if returned == 0 and summaries and all(summary["status"] == "completed" for summary in summaries):
+    if returned == 0 and completed:
         return 0
     # A rank's own code is truer than the launcher's, which knows only that something failed.
     if any(summary.get("exit_code") == 2 for summary in summaries):

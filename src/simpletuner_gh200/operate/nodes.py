@@ -89,12 +89,12 @@ def place_of(
 
 
 def _in_file(file: str, key: str) -> str | None:
-    found = re.search(rf"(?m)^{key}:\s*['\"]?([\w.:-]+)", file)
-    return found.group(1) if found else None
+    found = re.search(rf"(?m)^{key}:[ \t]*['\"]?([\w.:-]+)", file)
+    return found.group(1) if found and found.group(1).lower() != "null" else None
 
 
 def wants_affinity(file: str) -> bool:
-    return re.search(r"(?m)^enable_cpu_affinity:\s*true\s*$", file) is not None
+    return re.search(r"(?m)^enable_cpu_affinity:[ \t]*(?i:true|yes|on)[ \t]*(?:#.*)?$", file) is not None
 
 
 def _whole(text: str, name: str, *, least: int) -> int:

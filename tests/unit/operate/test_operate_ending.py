@@ -59,6 +59,11 @@ def test_the_word_failed_is_for_failures_with_the_cause_at_the_end():
     assert "failed" not in str(line(Ended(130, [], 2, "training")))
 
 
+def test_a_checkpoint_that_failed_is_no_interrupt():
+    ended = Ended(1, [summary("interrupted"), summary("failed", reason="OSError: disk full")], 10, "training")
+    assert line(ended) == "training failed: OSError: disk full"
+
+
 def test_a_rank_that_says_nothing_is_a_failure_with_a_hint():
     assert "ended without a word while training (killed" in line(Ended(137, [], None, "training"))
 

@@ -102,7 +102,10 @@ def test_accelerates_file_may_be_the_only_one_that_names_the_nodes(monkeypatch):
     assert "num_machines is 2, and nothing says the main_process_ip" in str(unsaid)
 
 
-@pytest.mark.parametrize(("written", "expected"), [("true", 1), ("false", 0)])
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("true", 1), ("True", 1), ("true # as the doctor says", 1), ("false", 0), ("\ntrue: 1", 0), ("trueish", 0)],
+)
 def test_affinity_in_accelerates_file_becomes_the_flag_that_accelerate_reads(tmp_path, monkeypatch, written, expected):
     monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
     file = tmp_path / "accelerate.yaml"
@@ -129,6 +132,25 @@ def test_asking_for_ranks_outranks_an_accelerate_file(tmp_path, monkeypatch):
     environment = {"ACCELERATE_CONFIG_PATH": str(file)}
     assert "--num_processes=4" in make(["--num_processes=4"], environment).command
     assert not any(word.startswith("--num_processes") for word in make([], environment).command)
+
+
+def test_asking_for_nodes_outranks_an_accelerate_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("num_machines: 1\n")
+    environment = {"ACCELERATE_CONFIG_PATH": str(file)}
+    assert "--num_machines=2" in make(["--num_machines=2"], environment).command
+    assert "--num_machines=2" in make([], {**environment, "TRAINING_NUM_MACHINES": "2"}).command
+    assert not any(word.startswith("--num_machines") for word in make([], environment).command)
+
+
+@pytest.mark.parametrize("nothing", ["", " ", " null", " ~", " # not said"])
+def test_what_accelerates_file_leaves_empty_is_not_said(tmp_path, monkeypatch, nothing):
+    monkeypatch.setattr(launching, "accelerator_present", lambda root=Path("/"): True)
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(f"machine_rank: 0\nmain_process_ip:{nothing}\nmain_process_port: 29500\n")
+    problem = make(config={"accelerate_config": str(file), **TWO_NODES}).problem
+    assert "nothing says the main_process_ip" in str(problem)
 
 
 def test_what_simpletuner_would_source_decides_the_launch(tmp_path, monkeypatch):
@@ -174,12 +196,26 @@ def test_dry_run_hides_secrets():
         (-9, 15, ["checkpointed", "checkpointed"], 75),
         (1, None, ["checkpointed"], 75),
         (-9, 10, [], 75),
+        (-9, 10, ["interrupted"], 75),
+        (-9, 10, ["completed", "completed"], 0),
+        (-9, 15, ["completed"], 0),
+        (-9, 2, ["completed"], 130),
+        (-9, 10, ["failed"], 1),
+        (-9, 10, ["interrupted", "failed"], 1),
+        (-9, 15, ["failed"], 143),
     ],
 )
 def test_exit_codes_tell_the_truth(returned, interrupted, statuses, expected, monkeypatch):
     monkeypatch.delenv("SIMPLETUNER_GH200", raising=False)
     summaries = [{"status": status, "exit_code": {"checkpointed": 75}.get(status, 1)} for status in statuses]
     assert launching._exit_code(returned, interrupted, summaries) == expected
+
+
+def test_a_run_has_completed_when_every_rank_that_was_heard_says_so():
+    told = [{"status": "completed", "exit_code": 0}]
+    assert launching._exit_code(-9, 10, told, heard=2) == 75
+    assert launching._exit_code(-9, 15, told, heard=2) == 143
+    assert launching._exit_code(-9, 15, told * 2, heard=2) == 0
 
 
 @pytest.mark.parametrize(("code", "expected", "made"), [(75, 0, True), (0, 0, False), (1, 1, False), (143, 143, False)])
