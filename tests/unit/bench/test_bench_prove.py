@@ -19,6 +19,7 @@ from simpletuner_gh200.bench.prove.rounds import compare
 from simpletuner_gh200.bench.prove.subject import configured_subject
 from simpletuner_gh200.bench.prove.trials import Trial, trial
 from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.selftest.bench import QUESTIONS
 from simpletuner_gh200.errors import ConfigError, UsageError
@@ -141,6 +142,24 @@ def test_an_arm_that_failed_is_not_tried_again():
     assert rows["c"]["vs_stock"] is not None
 
 
+def test_an_arm_that_fails_later_is_not_tried_again_either():
+    clock = Clock()
+
+    def run(arm: Arm) -> Trial:
+        found = clock.run(arm)
+        return replace(found, ok=arm.name != "b" or clock.order.count("b") == 1)
+
+    found = compare(THREE, {}, run, seconds=1000, clock=clock)
+    assert clock.order.count("b") == 2
+    assert clock.order.count("c") == found.rounds == 5
+
+
+def test_where_every_arm_failed_time_is_not_to_blame():
+    clock = Clock()
+    found = compare(THREE, {}, lambda arm: replace(clock.run(arm), ok=False), seconds=1000, clock=clock)
+    assert found.notes == ["1 of at most 5 rounds: every arm that was tried has failed"]
+
+
 # -- one run -------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +212,33 @@ def test_a_configuration_is_taken_without_anything_of_ours(tmp_path):
     config.write_text(json.dumps({**values, "gh200_optimizations": {"use_uwm": True}}))
     with pytest.raises(ConfigError, match="use_uvm"):
         configured_subject(config, {})
+
+
+def test_a_trial_runs_no_program_of_the_users_and_sends_nothing_away(tmp_path, monkeypatch):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"x")
+    entry = {"id": "mine", "type": "local", "instance_data_dir": str(tmp_path / "pictures")}
+    embeds = {"id": "text", "type": "local", "dataset_type": "text_embeds", "default": True, "cache_dir": "text"}
+    (tmp_path / "data.json").write_text(json.dumps([entry, embeds]))
+    sending = {"post_upload_script", "post_checkpoint_script", "validation_external_script", "disk_low_script"}
+    sending |= {"publishing_config", "webhook_config", "hub_model_id", "push_checkpoints_to_hub", "dynamo_hub_repo_id"}
+    values = {"model_family": "sdxl", "data_backend_config": str(tmp_path / "data.json"), "seed": 7}
+    values |= dict.fromkeys(sending, "mine") | {"disk_low_action": "script", "validation_method": "external-script"}
+    values |= {"initial_effective_batch_size": 4, "target_effective_batch_size": 8, "batch_rampup_steps": 10}
+    values |= {"enable_batch_size_rampup": True, "output_dir": str(tmp_path / "out")}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    kept = configured_subject(tmp_path / "config.json", {}).values
+    gone = {*sending, *OLDER_KEYS, "disk_low_action", "validation_method"}
+    assert not gone & kept.keys()
+    assert kept["seed"] == 7
+
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(trials.subprocess, "run", lambda _command, env, **_options: seen.update(env))
+    monkeypatch.setenv("SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "true")
+    monkeypatch.setenv("SIMPLETUNER_WEBHOOK_CONFIG", "{}")
+    assert trials.by_command(tmp_path / "config.json", tmp_path / "log") is None
+    assert seen
+    assert not {"SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "SIMPLETUNER_WEBHOOK_CONFIG"} & seen.keys()
 
 
 # -- the report ----------------------------------------------------------------------------------------------------

@@ -110,6 +110,9 @@ def compare(
         for arm in (*running[turn:], *running[:turn]):
             one(arm, found.rounds + 1)
         found.rounds += 1
-    if found.rounds < most:
+        running = [arm for arm in running if arm.name not in found.failed]
+    if found.trials and not running:
+        found.notes.append(f"{found.rounds} of at most {most} rounds: every arm that was tried has failed")
+    elif found.rounds < most:
         found.notes.append(f"{found.rounds} of at most {most} rounds: there was no time for more; see --minutes")
     return found

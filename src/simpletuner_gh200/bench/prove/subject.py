@@ -10,6 +10,7 @@ from typing import Any
 
 from simpletuner_gh200.bench.prove.arms import Arm
 from simpletuner_gh200.config.files import locate_training_config
+from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.demo.project import Project, dataset_list, training_config
@@ -27,9 +28,15 @@ QUIET = {
 }
 """What a measured run leaves out; the weights at its end are all that SimpleTuner writes."""
 
-_DROPPED = ("checkpointing_steps", "validation_steps", "validation_step_interval", "webhook_config", "datasets")
-_OLDER = ("data_backend", "use_gh200_trainer", "initial_effective_batch_size", "target_effective_batch_size")
-"""Spellings of ours at top level."""
+_DROPPED = ("checkpointing_steps", "validation_steps", "validation_step_interval", "datasets")
+_REACHES_OUT = (
+    *("post_upload_script", "post_checkpoint_script", "disk_low_script", "disk_low_action"),
+    *("validation_method", "validation_external_script", "validation_external_background"),
+    *("publishing_config", "webhook_config", "webhook_reporting_interval"),
+    *("hub_model_id", "push_to_hub_background", "push_checkpoints_to_hub"),
+    *("dynamo_cache_export", "dynamo_hub_repo_id"),
+)
+"""What runs a program of the user's or sends something away: a trial does neither."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def configured_subject(config: Path, environment: Mapping[str, str]) -> Subject:
     """The model and data of a configuration, without its blocks of ours. Raises what is wrong with it, all at once."""
     training = read_training(locate_training_config({}, explicit=str(config), env_name=None), environment)
     training.raise_if_bad(here=True)
-    mine = (*TRAINING_BLOCKS, *_DROPPED, *_OLDER)
+    mine = (*TRAINING_BLOCKS, *OLDER_KEYS, *_DROPPED, *_REACHES_OUT)
     values = {key: value for key, value in training.values.items() if key not in mine}
     entries = [_on_disk(dict(dataset.entry)) for dataset in training.datasets]
     if not entries:

@@ -23,6 +23,10 @@ from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 
 LOG = "training.log"
+_SENDING = ("SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "SIMPLETUNER_WEBHOOK_CONFIG")
+_UNSET = ("PYTHONDONTWRITEBYTECODE", SUMMARY_FOLDER, *_SENDING)
+"""Without bytecode SimpleTuner takes a minute more; and no trial sends anything away."""
+
 WARM_UP = 2
 """Steps at the start of a run that count for nothing, where there are more."""
 
@@ -92,7 +96,7 @@ def by_command(config: Path, log: Path) -> Summary | None:
     """``gh200 train`` in a process of its own; telemetry listens in every arm, in stock too."""
     command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config), "--no-plan"]
     environment = {**os.environ, SWITCH: "1", "TOKENIZERS_PARALLELISM": "false"}
-    for name in ("PYTHONDONTWRITEBYTECODE", SUMMARY_FOLDER):  # without bytecode SimpleTuner takes a minute more
+    for name in _UNSET:
         environment.pop(name, None)
     with tempfile.TemporaryDirectory(prefix="gh200-prove-") as folder, log.open("w", encoding="utf-8") as file:
         environment[KEEP_SUMMARY] = folder
