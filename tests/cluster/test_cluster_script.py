@@ -74,7 +74,7 @@ def test_every_node_gets_its_place_after_the_doctor(cluster, submit) -> None:
     ended = cluster.end(job.number)
     assert ended.state == "CANCELLED", "a job that somebody cancelled is not requeued"
     assert [job.signals(node) for node in NODES] == [["SIGTERM"]] * 2, "each launcher is told, once"
-    assert "stopped after a checkpoint; the job is COMPLETING" in job.log()
+    assert "stopped, to go on; the job is COMPLETING" in job.log()
 
 
 def test_a_time_limit_that_comes_near_is_a_checkpoint_and_a_requeue(cluster, submit) -> None:
@@ -85,7 +85,7 @@ def test_a_time_limit_that_comes_near_is_a_checkpoint_and_a_requeue(cluster, sub
     ended = cluster.end(job.number)
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), cluster.output(job.number)
     assert [job.signals(node) for node in NODES] == [["SIGUSR1"]] * 2
-    assert "stopped after a checkpoint; requeued" in job.log()
+    assert "stopped, to go on; requeued" in job.log()
     assert "start 1, on n1 n2" in job.log(), "in the same log"
     assert not list((job.project / "output").glob(".*")), "and nothing of it is left"
 
@@ -117,7 +117,7 @@ def test_a_job_that_makes_room_for_an_urgent_one_comes_back(cluster, submit, par
     ended = cluster.end(job.number)
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), cluster.output(job.number)
     assert [set(job.signals(node)) for node in NODES] == [{"SIGTERM"}] * 2
-    assert ("stopped after a checkpoint; requeued" in job.log()) == (requeued_by == "the script")
+    assert ("stopped, to go on; requeued" in job.log()) == (requeued_by == "the script")
 
 
 def test_a_site_that_forbids_requeueing_is_told_of(cluster, submit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -119,6 +120,35 @@ def test_what_can_not_be_written_is_refused_with_what_could(changes: dict, expec
 def test_every_problem_is_named_at_once() -> None:
     with pytest.raises(UsageError, match=r"--container 'docker'.*'/a b'"):
         train_sbatch(replace(BATCH, container="docker", folder=Path("/a b")))
+
+
+@pytest.mark.parametrize(
+    ("squeue", "requeued", "said"),
+    [
+        ("echo RUNNING", True, "stopped, to go on; requeued"),
+        ("exit 1", True, "stopped, to go on; requeued"),
+        ("echo COMPLETING", False, "stopped, to go on; the job is COMPLETING"),
+    ],
+)
+def test_a_job_that_is_to_go_on_is_requeued_unless_slurm_has_decided(
+    tmp_path: Path, squeue: str, requeued: bool, said: str
+) -> None:
+    """With stand-ins for Slurm's commands; the step asks to be tried again, with or without a checkpoint."""
+    step = 'for word; do [ "${last:-}" != --again-file ] || touch "$word"; last=$word; done'
+    asked = tmp_path / "asked"
+    for name, body in {"squeue": squeue, "srun": step, "scontrol": f'echo "$@" | tee -a {asked}'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "train.sbatch"
+    script.write_text(train_sbatch(replace(BATCH, folder=tmp_path / "run", nodes=1)))
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    environment = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment.pop("SLURM_RESTART_COUNT", None)
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert said in done.stdout
+    assert "after a checkpoint" not in done.stdout
+    assert ("requeue 7" in asked.read_text()) is requeued
 
 
 @pytest.fixture
