@@ -85,7 +85,8 @@ class _Rank:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
         self.process = os.pidfd_open(pid)
-        self.name = "0"
+        self.name: str | None = None
+        """None until it speaks: nobody else's summary is its own."""
         self.checkpoints = False
         """Does it write a checkpoint when it is asked for one?"""
         self._unread = b""
@@ -229,12 +230,12 @@ class _Supervisor:
 
     def _listen_to(self, rank: _Rank) -> None:
         for message in rank.messages():
-            rank.name = str(message.get("rank", rank.name))
+            name = rank.name = str(message.get("rank", rank.name or "0"))
             if "phase" in message:
-                self._seen.phases[rank.name] = str(message["phase"])
+                self._seen.phases[name] = str(message["phase"])
                 rank.checkpoints = bool(message.get("checkpoints"))
             if "summary" in message:
-                self._seen.summaries[rank.name] = message["summary"]
+                self._seen.summaries[name] = message["summary"]
                 self._expect_the_end()
 
     def _expect_the_end(self) -> None:

@@ -38,25 +38,30 @@ class Preemption:
         self._before: dict[int, Any] = {}
         self._others: Callable[[], bool] | None = None
         self._patches = Patches()
+        self._installed = False
 
     def install(self) -> bool:
-        """False where this SimpleTuner has no such trigger; then a signal ends the run as it always did."""
+        """False where this SimpleTuner has no such trigger or others have the signals, which then mean what they did.
+
+        Even so this rank takes part where the others agree, whose signals may be theirs.
+        """
         trainer = self._trainer
         if not (hasattr(trainer, "register_manual_checkpoint_trigger") and hasattr(trainer, "_exit_on_signal")):
             return False
         self._others = getattr(trainer, "_manual_checkpoint_consumer", None)
         trainer.register_manual_checkpoint_trigger(self._consume)
+        self._installed = True
         self._patches.install(wrap_method(trainer, "_exit_on_signal", self._turn_begins))
         for number in ASKING:
             if signal.getsignal(number) is signal.SIG_DFL:
                 self._before[number] = signal.signal(number, self._ask)
-        return True
+        return bool(self._before)
 
     def uninstall(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._patches.remove()
-        if self._before:
+        if self._installed:
             self._trainer.register_manual_checkpoint_trigger(self._others or (lambda: False))
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:

@@ -49,9 +49,11 @@ class SavingWatch:
         phases = self._runtime.phases
         phases.end(TRAINING)
         try:
-            return wrapped(*args, **kwargs)
+            written = wrapped(*args, **kwargs)
         finally:
-            self._runtime.call("checkpoint_saved", phases.end(SAVING))
+            seconds = phases.end(SAVING)
+        self._runtime.call("checkpoint_saved", seconds)
+        return written
 
     @contextmanager
     def _noted(self, block: AbstractContextManager[None]) -> Iterator[None]:

@@ -182,6 +182,24 @@ def test_another_user_who_has_read_the_name_of_the_line_gets_nothing(tmp_path, m
     os.close(folder)
 
 
+def test_a_summary_counts_for_nobody_who_has_not_spoken():
+    """Two ranks have called; while one is still to say its first word, a run that is to stop is not over."""
+    with (
+        supervision._Supervisor("2" * 32, (), ()) as supervisor,
+        socket.socket(socket.AF_UNIX) as first,
+        socket.socket(socket.AF_UNIX) as second,
+    ):
+        for caller in (first, second):
+            caller.connect(address("2" * 32))
+            supervisor._welcome()
+        supervisor._seen.signal = signal.SIGTERM
+        for number, (caller, rank) in enumerate(zip((first, second), supervisor._ranks, strict=True)):
+            assert supervisor._deadline is None
+            caller.sendall(b'{"rank": "%d", "summary": {}}\n' % number)
+            supervisor._listen_to(rank)
+        assert supervisor._deadline is not None, "now both have said their last word"
+
+
 def test_a_rank_believes_no_launcher_of_another_user(monkeypatch):
     """Who took the name after the launcher was gone."""
     monkeypatch.setattr(lifeline, "peer_of", lambda _connection: (1, os.getuid() + 1))

@@ -101,6 +101,19 @@ def test_a_signal_that_comes_twice_is_one_request(preempted):
     assert (trainer.step, trainer.saved, waiting) == (1, [1], [])
 
 
+def test_signals_that_somebody_else_has_are_left_to_them():
+    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        trainer = Trainer()
+        preemption = Preemption(trainer)
+        assert preemption.install() is False, "a signal would bring no checkpoint"
+        preemption.uninstall()
+        assert trainer._manual_checkpoint_consumer != preemption._consume
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def test_a_release_without_the_trigger_is_left_alone():
     assert Preemption(SimpleNamespace()).install() is False
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

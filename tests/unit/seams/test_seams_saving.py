@@ -63,6 +63,11 @@ class Told(Feature):
         self.saved.append(seconds)
 
 
+class Disturbed(Told):
+    def checkpoint_saved(self, seconds: float) -> None:
+        raise ValueError("a feature of ours fails too")
+
+
 @pytest.fixture
 def run(clock: Clock) -> Any:
     runtime, trainer, told = Runtime(Launch()), Trainer(clock), Told()
@@ -102,6 +107,8 @@ def test_a_checkpoint_that_fails_is_timed_and_fails_as_before(run: Any, clock: C
         raise OSError(28, "No space left on device")
 
     trainer.checkpoint_state_save = full
+    runtime._on = (Disturbed(),)
+    runtime._moments.clear()
     watch.install()
     with pytest.raises(OSError, match="No space left"):
         trainer.checkpoint_state_save("out")
