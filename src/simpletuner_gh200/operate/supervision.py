@@ -270,6 +270,8 @@ class _Supervisor:
         self._seen.signal = number
         self._asked_at = time.monotonic()
         self._halt_middle()
+        for rank in self._ranks:  # it may just have said that it is ready
+            self._listen_to(rank)
         if number in self._checkpoint_on and self._ranks and all(rank.checkpoints for rank in self._ranks):
             self._tell_ranks(ASKING[0])  # as long as it takes; a second signal ends the patience
         else:

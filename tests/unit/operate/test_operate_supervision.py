@@ -347,6 +347,15 @@ def test_a_signal_waits_for_the_checkpoint_it_asks_for(tmp_path, monkeypatch, nu
     assert all(map(gone, pids(tmp_path, "0", "1")))
 
 
+def test_a_signal_that_comes_right_behind_a_rank_s_word_heeds_it(tmp_path, monkeypatch):
+    """As if both were there at once, and the signal were looked at first."""
+    monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(supervision._Supervisor, "_hear", lambda self, rank: None)
+    command = write_job(tmp_path, CHECKPOINTS.format(ready=True))
+    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
+    assert launching.run(launching.LaunchCommand(tuple(command), {})).exit_code == 75
+
+
 def test_a_rank_that_has_said_its_last_word_is_not_waited_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.1)
     body = CHECKPOINTS.format(ready=True).replace("os._exit(75)", "time.sleep(60)")
