@@ -294,7 +294,11 @@ class _Supervisor:
         for rank in self._ranks:
             rank.signal(signal.SIGKILL)
         deadline = time.monotonic() + SWEEP_SECONDS
-        while kill_marked(f"{LIFELINE}={self._token}".encode()) and time.monotonic() < deadline:
+        mark = f"{LIFELINE}={self._token}".encode()
+        # One that is dying shows no environment any more, and is still there.
+        while kill_marked(mark) or not all(_ended(rank.process) for rank in self._ranks):
+            if time.monotonic() >= deadline:
+                return
             time.sleep(0.02)
 
 
