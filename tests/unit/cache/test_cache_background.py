@@ -251,6 +251,18 @@ def test_lazy_takes_nothing_in_to_write_packs(tmp_path, files):
     caches.close()
 
 
+def test_saving_first_takes_hold_of_what_the_other_ranks_made(tmp_path, files, monkeypatch):
+    """They end as soon as they have stopped filling."""
+    caches, told = opened(tmp_path, packs=tmp_path / "packs"), []
+    caches.fill()
+    stop, table = caches._stop_filling, caches.tables["vae-x"]
+    monkeypatch.setattr(table, "hold_all", lambda: told.append("held"))
+    monkeypatch.setattr(caches, "_stop_filling", lambda: (told.append("stopped"), stop()))
+    caches.save()
+    assert told == ["held", "stopped"]
+    caches.close()
+
+
 def test_an_interrupt_while_filling_is_stopped_ends_saving_too(tmp_path, files, monkeypatch):
     caches = opened(tmp_path, packs=tmp_path / "packs")
     caches.fill()
