@@ -43,6 +43,8 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     found = told(run)
     assert run.losses == stock.losses
     assert weights(run) == weights(stock)
+    left = json.loads((run.output / "gh200" / "summary.json").read_text())
+    assert left["details"]["activations"] == found
     steps = len(run.losses[0])
     assert found["tensors"] > 100 * steps
     assert found["moved"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,9 @@ def test_optimizer_state_and_ema_of_a_lora_live_in_the_pool(workbench):
     lora = sum(tensor.numel() * 4 for tensor in run.lora().values())
     assert found["of"]["optimizer"]["bytes"] >= 2 * lora, "two moments for each trained weight"
     assert found["of"]["ema"]["bytes"] >= lora
+    left = json.loads((run.output / "gh200" / "summary.json").read_text())
+    assert left["status"] == "completed"
+    assert left["details"]["state"] == found, "what the ranks tell the launcher is what is left in the output folder"
 
 
 def test_a_full_fine_tune_streams_its_state_and_resumes(workbench):

@@ -19,8 +19,8 @@ import psutil
 
 from simpletuner_gh200.errors import UsageError
 
-_DRAFT = re.compile(r"(?:staging-.+|plan)\.\d+\.tmp")
-"""As ``seams.features.store.feature.write_problems`` and ``plan.quick.keep`` name their drafts."""
+_DRAFT = re.compile(r"(?:staging-.+|plan|summary)\.\d+\.tmp")
+"""As ``telemetry.sink.write_whole`` names its drafts."""
 
 _MACHINES = re.compile(r"(?:^|\s)(?:--(?:num_machines|nnodes)[= ]|num_machines:\s*)(\d+)")
 _MACHINE_RANK = re.compile(r"(?:^|\s)(?:--(?:machine_rank|node_rank)[= ]|machine_rank:\s*)(\d+)")

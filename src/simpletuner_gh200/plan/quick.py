@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from simpletuner_gh200.plan.changes import cheapest, fastest
 from simpletuner_gh200.plan.machines import Machine, this_machine
 from simpletuner_gh200.plan.planning import Plan, make_plan, refusal
 from simpletuner_gh200.plan.words import TOO_MUCH, summary
+from simpletuner_gh200.telemetry.sink import write_whole
 
 PATIENCE = 0.3
 """Seconds for looking at files; what is not seen by then is not counted, which only lowers the bound."""
@@ -56,14 +57,8 @@ def check_fit(training: Training, *, driver: Driver | None = None, root: Path = 
 
 def keep(plan: Plan, output: Path) -> None:
     """Leave the plan beside the run; a folder that can't be written is not this file's business."""
-    target = output / FILE
-    draft = target.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(plan.to_json()), encoding="utf-8")
-        draft.replace(target)
-    except OSError:
-        return
+    with suppress(OSError):
+        write_whole(output / FILE, plan.to_json())
 
 
 def kept(output: Path) -> Mapping[str, Any] | None:

@@ -19,6 +19,7 @@ from types import FrameType
 
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
+from simpletuner_gh200.seams import run_summary
 from simpletuner_gh200.seams.bootstrap import activate, point_at
 from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten
@@ -177,6 +178,7 @@ def _conclude(runtime: Runtime, say: Say) -> int:
 
 
 def _leave_summary(runtime: Runtime) -> None:
+    run_summary.leave(runtime)  # once more: how it ended is known only now
     if runtime.lifeline is not None:
         runtime.lifeline.tell(summary=runtime.summary())
     folder = os.environ.get(SUMMARY_FOLDER)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.seams import run_summary
 from simpletuner_gh200.seams.decide import all_features, decide, losses
 from simpletuner_gh200.seams.disk_full import disk_full
 from simpletuner_gh200.seams.feature import Feature
@@ -227,7 +228,7 @@ class Runtime:
         if self.outcome.status == "completed":
             self.enters("writing packs for the next start")
         failures: list[BaseException] = []
-        for method in (*reversed(self.moment("close")), self.patches.remove):
+        for method in (*reversed(self.moment("close")), self.patches.remove, lambda: run_summary.leave(self)):
             try:
                 method()
             except Exception as failure:  # noqa: BLE001 - every feature must get its turn; reported right below

@@ -94,6 +94,20 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
+def write_whole(path: Path, content: Mapping[str, Any]) -> None:
+    """One JSON object, whole or not at all. Raises OSError; a draft that a kill leaves is swept by the next run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.unlink(missing_ok=True)  # a link that somebody put there is not written through
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            json.dump(finite(content), file, indent=1, default=str)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
 def finite(value: Any) -> Any:
     """The value with NaN and infinities as None: JSON has no word for them."""
     if isinstance(value, float):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from simpletuner_gh200.errors import DatasetTooLarge
 from simpletuner_gh200.seams import disk_full as disk_full_module
-from simpletuner_gh200.seams import rank
+from simpletuner_gh200.seams import rank, run_summary
 from simpletuner_gh200.seams.disk_full import disk_full
 from simpletuner_gh200.seams.features import pressure
 from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
@@ -70,7 +71,7 @@ def test_a_run_that_we_end_is_not_interrupted_by_the_user(tmp_path, monkeypatch,
     monkeypatch.setattr(rank, "_test_feature", feature, raising=False)
     script = f"""
 import threading, time
-from simpletuner_gh200.seams import rank
+from simpletuner_gh200.seams import rank, run_summary
 try:
     threading.Thread(target=rank._test_feature._end_run, args=(1 << 30,)).start()
     time.sleep(20)
@@ -129,3 +130,44 @@ def test_a_run_under_gh200_train_tells_its_summary_over_the_line():
     runtime.outcome = RunOutcome(status="completed")
     rank._leave_summary(runtime)
     assert [message["summary"]["status"] for message in told] == ["completed"]
+
+
+def ended_in(output, *, on: bool = True, **outcome) -> Runtime:
+    runtime = Runtime(Launch())
+    runtime.outcome = RunOutcome(output_dir=str(output), **outcome)
+    runtime._on = (pressure.FEATURE(),) if on else ()
+    return runtime
+
+
+def test_the_summary_is_in_the_output_folder_however_the_run_ended(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    file = tmp_path / "gh200" / "summary.json"
+    runtime = ended_in(tmp_path, status="failed", reason="hub_token=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH was refused")
+    runtime._on[0].summary = lambda: {"share": float("nan"), "where": tmp_path, "by_step": {3: 1}}
+    runtime.close()
+    left = json.loads(file.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (left["status"], left["details"]["pressure"]["share"]) == ("failed", None)
+    assert "was refused" in left["reason"] and "hf_abc" not in left["reason"]
+    runtime.outcome.interrupt_by_user()  # found out after the closing
+    rank._leave_summary(runtime)
+    assert json.loads(file.read_text())["status"] == "interrupted"
+    assert [path.name for path in file.parent.iterdir()] == ["summary.json"], "no draft is left"
+    run_summary.forget_earlier(runtime)
+    assert not file.exists(), "the next run in this folder may be killed before it leaves one"
+
+
+def test_other_ranks_and_runs_without_a_feature_leave_no_summary(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    ended_in(tmp_path, on=False).close()
+    ended_in("").close()
+    monkeypatch.setenv("RANK", "1")
+    ended_in(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_summary_is_a_warning(tmp_path, caplog):
+    (tmp_path / "gh200").write_text("in the way")
+    runtime = ended_in(tmp_path)
+    run_summary.forget_earlier(runtime)
+    runtime.close()
+    assert "the run's summary could not be written" in caplog.text

@@ -12,6 +12,7 @@ from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.configure import configure_from
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
+from simpletuner_gh200.seams.run_summary import forget_earlier
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.saving import SavingWatch
 from simpletuner_gh200.seams.seam import Seam
@@ -30,6 +31,7 @@ def _parse_arguments(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
             runtime.outcome.fail(failure)
             raise
         runtime.outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
+        forget_earlier(runtime)
         extend_log(getattr(instance, "accelerator", None), runtime)
         runtime.call("start", instance)
         runtime.phases.end("configure")

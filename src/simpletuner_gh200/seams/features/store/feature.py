@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from simpletuner_gh200.store.report import StagingReport
 from simpletuner_gh200.store.scrub import Scrub
 from simpletuner_gh200.store.shared_memory import StagedMemory, nothing_staged, receive_memory, share_memory
 from simpletuner_gh200.store.staging import expected_size, look_over, request_for, stage
+from simpletuner_gh200.telemetry.sink import write_whole
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -376,14 +376,9 @@ def write_problems(report: Mapping[str, Any], dataset: str, output: Path) -> Non
     A list is no reason to end a run: where it can't be written that is said beside what it would have listed.
     """
     path = output / "gh200" / f"staging-{re.sub(r'[^A-Za-z0-9._-]', '_', dataset)}.json"
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
     listed = f"listed in {path}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)  # a link that somebody put there is not written through
-        with draft.open("x", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-        draft.replace(path)
+        write_whole(path, report)
     except OSError as refused:
         listed = f"the list could not be written: {refused}"
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(report["problem_counts"].items()))
