@@ -16,42 +16,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+from simpletuner_gh200.upstream.tested import TESTED, Tested  # noqa: E402
+
+PINNED = ROOT / "src" / "simpletuner_gh200" / "upstream" / "constraints"
 UV_VERSION = "0.13.7"
 EXTRAS = "cuda,codecs"
 DEVELOPMENT = ROOT / "constraints" / "development.txt"
 SITE = ROOT / "constraints" / "site.txt"
 NO_PYTHON = "no CPython 3.11, 3.12 or 3.13 was found; install one and run this again"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A SimpleTuner release with the interpreters it runs on, best first.
-
-    ``cuda12``: the environment has bindings of CUDA 13, and the emulated driver is tested with both majors. The older
-    pair has the oldest bindings we support, so that both ends of the range are tested.
-    """
-
-    simpletuner: str
-    requirement: str
-    pythons: tuple[str, ...]
-    cuda12: str
-
-    @property
-    def constraints(self) -> Path:
-        return ROOT / "constraints" / f"simpletuner-{self.simpletuner}.txt"
-
-
-PAIRS = (
-    Pair("4.10.1", "simpletuner[cpu]==4.10.1", ("3.13", "3.12"), cuda12="cuda-bindings==12.9.10"),
-    Pair("3.1.6", "simpletuner==3.1.6", ("3.11",), cuda12="cuda-bindings==12.8.0"),
-)
+CUDA12 = {"4.10.1": "cuda-bindings==12.9.10", "3.1.6": "cuda-bindings==12.8.0"}
+"""The environments have bindings of CUDA 13, and the emulated driver is tested with both majors. The older release has
+the oldest bindings we support, so that both ends of the range are tested."""
 
 
 def main(purpose: str) -> int:
@@ -62,21 +45,22 @@ def main(purpose: str) -> int:
     if purpose not in {"demo", "selftest", "test"}:
         print(__doc__, file=sys.stderr)
         return 2
-    usable = [(pair, python) for pair in PAIRS if (python := find_python(pair.pythons))]
+    here = [each for each in TESTED if platform.machine() in each.machines]
+    usable = [(each, python) for each in here if (python := find_python(each.pythons))]
     if not usable:
         say(NO_PYTHON)
         return 1
-    missing = [pair for pair in PAIRS if pair not in [found for found, _ in usable]]
-    for pair in missing:
-        say(f"SimpleTuner {pair.simpletuner}: NOT RUN, no CPython {' or '.join(pair.pythons)} on this machine")
+    missing = [each for each in here if each not in [found for found, _ in usable]]
+    for each in missing:
+        say(f"SimpleTuner {each.release}: NOT RUN, no CPython {' or '.join(each.pythons)} on this machine")
     if missing and purpose == "test" and os.environ.get("CI"):
         return 1  # a person may test with what he has; CI that tests half of it says nothing
-    for number, (pair, python) in enumerate(usable if purpose == "test" else usable[:1]):
-        folder = ROOT / (".venv" if number == 0 else f".venv-{pair.simpletuner}")
-        build(folder, pair, python)
+    for number, (tested, python) in enumerate(usable if purpose == "test" else usable[:1]):
+        folder = ROOT / (".venv" if number == 0 else f".venv-{tested.release}")
+        build(folder, tested, python)
         if purpose != "demo":
-            add_cuda12_bindings(folder, pair)
-        print(f"{folder.name} {pair.simpletuner}", flush=True)
+            add_cuda12_bindings(folder, CUDA12[tested.release])
+        print(f"{folder.name} {tested.release}", flush=True)
     return 0
 
 
@@ -132,33 +116,34 @@ def answers(python: str, version: str) -> bool:
     return ran.stdout.split() == [version, "cpython", "True"]
 
 
-def build(folder: Path, pair: Pair, python: str) -> None:
+def build(folder: Path, tested: Tested, python: str) -> None:
     """Anew if interpreter or pinned versions changed, in place if only our own project files did, else not at all."""
     stamp = folder / ".gh200-built-from"
-    base = fingerprint(python, pair.constraints)
+    constraints = PINNED / f"simpletuner-{tested.release}.txt"
+    base = fingerprint(python, constraints)
     wanted = f"{base}\n{fingerprint(python, DEVELOPMENT, ROOT / 'pyproject.toml', Path(__file__))}"
     found = stamp.read_text() if stamp.is_file() else ""
     if found == wanted:
         return
     if not found.startswith(base):
-        say(f"building {folder.name}: SimpleTuner {pair.simpletuner} on {python} (a minute or two, 8 GB)")
+        say(f"building {folder.name}: SimpleTuner {tested.release} on {python} (a minute or two, 8 GB)")
         shutil.rmtree(folder, ignore_errors=True)
         run([python, "-m", "venv", "--without-pip", str(folder)])
-    requirements = [pair.requirement, "-c", str(pair.constraints), "-r", str(DEVELOPMENT)]
+    requirements = [tested.requirement(cpu=True), "-c", str(constraints), "-r", str(DEVELOPMENT)]
     install(folder, [*requirements, "-e", f"{ROOT}[{EXTRAS}]"])
     stamp.write_text(wanted)
 
 
-def add_cuda12_bindings(folder: Path, pair: Pair) -> None:
+def add_cuda12_bindings(folder: Path, bindings: str) -> None:
     """Beside the environment, in ``.cache/cuda12-python3.x``: what runs with it on PYTHONPATH finds them first."""
     (library,) = (folder / "lib").glob("python3.*")
     site = ROOT / ".cache" / f"cuda12-{library.name}"
     stamp = site / ".gh200-built-from"
-    if stamp.is_file() and stamp.read_text() == pair.cuda12:
+    if stamp.is_file() and stamp.read_text() == bindings:
         return
     shutil.rmtree(site, ignore_errors=True)
-    install(folder, ["--no-deps", "--target", str(site), pair.cuda12])
-    stamp.write_text(pair.cuda12)
+    install(folder, ["--no-deps", "--target", str(site), bindings])
+    stamp.write_text(bindings)
 
 
 def fingerprint(python: str, *files: Path) -> str:

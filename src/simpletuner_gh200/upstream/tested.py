@@ -1,0 +1,78 @@
+"""The versions that each SimpleTuner release is tested with: what `gh200 setup` installs, what CI builds.
+
+``constraints/simpletuner-<release>.txt`` is CI's environment less its test tools; ``-cuda.txt`` what SimpleTuner's
+extra for CUDA adds, resolved for x86-64 and aarch64 but not run by us, who have no GPU. Only the standard library is
+used here: `scripts/dev/environments.py` asks before there is any environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+
+from simpletuner_gh200.errors import UsageError
+
+FOLDER = "constraints"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A SimpleTuner release with the interpreters it is tested on, best first, and the machines it has wheels for."""
+
+    release: str
+    pythons: tuple[str, ...]
+    machines: tuple[str, ...]
+    cuda_extra: str
+    """SimpleTuner's extra for the CUDA that this release's torch is built with."""
+
+    def requirement(self, *, cpu: bool) -> str:
+        return f"simpletuner[{'cpu' if cpu else self.cuda_extra}]=={self.release}"
+
+
+TESTED = (
+    Tested("4.10.1", pythons=("3.13", "3.12"), machines=("x86_64", "aarch64"), cuda_extra="cuda13"),
+    # torchcodec 0.9.0 has no wheel for aarch64, and torch 2.9.1's there is built without CUDA.
+    Tested("3.1.6", pythons=("3.11",), machines=("x86_64",), cuda_extra="cuda"),
+)
+"""Newest first."""
+
+
+def tested_releases() -> tuple[str, ...]:
+    """Newest first."""
+    return tuple(each.release for each in TESTED)
+
+
+def tested_versions(release: str, *, cpu: bool = False) -> dict[str, str]:  # noqa: PT028 (no test, for all its name)
+    """Every pinned package, by its normalized name; without ``cpu``, those that only CUDA needs too."""
+    return dict(line.split("==") for line in constraints(release, cpu=cpu).splitlines())
+
+
+def constraints(release: str, *, cpu: bool = False) -> str:
+    """For `pip install -c`: plain ``name==version`` lines, sorted."""
+    names = [f"simpletuner-{find(release).release}{part}.txt" for part in (("",) if cpu else ("", "-cuda"))]
+    texts = (resources.files(__package__).joinpath(FOLDER, name).read_text(encoding="utf-8") for name in names)
+    return "".join(f"{line}\n" for line in sorted(line for text in texts for line in text.splitlines()))
+
+
+def find(release: str) -> Tested:
+    for each in TESTED:
+        if each.release == release:
+            return each
+    raise UsageError(
+        f"SimpleTuner {release!r} is not among the releases that are tested: {', '.join(tested_releases())}",
+        remedy="name one of these, or install SimpleTuner yourself",
+    )
+
+
+def choose(python: str, machine: str) -> Tested:
+    """The newest release for this interpreter (``3.13``) and machine (``aarch64``)."""
+    for each in TESTED:
+        if python in each.pythons and machine in each.machines:
+            return each
+    accepted = "; ".join(
+        f"{each.release}: Python {' or '.join(each.pythons)} on {' or '.join(each.machines)}" for each in TESTED
+    )
+    raise UsageError(
+        f"no SimpleTuner is tested with Python {python} on {machine} ({accepted})",
+        remedy="make the virtual environment with one of these interpreters",
+    )
