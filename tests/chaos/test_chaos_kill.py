@@ -51,7 +51,7 @@ def test_a_second_job_is_refused_and_the_next_knows_where_to_go_on(laboratory, t
     again = train(laboratory, "--max_train_steps=4000", "--dry-run").end()
     assert again.code == 0, again.explain()
     assert "checkpoint-9999 is incomplete: it is empty" in again.err, again.explain()
-    assert "--resume_from_checkpoint=checkpoint-" in again.out, again.explain()
+    assert "this run resumes from checkpoint-" in again.err, again.explain()
 
 
 @pytest.mark.chaos

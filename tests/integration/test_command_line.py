@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from simpletuner_gh200.demo.run import MARKER
-from simpletuner_gh200.operate.checkpoints import newest_whole
+from simpletuner_gh200.upstream.checkpoints import newest_whole
 from tests.integration.workbench import clean_environment
 
 BIN = Path(sys.executable).parent
@@ -222,7 +222,7 @@ def test_one_job_at_a_time_and_an_interrupt_is_one_line(workbench, tmp_path):
     broken.mkdir()
     again = run(workbench, "gh200", "train", "--config", str(workbench.project.config), "--dry-run")
     assert f"{broken} is incomplete: it is empty" in again.stdout
-    assert f"--resume_from_checkpoint={newest_whole(output).name}" in again.stdout
+    assert f"this run resumes from {newest_whole(output).name}" in again.stdout
     assert broken.is_dir()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.operate.checkpoints import newest_whole
 from simpletuner_gh200.ramp.resume import RampState, resume
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from simpletuner_gh200.upstream.checkpoints import newest_whole
 from tests.integration.workbench import RANKS
 
 PROBE = Path(__file__).with_name("probe_ramp.py")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.operate.checkpoints import newest_whole
 from simpletuner_gh200.operate.launching import Ended
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
+from simpletuner_gh200.upstream.checkpoints import newest_whole
 
 Lines = list[tuple[str, str]]
 """(label, text) pairs; none where there is nothing to say."""

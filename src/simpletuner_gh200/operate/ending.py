@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.operate.checkpoints import newest_whole
 from simpletuner_gh200.operate.launching import Ended
 from simpletuner_gh200.seams.preemption import TRY_AGAIN
+from simpletuner_gh200.upstream.checkpoints import newest_whole
 
 TRAINING = "training"
 """The phase in which steps are lost that no checkpoint has."""

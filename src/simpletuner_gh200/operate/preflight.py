@@ -105,10 +105,9 @@ def _ready(explicit: str | None, env_name: str | None, flags: Sequence[str], say
     if starting or _installed("simpletuner"):
         checked = replace(checked, notes=(*checked.notes, *check_seams(checked.settings)))
     if starting:
-        resumption = checkpoints.resumption(checked.config)
-        flags = [*flags, *resumption.flags]
+        passed_over = checkpoints.passed_over(checked.config)
         forgotten = checkpoints.forgotten_positions(checked.config, importlib.metadata.version("simpletuner"))
-        checked = replace(checked, notes=(*checked.notes, *filter(None, [resumption.notice, forgotten])))
+        checked = replace(checked, notes=(*checked.notes, *filter(None, [passed_over, forgotten])))
     launch = _launch(checked, flags, explicit=explicit, env_name=env_name)
     if starting and launch.problem is not None:
         raise launch.problem

@@ -56,6 +56,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "checkpoints": FeatureInfo("our state in checkpoints"),
     "ramp": FeatureInfo("batch ramp", needs=("checkpoints",)),
     "preemption": FeatureInfo("a checkpoint when a signal asks for one", needs=("core",)),
+    "resuming": FeatureInfo("no resuming from a checkpoint that is not whole", needs=("core",)),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "state": FeatureInfo("optimizer state and EMA in Grace"),
     "activations": FeatureInfo("saved activations in Grace instead of recomputing"),

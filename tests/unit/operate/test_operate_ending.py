@@ -6,7 +6,7 @@ import pytest
 
 from simpletuner_gh200.operate.ending import closing_line
 from simpletuner_gh200.operate.launching import Ended
-from tests.unit.operate.test_operate_checkpoints import write
+from tests.unit.upstream.test_upstream_checkpoints import write
 
 AGAIN = "gh200 train --config mine.json"
 

@@ -12,6 +12,7 @@ from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.configure import configure_from
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
+from simpletuner_gh200.seams.resuming import init_resume_checkpoint
 from simpletuner_gh200.seams.run_summary import forget_earlier
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.saving import SavingWatch
@@ -196,6 +197,7 @@ SEAMS = (
     Seam("trainer.init_data_backend", _init_data_backend),
     Seam("trainer.init_hooks", _init_hooks),
     Seam("trainer.init_ema_model", _init_ema_model),
+    Seam("trainer.init_resume_checkpoint", init_resume_checkpoint),
     Seam("trainer.train", _train),
     Seam("trainer.prepare_batch", _prepare_batch),
     Seam("trainer.model_predict", _model_predict),

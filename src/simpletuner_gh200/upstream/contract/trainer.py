@@ -97,6 +97,24 @@ INIT_EMA_MODEL = SeamSpec(
 )
 
 
+INIT_RESUME_CHECKPOINT = SeamSpec(
+    name="trainer.init_resume_checkpoint",
+    module=MODULE,
+    qualname="Trainer.init_resume_checkpoint",
+    parameters=("self", "lr_scheduler"),
+    features=("resuming",),
+    reason="before it looks for a checkpoint, what is not whole is moved out of its sight",
+    facts=(
+        _called_on_self("Trainer.init_resume_checkpoint"),
+        Fact(
+            "reads what to resume from off the configuration",
+            "ranks are told there which checkpoint is the last whole one",
+            facts.mentions("Trainer.init_resume_checkpoint", "self.config.resume_from_checkpoint"),
+        ),
+    ),
+)
+
+
 STEPS = "self.config.gradient_accumulation_steps"
 
 TRAIN = SeamSpec(
@@ -311,6 +329,7 @@ SPECS = (
     INIT_DATA_BACKEND,
     INIT_HOOKS,
     INIT_EMA_MODEL,
+    INIT_RESUME_CHECKPOINT,
     TRAIN,
     PREPARE_BATCH,
     MODEL_PREDICT,
