@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
+from simpletuner_gh200.memory.regular_files import NotRegular, open_regular
 from simpletuner_gh200.store.codecs import CHUNK_BYTES, Codec, CodecChoice
 from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, extension_of
 from simpletuner_gh200.store.file_reader import (
     ATTEMPTS,
-    OPEN_FLAGS,
     Unstable,
     appearance,
     checksum_on_disk,
@@ -113,7 +113,10 @@ class BatchStager:
                 continue
             path = folder + name
             try:
-                fd = os.open(path, OPEN_FLAGS)
+                fd = open_regular(path)
+            except NotRegular:
+                self._plan.problems.add(FileProblem(path, "unstable", "it was a file when it was listed"))
+                continue
             except OSError as unreadable:
                 self._plan.problems.add(FileProblem.from_error(path, unreadable))
                 continue
@@ -193,9 +196,10 @@ class BatchStager:
             if rows.form[number] == ABSENT:
                 continue
             try:
-                now = checksum_on_disk(path, self._buffer, give_back=self._plan.give_back)
+                size = int(rows.size[number])
+                now = checksum_on_disk(path, size, self._buffer, give_back=self._plan.give_back)
                 same = now == rows.checksum[number]
-            except OSError:
+            except (OSError, Unstable):
                 same = False
             if not same:
                 rows.form[number] = ABSENT

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.regular_files import open_regular
 from simpletuner_gh200.store.discovery import ExtensionTotals, Listing
 
 CodecName = Literal["raw", "lz4", "zlib", "snappy", "zstd"]
@@ -184,7 +185,7 @@ def estimates(listing: Listing, names: tuple[CodecName, ...]) -> dict[str, int]:
 
 def _middle(path: bytes, size: int) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
     except OSError:
         return b""
     try:

@@ -8,7 +8,8 @@ import time
 
 import xxhash
 
-OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+from simpletuner_gh200.memory.regular_files import open_regular
+
 ATTEMPTS = 3
 
 RECENT_NS = 1_000_000_000
@@ -33,16 +34,19 @@ def is_recent(found: os.stat_result) -> bool:
     return max(found.st_mtime_ns, found.st_ctime_ns) > time.time_ns() - RECENT_NS
 
 
-def checksum_on_disk(path: bytes, buffer: memoryview, *, give_back: bool) -> int:
-    """The xxh3-64 of a file as it is now, read through ``buffer``."""
+def checksum_on_disk(path: bytes, size: int, buffer: memoryview, *, give_back: bool) -> int:
+    """The xxh3-64 of a file that has ``size`` bytes, read through ``buffer``; Unstable where it has not, or changes."""
     digest, at = xxhash.xxh3_64(), 0
-    fd = os.open(path, OPEN_FLAGS)
+    fd = open_regular(path)
     try:
-        while got := os.preadv(fd, [buffer], at):
+        before = os.fstat(fd)
+        while at < before.st_size == size and (got := os.preadv(fd, [buffer[: size - at]], at)):
             digest.update(buffer[:got])
             at += got
         if give_back:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if at != size or appearance(os.stat(path)) != appearance(before):
+            raise Unstable
     finally:
         os.close(fd)
     return int(digest.intdigest())
@@ -63,7 +67,7 @@ def read_ahead(paths: list[bytes]) -> None:
     """Ask the kernel to fetch these files; whatever goes wrong here shows when they are read."""
     for path in paths:
         try:
-            fd = os.open(path, OPEN_FLAGS)
+            fd = open_regular(path)
         except OSError:
             continue
         try:

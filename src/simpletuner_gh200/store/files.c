@@ -94,12 +94,12 @@ void gh200_read_files(const char *path, const char *names, int count, const uint
         if (sizes[at] >= room - used) continue; /* one byte more than expected is asked for, so that growth shows */
         int file = openat(folder, names, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (file < 0) continue;
-        if (!fetched && at % ASK_EVERY == 0 && is_cold(file)) {
+        struct stat before, after;
+        int regular = fstat(file, &before) == 0 && S_ISREG(before.st_mode);
+        if (regular && !fetched && at % ASK_EVERY == 0 && is_cold(file)) {
             fetch_ahead(folder, names, count - at);
             fetched = 1;
         }
-        struct stat before, after;
-        int regular = fstat(file, &before) == 0 && S_ISREG(before.st_mode);
         ssize_t got = regular ? pread(file, buffer + used, sizes[at] + 1, 0) : -1;
         if (got >= 0 && (uint64_t)got == sizes[at] && fstatat(folder, names, &after, 0) == 0 &&
             held_still(&before, &after)) {

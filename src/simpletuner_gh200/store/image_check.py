@@ -91,9 +91,34 @@ def check_image(head: bytes | memoryview, whole: bool, fd: int, expected: str, v
     if whole:
         return _examine(io.BytesIO(head), len(head), expected, verify)
     # Some formats keep what is needed at the end of the file, and some plug-ins read all of it to open it.
-    with os.fdopen(os.dup(fd), "rb") as file:
-        file.seek(0)
-        return _examine(file, os.fstat(fd).st_size, expected, verify)
+    size = os.fstat(fd).st_size
+    return _examine(io.BufferedReader(_AsLongAsItWas(fd, size)), size, expected, verify)
+
+
+class _AsLongAsItWas(io.RawIOBase):
+    """A file's first ``size`` bytes, however it grows while a plug-in reads all that there is."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd, self._size, self._at = fd, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise ValueError(f"negative seek position {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(self._size - self._at, 0)]
+        got = os.preadv(self._fd, [wanted], self._at) if wanted else 0
+        self._at += got
+        return got
 
 
 def _open(source: io.IOBase, expected: str) -> Any:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
-import signal
 import socket
-import sys
-import traceback
 
 import pytest
 import torch
@@ -22,31 +18,7 @@ from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import LOCK, MARKER
 from simpletuner_gh200.cache.table import Table
-
-PATIENCE = 60
-
-
-def bounded(test):
-    """In a child that is ended when it waits for a file that is none: a thread in ``open`` can't be told to stop."""
-
-    @functools.wraps(test)
-    def in_child(*args, **fixtures):
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(PATIENCE)
-            code = 1
-            try:
-                test(*args, **fixtures)
-                code = 0
-            except BaseException:  # noqa: BLE001 - the child must never return into the test
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-    return in_child
+from tests.unit.bounded import bounded
 
 
 def fresh_table():
