@@ -54,6 +54,10 @@ class SegmentRow:
     """Bytes appended to it."""
 
 
+class ForkedProcess(CacheError):
+    """A forked child has its parent's ideas of what is free, so it would write where its parent does: it only reads."""
+
+
 class Control:
     """One block. ``slab`` is made by the first rank and attached by the others."""
 
@@ -64,6 +68,7 @@ class Control:
         self._words = memoryview(slab.array).cast("Q")
         self._lock = threading.RLock()
         self._depth = 0
+        self._pid = os.getpid()
         if self._words[_MAGIC] != MAGIC or self._words[_SCHEMA] != SCHEMA:
             raise CacheError("another version of this package made the control block of the node's caches")
         self.words = self._words[_SLOTS_AT:]
@@ -84,6 +89,9 @@ class Control:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
+        """Raises ForkedProcess in any process but the one that made or attached this."""
+        if self._pid != os.getpid():
+            raise ForkedProcess(f"process {os.getpid()} was forked from {self._pid}, which alone writes to this cache")
         with self._lock:
             if self._shared and self._depth == 0:
                 self._lock_among_ranks()

@@ -205,10 +205,10 @@ class Segments:
         return number
 
     def populate(self) -> None:
-        """Map the pages of what this process wrote now rather than fault by fault in the first epoch."""
-        if self._writer is not None:
-            number, writer = self._writer
-            self._mapped[number].populate(writer.used)
+        """Map the pages of all that this process wrote now rather than fault by fault in the first epoch."""
+        for row in self._control.rows():
+            if row.pid == os.getpid() and row.number in self._mapped:
+                self._mapped[row.number].populate(row.held)
 
     def _store_layout(self, number: int, writer: Writer, text: bytes) -> Range:
         data = len(text).to_bytes(8, "little") + text

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.cache.control import NOTHING, Control
+from simpletuner_gh200.cache.control import NOTHING, Control, ForkedProcess
 from simpletuner_gh200.cache.entries import Found, Put, Ready
 from simpletuner_gh200.cache.lending import LEND_FROM
 from simpletuner_gh200.cache.record import Record, tensor_maker, tensor_on
@@ -222,7 +222,7 @@ class Table:
             # Without the lock: nobody knows of these bytes until they are entered.
             place.writer.fill(place.payload.offset, record.pieces)
         except (GH200Error, OSError) as refused:  # SimpleTuner has the value: a run does not end for want of a copy
-            return f"no memory: {type(refused).__name__}"
+            return _why(refused)
         flags = (FINITE if record.finite else 0) | ordinary(path)
         slot = Slot.of(place.payload, record.size, flags, source, place.layout)
         return None if self._enter(key, slot) else "index full, or dropped meanwhile"
@@ -239,7 +239,7 @@ class Table:
             for room in rooms:
                 put(room.writer, admitted[room.numbers], room.offsets)
         except (GH200Error, OSError) as refused:  # as for a single one: SimpleTuner has the files
-            self.statistics.fall_back(f"no memory: {type(refused).__name__}", len(admitted))
+            self.statistics.fall_back(_why(refused), len(admitted))
             return 0
         if not rooms:
             return 0
@@ -310,18 +310,27 @@ class Table:
     # -- withdrawing -----------------------------------------------------------------------------------
 
     def invalidate(self, path: Any) -> bool:
-        """Withdraw one entry on every rank; True if there was one."""
+        """Withdraw one entry on every rank; True if there was one, and this process may.
+
+        A forked one may not, and need not: its parent sees by the file itself that it is another.
+        """
         key = key_of(normal(path))
-        gone = [copy.withdraw(key) for copy in self._elsewhere if copy.slots.get(key) is not None]
+        try:
+            gone = [copy.withdraw(key) for copy in self._elsewhere if copy.slots.get(key) is not None]
+        except ForkedProcess:
+            return False
         return self._withdraw_here(key) or any(gone)
 
     def _withdraw_here(self, key: Key) -> bool:
         if self.control.slots.get(key) is None:
             return False
-        with self.control.writing():
-            old = self.control.slots.remove(key)
-            if old is not None:
-                self._segments.release(old)
+        try:
+            with self.control.writing():
+                old = self.control.slots.remove(key)
+                if old is not None:
+                    self._segments.release(old)
+        except ForkedProcess:
+            return False
         return old is not None
 
     def drop(self) -> None:
@@ -359,3 +368,8 @@ class Table:
         self._watch.close()
         for control in (self.control, *self._elsewhere):
             control.close()
+
+
+def _why(refused: Exception) -> str:
+    """What the statistics count an entry under that could not be held."""
+    return "in a forked process" if isinstance(refused, ForkedProcess) else f"no memory: {type(refused).__name__}"
