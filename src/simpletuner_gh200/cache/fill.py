@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import io
 import os
-import stat
 import threading
 import time
 import zipfile
@@ -20,11 +18,12 @@ import numpy as np
 from simpletuner_gh200.cache.batch_fill import BatchFiller
 from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import keys_of
-from simpletuner_gh200.cache.source import OPEN_FLAGS, source_of
+from simpletuner_gh200.cache.source import source_of
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cache.tensor_files import Shapes, usable
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.pace import AT_ONCE, Pace
+from simpletuner_gh200.memory.regular_files import open_regular
 from simpletuner_gh200.telemetry.progress import Progress
 
 _GZIP = b"\x1f\x8b"
@@ -60,10 +59,8 @@ def read_file(path: str) -> bytes:
 
     Read, not mapped: where a disk fails, or somebody cuts a file short, reading is an error and a mapping the end.
     """
-    with open(path, "rb", opener=lambda name, _flags: os.open(name, OPEN_FLAGS)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        return file.read()
+    with open(open_regular(path), "rb") as file:
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def hold(table: Table, path: str, value: Any, source: tuple[int, int]) -> bool:

@@ -37,8 +37,9 @@ import xxhash
 from simpletuner_gh200.cache.record import Bytes
 from simpletuner_gh200.cache.segment import place
 from simpletuner_gh200.cache.slots import Key, key_of
-from simpletuner_gh200.cache.source import OPEN_FLAGS, Identity
+from simpletuner_gh200.cache.source import Identity
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.regular_files import OPEN_FLAGS
 
 MAGIC = b"GH200PCK"
 SCHEMA = 2

@@ -19,8 +19,8 @@ from pathlib import Path
 import xxhash
 
 from simpletuner_gh200.cache.pack import Pack, is_ours
-from simpletuner_gh200.cache.source import OPEN_FLAGS
 from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.memory.regular_files import OPEN_FLAGS
 
 SUFFIX = ".pack"
 MARKER = "gh200-cache"

@@ -19,9 +19,7 @@ import xxhash
 from simpletuner_gh200.cache.file_system import keeps_change_times, open_folder
 from simpletuner_gh200.cache.slots import ORDINARY, many_source_words, source_words
 from simpletuner_gh200.cache.tensor_files import look_at, usable
-
-OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""Not to wait for whoever writes to a FIFO that has the name of a cache file."""
+from simpletuner_gh200.memory.regular_files import open_regular
 
 SECOND_NS = 1_000_000_000
 
@@ -77,12 +75,12 @@ def source_of(path: str) -> tuple[int, int] | None:
 def identify(path: str, source: tuple[int, int]) -> Identity | None:
     """The identity of the file that looked like ``source`` when it was taken; None if it is another by now."""
     try:
-        fd = os.open(path, OPEN_FLAGS)
+        fd = open_regular(path)
     except OSError:
         return None
     try:
         before = os.fstat(fd)
-        if not stat.S_ISREG(before.st_mode) or _words(before) != source:
+        if _words(before) != source:
             return None
         found = fingerprint(fd, before.st_size)
         return Identity(before.st_size, before.st_mtime_ns, before.st_ctime_ns, before.st_ino, found)
@@ -181,7 +179,7 @@ def fingerprint(fd: int, size: int) -> int:
         return xxhash.xxh3_64_intdigest(head + tail[-8:])
     digest = xxhash.xxh3_64()
     at = 0
-    while chunk := os.pread(fd, _CHUNK, at):
+    while chunk := os.pread(fd, min(_CHUNK, size - at), at):
         digest.update(chunk)
         at += len(chunk)
     return digest.intdigest()

@@ -26,6 +26,7 @@ from simpletuner_gh200.cache.slots import FINITE, ORDINARY, many_source_words
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.compiled import CSource
 from simpletuner_gh200.memory.mapping import create_memfd
+from simpletuner_gh200.memory.regular_files import open_regular
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -266,7 +267,7 @@ class FileTaker:
     @staticmethod
     def _inflated_size(path: str) -> int:
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 file.seek(-4, os.SEEK_END)
                 return int.from_bytes(file.read(4), "little")
         except OSError:

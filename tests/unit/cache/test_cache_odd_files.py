@@ -12,12 +12,14 @@ import torch
 from simpletuner_gh200.cache import pack as pack_module
 from simpletuner_gh200.cache.batch_fill import NOT_READ_NATIVELY
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import fill, take_in
+from simpletuner_gh200.cache.fill import fill, read_file, take_in
 from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import LOCK, MARKER
+from simpletuner_gh200.cache.source import identify, source_of
 from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.cache.tensor_files import FileTaker
 from tests.unit.bounded import bounded
 
 
@@ -34,7 +36,7 @@ def put_odd_things(folder, name_of):
         listening.bind(f"/proc/self/fd/{there}/{name_of(2)}")
         os.close(there)
     (folder / name_of(3)).mkdir()
-    (folder / name_of(4)).symlink_to("/proc/self/mem")  # regular, and its first byte is an I/O error
+    (folder / name_of(4)).symlink_to("/proc/self/mem")  # regular, of no size, and its first byte is an I/O error
     (folder / name_of(5)).symlink_to(name_of(5))
     (folder / name_of(6)).symlink_to("nowhere")
     (folder / name_of(7)).symlink_to("/dev/zero")
@@ -53,7 +55,7 @@ def test_a_folder_of_cache_files_with_everything_else_in_it(tmp_path, saved):
     fill(table, paths, workers=2)
     assert all(table.find(path) for path in good)
     assert table.find(unreadable) is None
-    assert table.statistics.fallbacks == {NOT_READ_NATIVELY: 1, "unreadable: OSError": 1}
+    assert table.statistics.fallbacks == {NOT_READ_NATIVELY: 1, "unreadable: EOFError": 1}
     table.close()
 
 
@@ -64,6 +66,35 @@ def test_a_cache_file_that_became_something_else_is_no_entry(tmp_path, number):
     table = fresh_table()
     assert not take_in(table, str(tmp_path / "cache" / f"odd{number}.pt"))
     table.close()
+
+
+@bounded
+def test_a_cache_file_that_grows_as_fast_as_it_is_read_has_an_end(tmp_path):
+    path = tmp_path / "a.pt"
+    path.write_bytes(bytes(100_000))
+    read, looked, told = os.pread, os.fstat, []
+
+    def grown_by_reading(fd, length, at):
+        got = read(fd, length, at)
+        os.truncate(path, looked(fd).st_size + len(got))
+        return got
+
+    def grown_by_looking(fd):
+        found = looked(fd)
+        told.append(found.st_size)
+        os.truncate(path, found.st_size + 1000)
+        return found
+
+    os.pread = grown_by_reading  # for good: in a child of its own
+    assert identify(str(path), source_of(str(path))).size == 100_000
+    os.fstat = grown_by_looking
+    assert len(read_file(str(path))) == told[-1]
+
+
+@bounded
+def test_a_gzipped_cache_file_that_became_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.pt")
+    assert FileTaker._inflated_size(str(tmp_path / "a.pt")) == 0
 
 
 @pytest.fixture
