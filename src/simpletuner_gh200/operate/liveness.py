@@ -70,16 +70,19 @@ def _alive(pid: int, began: float | None) -> bool:
 
 
 def _remaining(run: Recorded) -> float | None:
-    wanted, lengths = run.start.get("max_steps"), [value for _step, value in run.series("step_seconds")]
-    if not isinstance(wanted, int) or not run.steps or not lengths:
+    wanted, latest = run.start.get("max_steps"), _pace(run)
+    if not isinstance(wanted, int) or not run.steps or not latest:
         return None
-    latest = (lengths[1:] or lengths)[-PACE:]
     return max(0, wanted - int(run.steps[-1]["step"])) * sum(latest) / len(latest)
 
 
 def _usual_step(run: Recorded) -> float:
-    lengths = [value for _step, value in run.series("step_seconds")]
-    return median(lengths) if lengths else 0.0
+    return median(_pace(run) or [0.0])
+
+
+def _pace(run: Recorded) -> list[float]:
+    """The lengths of the latest steps; the first one's only where there is no other."""
+    return run.latest("step_seconds", PACE, after=1) or run.latest("step_seconds", 1)
 
 
 def _last(run: Recorded) -> float | None:

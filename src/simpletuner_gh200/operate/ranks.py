@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from simpletuner_gh200.telemetry.reading import FILE, Recorded, rank_files, read_run
+from simpletuner_gh200.telemetry.reading import FILE, Point, Recorded, rank_files, read_run
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ TOGETHER = 600.0
 """Seconds between the starts of two ranks of one run: clocks of nodes differ, and so do their disks."""
 
 
-def rank_table(ranks: Sequence[Recorded]) -> RankTable | None:
-    """None where there is only one rank, or no step that all of them recorded."""
+def rank_table(ranks: Sequence[Recorded], *, latest: int | None = None) -> RankTable | None:
+    """None where there is only one rank, or no step that all of them recorded. ``latest``: look at so many only."""
     if len(ranks) < 2:
         return None
-    steps = [_by_step(rank) for rank in ranks]
+    steps = [_by_step(rank, latest) for rank in ranks]
     common = sorted(set.intersection(*(set(by_step) for by_step in steps)))
     common = common[1:] or common  # the first pays for the others' warm-up
     if not common:
@@ -95,7 +95,8 @@ def rank_table(ranks: Sequence[Recorded]) -> RankTable | None:
     lost = sum(max(wait[step] for wait in waits) - min(wait[step] for wait in waits) for step in common)
     whole = sum(max(by_step[step]["step_seconds"] for by_step in steps) for step in common)
     rows = tuple(
-        _row(rank, by_step, common, longest[n]) for n, (rank, by_step) in enumerate(zip(ranks, steps, strict=True))
+        _row(rank, by_step, common, longest[n], latest)
+        for n, (rank, by_step) in enumerate(zip(ranks, steps, strict=True))
     )
     wanted = ranks[0].start.get("ranks")
     missing = set(range(wanted if isinstance(wanted, int) else 0)) - {row.rank for row in rows}
@@ -105,17 +106,23 @@ def rank_table(ranks: Sequence[Recorded]) -> RankTable | None:
 _NEEDED = ("step_seconds", "data_wait_seconds", "compute_seconds")
 
 
-def _by_step(rank: Recorded) -> dict[int, dict[str, float]]:
-    series = {name: dict(rank.series(name)) for name in _NEEDED}
+def _by_step(rank: Recorded, latest: int | None) -> dict[int, dict[str, float]]:
+    series = {name: dict(_last(rank.series(name), latest)) for name in _NEEDED}
     return {step: {name: series[name][step] for name in _NEEDED} for step in series[_NEEDED[0]] if _whole(series, step)}
+
+
+def _last(points: list[Point], latest: int | None) -> list[Point]:
+    return points if latest is None else points[-latest:]
 
 
 def _whole(series: dict[str, dict[int, float]], step: int) -> bool:
     return all(step in values for values in series.values())
 
 
-def _row(rank: Recorded, by_step: dict[int, dict[str, float]], common: Sequence[int], held_up: int) -> RankRow:
+def _row(
+    rank: Recorded, by_step: dict[int, dict[str, float]], common: Sequence[int], held_up: int, latest: int | None
+) -> RankRow:
     step, wait, compute = (median(by_step[number][name] for number in common) for name in _NEEDED)
-    resident = [value for _step, value in rank.series("host/resident")]
+    resident = [value for _step, value in _last(rank.series("host/resident"), latest)]
     node = str(rank.start.get("host") or "?")
     return RankRow(rank.rank, node, step, wait, compute, held_up, max(resident) if resident else None)

@@ -18,7 +18,8 @@ KEPT = 3
 
 
 class JsonLines:
-    """Appends to ``path``, made with mode 0600.
+    """Appends to ``path``, made with mode 0600. A record of the kind ``start`` is repeated at the head of each further
+    file, since the one that had it is removed some day.
 
     ``write`` doesn't raise: what can't be written is dropped and counted, with one warning for the whole run. Writing
     is tried again with each record, so that a disk that has room again goes on being used.
@@ -31,12 +32,16 @@ class JsonLines:
         self._kept = kept
         self._fd: int | None = None
         self._size = 0
+        self._head = b""
         self._torn = False
         self._warned = False
 
     def write(self, record: Mapping[str, Any]) -> None:
         try:
-            self._append(_line(record))
+            line = _line(record)
+            if record.get("kind") == "start":
+                self._head = line
+            self._append(line)
         except OSError as refused:
             self.dropped += 1
             self._warn(refused)
@@ -49,9 +54,11 @@ class JsonLines:
     def _append(self, line: bytes) -> None:
         if self._fd is None:
             self._open()
-        if self._size and self._size + len(line) > self._max_bytes:
+        if self._size > len(self._head) and self._size + len(line) > self._max_bytes:
             self._rotate()
         assert self._fd is not None
+        if not self._size and line != self._head:
+            line = self._head + line
         if self._torn:
             line = b"\n" + line  # the end of a line is missing from when the disk was full
         written = os.write(self._fd, line)

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,10 +22,10 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.liveness import liveness
 from simpletuner_gh200.operate.monitor.alerts import alerts
 from simpletuner_gh200.operate.monitor.cache_counts import shares_in_memory
-from simpletuner_gh200.operate.monitor.follow import Follower, RunFollower, wait_for
+from simpletuner_gh200.operate.monitor.follow import RunFollower, wait_for
 from simpletuner_gh200.operate.monitor.view import spark, view
 from simpletuner_gh200.operate.run_folder import newest_run
-from simpletuner_gh200.telemetry.reading import Recorded, read_run
+from simpletuner_gh200.telemetry.reading import Follower, Recorded, read_run
 from simpletuner_gh200.telemetry.sink import JsonLines
 
 GIB = 1 << 30
@@ -107,7 +109,7 @@ def shown_view(run: Recorded) -> str:
 def test_the_view_has_the_share_of_reads_that_memory_answered() -> None:
     steps = [healthy(1, features=cache_told(0, 4, held=1)), healthy(2, features=cache_told(3, 5, held=1))]
     run = Recorded(Path("project/output/gh200/telemetry.jsonl"), steps=steps)
-    assert shares_in_memory(run) == [0.0, 0.75]
+    assert shares_in_memory(run, 9) == [0.0, 0.75]
     shown = shown_view(run)
     assert re.search(r"cache hits +75%", shown)
     assert "project/output" in shown
@@ -173,6 +175,58 @@ def test_following_through_growth_tears_and_rotation(tmp_path: Path) -> None:
     assert path.with_name("telemetry.jsonl.1").exists()
     assert [record["step"] for record in follower.recorded.steps] == list(range(1, 31))
     follower.close()
+
+
+def lines_run_by(action: Callable[[], object]) -> int:
+    """How many lines of Python it takes: exact, where seconds are not."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def refreshing(folder: Path, steps: int) -> tuple[int, str]:
+    """What one look costs after one more step of a run of two ranks, and what it shows."""
+    console = Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    folder.mkdir()
+    sinks = [JsonLines(folder / name) for name in ("telemetry.jsonl", "telemetry.rank1.jsonl")]
+    for rank, sink in enumerate(sinks):
+        sink.write({"kind": "start", "time": START, "max_steps": 9999, "ranks": 2, "rank": rank, "host": "n"})
+        for step in range(1, steps + 1):
+            sink.write(healthy(step, compute_seconds=0.5, effective_batch=4 if step < 50 else 16))
+    follower = RunFollower(folder)
+    drawn: list[object] = []
+
+    def look() -> None:
+        follower.poll()
+        alive = liveness(follower.recorded)
+        found = alerts(follower.recorded, START + steps, others=follower.others)
+        drawn[:] = [view(follower.recorded, found, alive, follower.ranks(), width=120)]
+
+    look()
+    for sink in sinks:
+        sink.write(healthy(steps + 1, compute_seconds=0.5, loss=0.125))
+    cost = lines_run_by(look)
+    console.print(drawn[0])
+    return cost, console.export_text()
+
+
+def test_a_look_costs_what_is_new_however_long_the_run_is(tmp_path: Path) -> None:
+    cost, shown = refreshing(tmp_path / "short", 500)
+    assert "step 501" in shown and "0.125" in shown and "2 ranks on 1 node" in shown
+    longer, shown = refreshing(tmp_path / "long", 2000)
+    assert "step 2001" in shown and "0.125" in shown
+    assert longer <= cost * 1.02, "a few lines more where numbers have more digits"
 
 
 def test_the_newest_run_is_found(tmp_path: Path) -> None:

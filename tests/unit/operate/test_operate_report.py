@@ -175,11 +175,9 @@ def test_a_run_without_steps_or_end_still_gives_a_page(tmp_path: Path) -> None:
 @example([{"kind": "step", "step": 0, "loss": 1e300}])
 @example([{"kind": "step", "step": number, "loss": loss} for number, loss in enumerate((0.0, 5e-324))])
 def test_no_record_breaks_the_page(records: list[dict[str, object]]) -> None:
-    from simpletuner_gh200.telemetry.reading import add
-
     recorded = Recorded(Path("telemetry.jsonl"))
     for record in records:
-        add(recorded, record)
+        recorded.add(json.dumps(record).encode())
     assert page(recorded, title="t").startswith("<!DOCTYPE html>")
 
 

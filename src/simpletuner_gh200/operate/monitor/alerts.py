@@ -82,7 +82,7 @@ def _elsewhere(run: Recorded, others: Sequence[Recorded], now: float, limits: Th
 
 def _settled(run: Recorded, name: str) -> list[float]:
     """The latest values of a number, warm-up left out."""
-    return [value for _step, value in run.series(name)[WARM_UP:]][-WINDOW:]
+    return run.latest(name, WINDOW, after=WARM_UP)
 
 
 def _data_wait(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
@@ -115,9 +115,9 @@ def _device_memory(run: Recorded, _now: float, limits: Thresholds) -> Iterator[A
 
 def _hit_rates(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
     """Since the cache has stopped growing: while it is filled, each entry is missed once, whatever the budget is."""
-    for name, told in cache_counts(run).items():
+    for name, told in cache_counts(run.steps[-WINDOW:]).items():
         grew = max((n for n, (one, other) in enumerate(pairwise(told), 1) if other.held > one.held), default=0)
-        since = told[max(grew, len(told) - WINDOW) :]
+        since = told[grew:]
         hits, misses = (getattr(since[-1], what) - getattr(since[0], what) for what in ("hits", "misses"))
         if len(since) > WARM_UP and hits + misses > 0 and hits < limits.least_hit_rate * (hits + misses):
             rate = hits / (hits + misses)
@@ -136,13 +136,17 @@ def _swapping(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]
 
 def _slower(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
     """Against the same effective batch: the ramp makes steps longer by design."""
-    pairs = list(zip(run.series("effective_batch"), run.series("step_seconds"), strict=False))[WARM_UP:]
-    if not pairs:
+    batch = _latest(run, "effective_batch")
+    same = run.curve(
+        ("step_seconds at", batch),
+        lambda step: step.get("step_seconds") if step.get("effective_batch") == batch is not None else None,
+    )
+    if len(same) < WARM_UP + 2 * WINDOW:
         return
-    batch = pairs[-1][0][1]
-    same = [seconds for (_step, size), (_also, seconds) in pairs if size == batch]
-    if len(same) >= 2 * WINDOW and median(same[-WINDOW:]) > limits.slowdown * median(same[:WINDOW]):
-        now, before = format_seconds(median(same[-WINDOW:])), format_seconds(median(same[:WINDOW]))
+    ends = same[WARM_UP : WARM_UP + WINDOW], same[-WINDOW:]
+    first, last = (median(seconds for _step, seconds in end) for end in ends)
+    if last > limits.slowdown * first:
+        now, before = format_seconds(last), format_seconds(first)
         yield Alert(
             "warn", "slower", f"a step takes {now}, it took {before}: see gh200 doctor and nvidia-smi -q -d CLOCK"
         )
@@ -150,7 +154,7 @@ def _slower(run: Recorded, _now: float, limits: Thresholds) -> Iterator[Alert]:
 
 def _loss(run: Recorded, _now: float, _limits: Thresholds) -> Iterator[Alert]:
     recent = run.steps[-3:]
-    if recent and any(run.series("loss")) and all(record.get("loss") is None for record in recent):
+    if recent and run.series("loss") and all(record.get("loss") is None for record in recent):
         yield Alert(
             "alarm", "loss", "the loss is not a number any more: lower the learning rate, resume from a checkpoint"
         )
@@ -166,8 +170,7 @@ def _silence(run: Recorded, now: float, limits: Thresholds) -> Iterator[Alert]:
 
 
 def _latest(run: Recorded, name: str) -> float | None:
-    values = run.series(name)
-    return values[-1][1] if values else None
+    return next(iter(run.latest(name, 1)), None)
 
 
 Rule = Callable[[Recorded, float, Thresholds], Iterator[Alert]]

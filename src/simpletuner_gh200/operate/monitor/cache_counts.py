@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,20 +18,22 @@ class Counts(NamedTuple):
     """Bytes."""
 
 
-def cache_counts(run: Recorded) -> dict[str, list[Counts]]:
+def cache_counts(steps: Sequence[dict[str, Any]]) -> dict[str, list[Counts]]:
     """By cache, for each step that tells of it."""
     told: dict[str, list[Counts]] = {}
-    for step in run.steps:
+    for step in steps:
         for name, counts in _of_step(step).items():
             told.setdefault(name, []).append(counts)
     return told
 
 
-def shares_in_memory(run: Recorded) -> list[float]:
-    """For each step that read anything: the share of its reads, over all caches, that memory answered."""
-    totals = [tuple(map(sum, zip(*found, strict=True))) for step in run.steps if (found := _of_step(step).values())]
+def shares_in_memory(run: Recorded, latest: int) -> list[float]:
+    """For each of the ``latest`` steps that read anything: the share of its reads, over all caches, in memory."""
+    steps = run.steps[-latest - 1 :]
+    totals = [tuple(map(sum, zip(*found, strict=True))) for step in steps if (found := _of_step(step).values())]
+    before_any = [(0.0, 0.0, 0.0)] if len(steps) == len(run.steps) else []
     shares = []
-    for before, after in pairwise([(0.0, 0.0, 0.0), *totals]):
+    for before, after in pairwise([*before_any, *totals]):
         hits, misses = after[0] - before[0], after[1] - before[1]
         if hits >= 0 and misses >= 0 and hits + misses > 0:
             shares.append(hits / (hits + misses))

@@ -1,57 +1,19 @@
-"""Following a run's telemetry, that of all its ranks, as it grows, is rotated, or is torn by a full disk."""
+"""A run with all of its ranks, as their records grow."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.ranks import RankTable, rank_table, same_run
 from simpletuner_gh200.operate.run_folder import is_project, output_of, telemetry_of
 from simpletuner_gh200.operate.run_lock import in_use
-from simpletuner_gh200.telemetry.reading import Recorded, add, parse_line, rank_files, read_run
+from simpletuner_gh200.telemetry.reading import Follower, Recorded, rank_files
 
-
-class Follower:
-    """One file. ``recorded`` holds everything so far; ``poll`` takes in what is new."""
-
-    def __init__(self, run: Path) -> None:
-        self.recorded = read_run(run)
-        self._file: BinaryIO | None = self.recorded.path.open("rb")
-        self._file.seek(0, 2)
-        self._inode = self.recorded.path.stat().st_ino
-        self._rest = b""
-
-    def poll(self) -> int:
-        """Take in new records; returns how many there were."""
-        taken = self._take()
-        if self._was_replaced():
-            self.close()
-            self._file, self._rest = self.recorded.path.open("rb"), b""
-            self._inode = self.recorded.path.stat().st_ino
-            taken += self._take()
-        return taken
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _take(self) -> int:
-        assert self._file is not None
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        records = [record for line in lines if line.strip() and (record := parse_line(line)) is not None]
-        for record in records:
-            add(self.recorded, record)
-        return len(records)
-
-    def _was_replaced(self) -> bool:
-        try:
-            return self.recorded.path.stat().st_ino != self._inode
-        except FileNotFoundError:
-            return False  # between two files of a rotation; the next poll finds the new one
+RECENT = 200
+"""Latest steps that ranks are compared over: who is slow now."""
 
 
 class RunFollower:
@@ -79,7 +41,7 @@ class RunFollower:
         return sorted(found, key=lambda rank: rank.rank)
 
     def ranks(self) -> RankTable | None:
-        return rank_table([self.recorded, *self.others])
+        return rank_table([self.recorded, *self.others], latest=RECENT)
 
     def close(self) -> None:
         for each in (self._main, *self._others.values()):

@@ -109,8 +109,9 @@ def _progress(run: Recorded, width: int) -> RenderableType:
 
 def _curves(run: Recorded, width: int, *, plain: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    rows = [(title, unit, [value for _step, value in run.series(name)]) for title, name, unit in _SHOWN]
-    rows.append(("cache hits", lambda value: f"{value:.0%}", shares_in_memory(run)))
+    room = max(1, width - _BESIDE)
+    rows = [(title, unit, run.latest(name, room)) for title, name, unit in _SHOWN]
+    rows.append(("cache hits", lambda value: f"{value:.0%}", shares_in_memory(run, room)))
     for title, unit, values in rows:
         if values:
             curve = Text(spark(values, width - _BESIDE, plain=plain), style="green", no_wrap=True, overflow="crop")
