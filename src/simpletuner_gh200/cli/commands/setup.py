@@ -1,0 +1,83 @@
+"""``gh200 setup``: SimpleTuner, at versions that work together."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import say, stdout_kept_for_json
+from simpletuner_gh200.cli.words import say_on_a_terminal
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.upstream.importing import ImportVerdict
+
+
+def setup(
+    release: Annotated[
+        str | None, typer.Option("--release", help="A tested SimpleTuner release. Default: the newest for this Python.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Leave out what only CUDA needs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Install SimpleTuner into this environment, at the versions it is tested with, and import it.
+
+    With uv, or pip. A SimpleTuner that imports is left alone, unless --release asks for another. Python 3.12 and 3.13
+    get the newest release, 3.11 the older one. Exit code 0: it imports; 1: it does not, or could not be installed.
+
+    Examples:
+
+      python3.13 -m venv tuner && . tuner/bin/activate && pip install simpletuner-gh200 && gh200 setup
+
+      gh200 setup --dry-run
+
+      gh200 setup --cpu --release 4.10.1
+    """
+    from simpletuner_gh200.operate.installing import decide, install
+    from simpletuner_gh200.upstream.importing import check_import
+
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    wanted = decide(release, python=python, machine=platform.machine())
+    found = check_import(say_on_a_terminal, refresh=True)
+    installer: str | None = None
+    changed: list[str] = []
+    if found.imports is False or release not in (None, found.version):
+        with stdout_kept_for_json(as_json):
+            say_on_a_terminal(f"{'would install' if dry_run else 'installing'} {wanted.requirement(cpu=cpu)} ...")
+            show = sys.stderr.isatty() and not as_json
+            installer, changed = install(wanted, cpu=cpu, dry_run=dry_run, show=show)
+            found = found if dry_run else check_import(say_on_a_terminal, refresh=True)
+    if as_json:
+        result = {"simpletuner": found.version, "installer": installer, "changed": changed}
+        print(json.dumps({**result, "imports": found.imports is True, "cause": found.cause}))
+    else:
+        for line in _told(found, installer, changed, dry_run):
+            say(line)
+    if not dry_run and found.imports is not True:
+        raise typer.Exit(1)
+
+
+def _told(found: ImportVerdict, installer: str | None, changed: list[str], dry_run: bool) -> Iterator[str]:
+    from simpletuner_gh200.upstream.versions import versions_in_words
+
+    if dry_run:
+        yield from changed
+    if installer is None:
+        yield "nothing to change"
+    else:
+        yield f"{len(changed)} packages {'would change' if dry_run else 'changed'}, with {installer}"
+    if found.version is None:
+        yield f"{found.cause} yet"
+    elif found.imports:
+        yield f"SimpleTuner {found.version} imports ({versions_in_words(found.version)})"
+    else:
+        yield f"SimpleTuner {found.version} does not import: {found.cause} ({versions_in_words(found.version)})"
+
+
+COMMAND = Command("setup", setup, panel="Before a run", order=5)
