@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from simpletuner_gh200.cache.tensor_files import SOURCE
+from simpletuner_gh200.cache.native import SOURCE
 from simpletuner_gh200.memory.compiled import FLAGS, LIBRARIES
 
 FUZZER = Path(__file__).with_name("fuzz_tensor_files.py")

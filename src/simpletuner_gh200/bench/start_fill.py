@@ -18,7 +18,7 @@ from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import fill
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.table import Table
-from simpletuner_gh200.cache.tensor_files import TAKEN, FileTaker, Shapes, usable
+from simpletuner_gh200.cache.tensor_files import TAKEN, FileTaker, Shapes
 from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.pace import Effort, Pace
 
@@ -138,11 +138,7 @@ def _limit(paths: list[str], gzipped: bool) -> None:
 
 
 def _take_apart(paths: list[str], shapes: Shapes) -> None:
-    library = usable()
-    if library is None:
-        _fill(paths, 1)
-        return
-    taker, at, some = FileTaker(library, shapes, look_for_nan=True), 0, 16
+    taker, at, some = FileTaker(shapes, look_for_nan=True), 0, 16
     while at < len(paths):
         taken = taker.take(paths[at : at + some])
         assert taker.counts[TAKEN] == len(taken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -31,11 +30,11 @@ OneByOne = Callable[[str], int]
 class BatchFiller:
     """Lives in one thread. ``shapes`` is shared by all that fill the same table."""
 
-    def __init__(self, table: Table, library: ctypes.CDLL, shapes: Shapes, one_by_one: OneByOne) -> None:
+    def __init__(self, table: Table, shapes: Shapes, one_by_one: OneByOne) -> None:
         self._table = table
         self._shapes = shapes
         self._one_by_one = one_by_one
-        self._taker = FileTaker(library, shapes, look_for_nan=table.look_for_nan)
+        self._taker = FileTaker(shapes, look_for_nan=table.look_for_nan)
         self._expected = 16
         """Files of the next batch: as many as the last ones had room for."""
         self._pays = True

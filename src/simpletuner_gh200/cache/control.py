@@ -71,8 +71,8 @@ class Control:
         self._pid = os.getpid()
         if self._words[_MAGIC] != MAGIC or self._words[_SCHEMA] != SCHEMA:
             raise CacheError("another version of this package made the control block of the node's caches")
-        self.words = self._words[_SLOTS_AT:]
-        """The words of the slots, for readers in a hurry."""
+        self.words = self._words[_SLOTS_AT:].toreadonly()
+        """The words of the slots, for readers in a hurry. Whoever writes does it through ``slots``."""
         self.slots = Slots(self.words)
 
     @classmethod

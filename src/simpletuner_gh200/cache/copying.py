@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import memmove
 from functools import cache
 
+from simpletuner_gh200.cache.native import library
 from simpletuner_gh200.cache.record import Bytes
-from simpletuner_gh200.cache.tensor_files import usable
 
 Job = tuple[int, int, int]
 """(destination, source, size)"""
@@ -33,13 +33,9 @@ def copy_rows(target: int, sources: Sequence[int], size: int, *, skip: int = 0) 
     ``skip``: bytes that each of them begins with and that are not wanted.
     """
     if size * len(sources) < PARALLEL_FROM or (threads := min(MOST_THREADS, _cores())) < 2:
-        rows, library = array("Q", sources), usable()
-        if library is not None:  # in one call: each gives the interpreter's lock away and takes it back
-            library.gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
-            return
-        for source in sources:
-            memmove(target, source + skip, size)
-            target += size
+        rows = array("Q", sources)
+        # In one call: each gives the interpreter's lock away and takes it back.
+        library().gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
         return
     jobs = [(target + index * size, source + skip, size) for index, source in enumerate(sources)]
     parts = split(jobs, threads)

@@ -20,7 +20,7 @@ from simpletuner_gh200.cache.record import Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import keys_of
 from simpletuner_gh200.cache.source import source_of
 from simpletuner_gh200.cache.table import Table
-from simpletuner_gh200.cache.tensor_files import Shapes, usable
+from simpletuner_gh200.cache.tensor_files import Shapes
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.memory.regular_files import open_regular
@@ -126,7 +126,7 @@ def fill(
     """
     started = time.perf_counter()
     part, parts = share
-    shapes, library = Shapes(), usable()
+    shapes = Shapes()
     waiting, handing_out = iter(paths), threading.Lock()
 
     def one_by_one(path: str) -> int:
@@ -134,7 +134,7 @@ def fill(
 
     def thread() -> None:
         pace.begin()
-        filler = BatchFiller(table, library, shapes, one_by_one) if library is not None else None
+        filler = BatchFiller(table, shapes, one_by_one)
         while not pace.ended:
             with handing_out:
                 some = list(islice(waiting, HANDED_OUT))
@@ -147,7 +147,7 @@ def fill(
             if progress is not None:
                 progress.advance(len(some) - len(lacking))
             while lacking and not pace.ended:
-                done, size = filler.fill(lacking, keys) if filler is not None else (1, one_by_one(lacking[0]))
+                done, size = filler.fill(lacking, keys)
                 lacking, keys = lacking[done:], keys[done:]
                 if progress is not None:
                     progress.advance(done, size)

@@ -1,4 +1,4 @@
-"""Which cache files there are, and how large they are: one pass over each folder, natively where that is possible."""
+"""Which cache files there are, and how large they are: one pass over each folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simpletuner_gh200.cache.tensor_files import usable
+from simpletuner_gh200.cache.native import library
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -81,14 +81,13 @@ class CacheListing:
 
 
 def _sizes(folder: str, names: list[bytes]) -> np.ndarray:
-    found, library = np.zeros(len(names), np.uint64), usable()
-    assert library is not None  # without it every file was looked at when it was listed
+    found = np.zeros(len(names), np.uint64)
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # it went with all that was in it
         return found
     try:
-        library.gh200_file_sizes(fd, b"\0".join(names), len(names), found.ctypes.data)
+        library().gh200_file_sizes(fd, b"\0".join(names), len(names), found.ctypes.data)
     finally:
         os.close(fd)
     return found
@@ -97,7 +96,6 @@ def _sizes(folder: str, names: list[bytes]) -> np.ndarray:
 def cache_files(folder: str, tick: Callable[[], None] = lambda: None) -> CacheListing:
     """Every cache file under ``folder``, links to folders followed once; ``tick`` is called again and again."""
     listing = CacheListing()
-    library = usable()
     seen: set[tuple[int, int]] = set()
     waiting = [os.path.abspath(folder)]
     while waiting:
@@ -113,7 +111,7 @@ def cache_files(folder: str, tick: Callable[[], None] = lambda: None) -> CacheLi
             if (found.st_dev, found.st_ino) in seen:
                 continue
             seen.add((found.st_dev, found.st_ino))
-            others = _list_natively(library, fd, current, listing, tick) if library is not None else os.listdir(fd)
+            others = _list(fd, current, listing, tick)
             waiting += _look_at(fd, current, others, listing)
         except OSError as unreadable:
             _say(current, unreadable)
@@ -127,15 +125,13 @@ def _say(folder: str, unreadable: OSError) -> None:
         logger.warning("gh200: what is in %s is not held in memory: %s", folder, unreadable)
 
 
-def _list_natively(
-    library: ctypes.CDLL, fd: int, folder: str, listing: CacheListing, tick: Callable[[], None]
-) -> list[str]:
+def _list(fd: int, folder: str, listing: CacheListing, tick: Callable[[], None]) -> list[str]:
     """Put plain cache files on the list; the names of whatever else is there."""
     scratch, names, others = (ctypes.create_string_buffer(ENTRIES_BYTES) for _ in range(3))
     counts = (ctypes.c_uint64 * 4)()
     left: list[str] = []
     while True:
-        more = library.gh200_list_tensors(
+        more = library().gh200_list_tensors(
             *(fd, SUFFIX.encode(), scratch, ENTRIES_BYTES),
             *(names, others, counts),
         )

@@ -3,16 +3,20 @@
 A slot is eight 64-bit words; the last is the exclusive or of the others, so a reader that meets a slot while it is
 being written sees that the words don't belong together and takes it for a miss. A slot names a range of a segment;
 those bytes never change once published, so a slot that was read whole can be used at leisure.
-Writers must hold the table's lock (see ``table``); this file only knows words.
+Writers must hold the table's lock (see ``table``); this file only knows words. Every store is the C library's, with
+barriers: on a processor that reorders stores a reader could else see a slot before the bytes that it names.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
+
+from simpletuner_gh200.cache.native import library
 
 WORDS = 8
 SLOT_BYTES = WORDS * 8
@@ -137,6 +141,8 @@ class Slots:
             raise ValueError(f"{self.capacity} slots: not a power of two")
         self._mask = self.capacity - 1
         self._last = len(words) - 1
+        self._array = np.frombuffer(words, np.uint64)
+        self._address = self._array.ctypes.data
 
     def get(self, key: Key) -> Slot | None:
         """The entry under ``key``; None if there is none, or none that can be trusted right now."""
@@ -166,6 +172,23 @@ class Slots:
         self._write(index, key, slot)
         return True
 
+    def put_many(self, rows: np.ndarray, fresh: int) -> tuple[int, np.ndarray]:
+        """Publish entries, at most ``fresh`` of them under keys that are new: how many were, and which are published.
+
+        Each row: the key, and the words of its slot. What has something published under its key is left alone.
+        """
+        table, done = np.ascontiguousarray(rows, np.uint64), np.zeros(len(rows), np.bool_)
+        added: int = library().gh200_enter_slots(
+            self._address, self.capacity, table.ctypes.data, len(table), max(fresh, 0), done.ctypes.data
+        )
+        return added, done
+
+    def hold(self, keys: np.ndarray) -> np.ndarray:
+        """Of each key, a row of two words: is something published under it?"""
+        held = np.zeros(len(keys), np.bool_)
+        library().gh200_find_slots(self._address, self.capacity, keys.ctypes.data, len(keys), held.ctypes.data)
+        return held
+
     def remove(self, key: Key) -> Slot | None:
         """Withdraw the entry under ``key``; the slot stays taken by that key. Returns what was there."""
         found = self.get(key)
@@ -193,17 +216,8 @@ class Slots:
         return None
 
     def _write(self, index: int, key: Key, fields: Slot) -> None:
-        words, start = self._words, index * WORDS
-        check = key.low ^ key.high ^ _SEAL
-        for field in fields[:5]:
-            check ^= field
-        words[start + 7] = check ^ _WORD
-        for step, field in enumerate(fields[:5]):
-            words[start + 2 + step] = field
-        words[start + 1] = key.high
-        words[start + 7] = check
-        # Last: until now a reader saw an empty slot, or the old key with words that don't fit together.
-        words[start] = key.low
+        row = array("Q", (*key, *fields[:5]))
+        library().gh200_write_slot(self._address, index, row.buffer_info()[0])
 
 
 _NOTHING = Slot(0, 0, 0, 0, 0)

@@ -18,7 +18,7 @@ import xxhash
 
 from simpletuner_gh200.cache.file_system import keeps_change_times, open_folder
 from simpletuner_gh200.cache.slots import ORDINARY, many_source_words, source_words
-from simpletuner_gh200.cache.tensor_files import look_at, usable
+from simpletuner_gh200.cache.tensor_files import look_at
 from simpletuner_gh200.memory.regular_files import open_regular
 
 SECOND_NS = 1_000_000_000
@@ -123,10 +123,7 @@ class Recognizer:
 
     def sources(self, entries: Sequence[tuple[str, Identity]]) -> list[Seen]:
         """The same for many, whose files are looked at in one go; with whether each is ordinary."""
-        library = usable()
-        if library is None:
-            return [Seen(self.source(path, known), ordinary(path)) for path, known in entries]
-        looks = look_at(library, [path for path, _ in entries])
+        looks = look_at([path for path, _ in entries])
         known = np.array([identity[:4] for _, identity in entries], _KNOWN)
         alike = looks["plain"].astype(bool)
         for name in _KNOWN.names or ():

@@ -24,7 +24,6 @@ from simpletuner_gh200.cache.segments import GROWTH, Room, Segments
 from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, OFFSET_BITS, ORDINARY, Key, Slot, key_of
 from simpletuner_gh200.cache.source import normal, ordinary, source_of
 from simpletuner_gh200.cache.tally import Statistics
-from simpletuner_gh200.cache.tensor_files import enter_slots, held_keys, usable
 from simpletuner_gh200.cache.watch import FolderWatch
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.slab import Slab
@@ -191,12 +190,7 @@ class Table:
 
     def lacks(self, keys: np.ndarray) -> np.ndarray:
         """Of each key, a row of two words: is it admitted, and nothing held under it yet?"""
-        library, slots = usable(), self.control.slots
-        if library is None:
-            held = np.array([slots.get(Key(*key)) is not None for key in keys.tolist()], np.bool_)
-        else:
-            held = held_keys(library, self.control.words, keys)
-        lacking: np.ndarray = ~held & (keys[:, 1] <= np.uint64(self.control.threshold))
+        lacking: np.ndarray = ~self.control.slots.hold(keys) & (keys[:, 1] <= np.uint64(self.control.threshold))
         return lacking
 
     def publish(self, path: str, record: Record, source: tuple[int, int]) -> bool:
@@ -253,14 +247,12 @@ class Table:
 
     def _enter_many(self, rows: np.ndarray) -> int:
         """Publish words of slots behind their keys; how many are. Callers hold the lock."""
-        library, control = usable(), self.control
-        if library is None:
-            return sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in rows.tolist())
+        control = self.control
         segments = rows[:, 2] >> np.uint64(OFFSET_BITS)
         if any(control.row(number) is None for number in np.unique(segments).tolist()):
             return 0
         fresh = int(control.slots.capacity * MOST_FULL) - control.keys
-        added, done = enter_slots(library, control.words, rows, fresh)
+        added, done = control.slots.put_many(rows, fresh)
         control.keys += added
         for number, count in zip(*np.unique(segments[done], return_counts=True), strict=True):
             control.count_live(int(number), int(count))

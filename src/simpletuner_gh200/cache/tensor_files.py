@@ -2,8 +2,7 @@
 
 In a cache thousands of files carry the same pickle. It is understood once, by torch's own safe loader: the file is
 loaded from a mapping, so that where each tensor's bytes lie tells which part of which storage they are. Every other
-file with that very pickle is then taken apart by those places. Where the library can't be built, ``cache.fill`` reads
-each file by itself; see ``usable``.
+file with that very pickle is then taken apart by those places.
 """
 
 from __future__ import annotations
@@ -14,23 +13,18 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simpletuner_gh200.cache.layout import parse
+from simpletuner_gh200.cache.native import library
 from simpletuner_gh200.cache.record import EXPONENTS, Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import FINITE, ORDINARY, many_source_words
-from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.memory.compiled import CSource
 from simpletuner_gh200.memory.mapping import create_memfd
 from simpletuner_gh200.memory.regular_files import open_regular
 
 logger = logging.getLogger("simpletuner_gh200")
-
-SOURCE = CSource(Path(__file__).with_name("tensor_files.c"), "fast filling of caches", "go without: it takes longer")
 
 TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED = range(8)
 MOST_STORAGES = 64
@@ -66,43 +60,6 @@ class _Shape(ctypes.Structure):
         *(("storage_sizes", ctypes.c_void_p), ("storage_count", ctypes.c_uint64)),
         *(("payload_size", ctypes.c_uint64), ("refused", ctypes.c_uint64)),
     )
-
-
-@lru_cache(maxsize=1)
-def usable() -> ctypes.CDLL | None:
-    """The library, or None, once said why, where this machine can't build or load it."""
-    try:
-        return _with_types(ctypes.CDLL(str(SOURCE.library())))
-    except (FeatureUnavailable, OSError, AttributeError) as reason:
-        logger.info("gh200: caches are filled with Python's own file calls, more slowly: %s", reason)
-        return None
-
-
-def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
-    size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
-    library.gh200_take_files.argtypes = (
-        *(ctypes.c_char_p, number, pointer, size, pointer, size),
-        *(pointer, ctypes.c_uint64, number, pointer, pointer),
-    )
-    library.gh200_put_payloads.argtypes = (
-        *(pointer, pointer, pointer, pointer, pointer, number),
-        *(number, pointer),
-    )
-    library.gh200_list_tensors.argtypes = (
-        *(number, ctypes.c_char_p, pointer, size),
-        *(pointer, pointer, pointer),
-    )
-    library.gh200_file_sizes.restype = None
-    library.gh200_file_sizes.argtypes = (number, ctypes.c_char_p, number, pointer)
-    library.gh200_look_at.restype = library.gh200_find_slots.restype = None
-    library.gh200_look_at.argtypes = (ctypes.c_char_p, number, pointer)
-    library.gh200_find_slots.argtypes = (pointer, ctypes.c_uint64, pointer, number, pointer)
-    library.gh200_enter_slots.argtypes = (pointer, ctypes.c_uint64, pointer, number, ctypes.c_uint64, pointer)
-    library.gh200_copy_rows.restype, library.gh200_copy_rows.argtypes = None, (pointer, pointer, number, size, size)
-    library.gh200_crc32.argtypes, library.gh200_crc32.restype = (ctypes.c_char_p, size), ctypes.c_uint32
-    library.gh200_inflate.argtypes = (ctypes.c_char_p, size, pointer, size)
-    library.gh200_inflate.restype = ctypes.c_int64
-    return library
 
 
 @dataclass(frozen=True)
@@ -217,8 +174,8 @@ def _place_in_file(address: int, inode: int) -> int | None:
 class FileTaker:
     """Takes batches of files apart. For one thread: it owns its buffers."""
 
-    def __init__(self, library: ctypes.CDLL, shapes: Shapes, *, look_for_nan: bool) -> None:
-        self._take, self._put = library.gh200_take_files, library.gh200_put_payloads
+    def __init__(self, shapes: Shapes, *, look_for_nan: bool) -> None:
+        self._take, self._put = library().gh200_take_files, library().gh200_put_payloads
         self._shapes = shapes
         self._look_for_nan = look_for_nan
         self._files = np.zeros(MOST_FILES, FILE)
@@ -301,29 +258,10 @@ def described(files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return flags, many_source_words(files["size"], files["mtime_ns"], files["inode"])
 
 
-def enter_slots(library: ctypes.CDLL, words: memoryview, rows: np.ndarray, fresh: int) -> tuple[int, np.ndarray]:
-    """Publish entries in an index: how many keys were new to it, and of each entry whether it is published."""
-    table = np.ascontiguousarray(rows, np.uint64)
-    done = np.zeros(len(table), np.bool_)
-    index = np.frombuffer(words, np.uint64)
-    slots = len(index) // 8
-    added: int = library.gh200_enter_slots(
-        index.ctypes.data, slots, table.ctypes.data, len(table), max(fresh, 0), done.ctypes.data
-    )
-    return added, done
-
-
-def held_keys(library: ctypes.CDLL, words: memoryview, keys: np.ndarray) -> np.ndarray:
-    """Of each key, a row of two words: is something published under it?"""
-    index, held = np.frombuffer(words, np.uint64), np.zeros(len(keys), np.bool_)
-    library.gh200_find_slots(index.ctypes.data, len(index) // 8, keys.ctypes.data, len(keys), held.ctypes.data)
-    return held
-
-
-def look_at(library: ctypes.CDLL, paths: Sequence[str]) -> np.ndarray:
+def look_at(paths: Sequence[str]) -> np.ndarray:
     """How files look now: a row each, whose first word is 0 where there is no plain file."""
     looks = np.zeros(len(paths), LOOK)
-    library.gh200_look_at("\0".join(paths).encode("utf-8", "surrogateescape"), len(paths), looks.ctypes.data)
+    library().gh200_look_at("\0".join(paths).encode("utf-8", "surrogateescape"), len(paths), looks.ctypes.data)
     return looks
 
 

@@ -10,8 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpletuner_gh200.cache import source as sources
-from simpletuner_gh200.cache import table as tables
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.entries import Ready
 from simpletuner_gh200.cache.lending import LEND_FROM
@@ -36,14 +34,7 @@ def test_places_of_many_are_those_of_one_after_the_other(used, sizes):
     assert places(used, np.array(sizes, np.uint64)).tolist() == expected
 
 
-@pytest.fixture(params=["native", "python"])
-def library(request, monkeypatch):
-    if request.param == "python":
-        for module in (sources, tables):
-            monkeypatch.setattr(module, "usable", lambda: None)
-
-
-def test_files_are_recognised_together_as_they_are_one_by_one(tmp_path, library):
+def test_files_are_recognised_together_as_they_are_one_by_one(tmp_path):
     paths = [
         str(tmp_path / f"{name}.pt")
         for name in ("plain", "changed", "gone", "linked", "two names", "rewritten", "ümlaut")
@@ -71,7 +62,7 @@ def test_files_are_recognised_together_as_they_are_one_by_one(tmp_path, library)
     assert [bool(seen[at].ordinary) for at in (0, 3, 4)] == [True, False, False]
 
 
-def test_any_number_that_a_file_system_gives_is_compared(tmp_path, saved, library):
+def test_any_number_that_a_file_system_gives_is_compared(tmp_path, saved):
     """Hashes of 64 bits for inodes, and times before 1970."""
     path = saved(torch.zeros(3), "old.pt")
     os.utime(path, ns=(-5, -5))
@@ -102,7 +93,7 @@ def test_keys_of_many_are_those_of_each(paths):
     assert [Key(*row) for row in keys_of(paths).tolist()] == [key_of(path) for path in paths]
 
 
-def test_entries_of_several_layouts_are_published_together(tmp_path, saved, library):
+def test_entries_of_several_layouts_are_published_together(tmp_path, saved):
     """Whether a layout is stored already or met for the first time in mid-batch."""
     values = [torch.arange(5 + number % 3) + number for number in range(MANY)]
     paths = [saved(value, f"{number}.pt") for number, value in enumerate(values)]
@@ -120,7 +111,7 @@ def test_entries_of_several_layouts_are_published_together(tmp_path, saved, libr
     assert all(torch.equal(table.get(path), value) for path, value in zip(paths, values, strict=True))
 
 
-def test_what_is_lacking_is_told_for_many_keys_as_for_one(tmp_path, saved, library):
+def test_what_is_lacking_is_told_for_many_keys_as_for_one(tmp_path, saved):
     paths = [saved(torch.full((10,), float(number)), f"{number}.pt") for number in range(MANY)]
     table = table_of()
     for path in paths[::3]:
@@ -138,7 +129,7 @@ def test_what_is_lacking_is_told_for_many_keys_as_for_one(tmp_path, saved, libra
 
 
 @pytest.mark.parametrize("allowed", [None, 6000])
-def test_columns_are_published_as_single_entries_would_be(tmp_path, saved, library, allowed):
+def test_columns_are_published_as_single_entries_would_be(tmp_path, saved, allowed):
     values = [torch.arange(50) + number for number in range(MANY)]
     paths = [saved(value, f"{number}.pt") for number, value in enumerate(values)]
     table, records = table_of(allowed=allowed), [encode(value) for value in values]

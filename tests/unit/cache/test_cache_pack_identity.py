@@ -131,8 +131,8 @@ def test_change_times_of_whole_seconds_are_not_believed_of_many_either(packed, m
         write(path, number + 5, form, in_place=True)
     look = source.look_at
 
-    def as_in_the_image(library, asked):
-        looks = look(library, asked)
+    def as_in_the_image(asked):
+        looks = look(asked)
         looks["ctime_ns"] = 1_700_000_000 * second
         looks["inode"] = [found[path].st_ino for path in asked]
         return looks

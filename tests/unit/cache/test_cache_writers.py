@@ -1,4 +1,4 @@
-"""Who writes: the process that made a cache, slot by slot with barriers; and what it wrote is mapped before it is used."""
+"""Who writes: the process that made a cache, with barriers; and what it wrote is mapped before it is used."""
 
 from __future__ import annotations
 
@@ -63,6 +63,19 @@ def test_a_forked_process_notices_a_changed_file_and_leaves_the_entry_to_its_par
     assert table.control.slots.get(key_of(path)) is not None
     assert table.get(path) is MISSING
     assert table.control.slots.get(key_of(path)) is None
+
+
+def test_no_store_to_an_index_is_python_s():
+    """Python has no barriers: where stores are reordered, a reader would see a slot before the bytes that it names."""
+    words = memoryview(bytearray(64 * 8)).cast("Q")
+    slots, key = Slots(words.toreadonly()), key_of("/a.pt")
+    rows = np.array([[*key, *Slot.of(Range(1, 64), 5, 0, (3, 4), Range(1, 0))[:5]]], np.uint64)
+    for number in (1, 2):
+        slot = Slot.of(Range(number, 64), 5, 0, (3, 4), Range(1, 0))
+        assert slots.put(key, slot) and slots.get(key)[:5] == slot[:5]
+    assert slots.remove(key)[:5] == slot[:5] and slots.get(key) is None
+    assert slots.put_many(rows, 0)[1].all() and slots.get(key).segment == 1
+    assert Control.create(8, label="test", shared=False).words.readonly
 
 
 def present(address, size):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from simpletuner_gh200.cache import native
 from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.config.settings import resolve
@@ -57,6 +58,20 @@ def test_prefetch_without_caches_is_said(caplog):
     feature.runtime.configure(resolve({"gh200_optimizations": {"enable_prefetch": True}}, {}))
     assert not feature.runtime.feature_on("caches")
     assert "none are asked for" in caplog.text
+
+
+def test_without_a_compiler_simpletuner_s_own_caches_are_used_and_that_is_said(monkeypatch, tmp_path, caplog):
+    feature = CachesFeature()
+    feature.runtime = Runtime(Launch())
+    feature.runtime.settings = resolve({"cache_config": {"vae_cache_type": "unified_memory"}}, {})
+    monkeypatch.setattr(caches, "find_caches", lambda _served: [SimpleNamespace(wanted=None)])
+    monkeypatch.setattr(native.CSource, "shipped", tmp_path / "none.so")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.library.cache_clear()
+    feature.data_ready(SimpleNamespace())
+    assert feature.batch_path is None
+    assert "SimpleTuner's own caches are used" in caplog.text and "needs a C compiler" in caplog.text
 
 
 @pytest.mark.parametrize("depth", [0, -1, "deep"])

@@ -14,10 +14,12 @@ from typing import Any
 from simpletuner_gh200.cache.batch import Delivery, DeviceDelivery, HostDelivery
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.hbm import HbmTier, through
+from simpletuner_gh200.cache.native import library
 from simpletuner_gh200.cache.service import Caches
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
 from simpletuner_gh200.memory.ceilings import embeds_allowance
 from simpletuner_gh200.memory.copier import Copier, TorchMemory
@@ -78,6 +80,11 @@ class CachesFeature(Feature):
         found = find_caches(settings.served())
         if not found:
             logger.warning("gh200: cache_config asks for unified_memory, but this run has no cache of that kind")
+            return
+        try:
+            library()
+        except FeatureUnavailable as missing:
+            logger.warning("gh200: SimpleTuner's own caches are used: %s", missing)
             return
         self._caches = self._open(settings, found, _pack_folder(settings, trainer), _keep_free(trainer.config))
         self._attach(found)
