@@ -5,17 +5,21 @@ its state copied into one of two buffers, is stepped there, and copied back, whi
 emptied: every byte crosses once in each direction, both at the same time. The optimizer itself is not changed: it is
 called once per group, and sees gradients of that group only. That gives the same result to the bit where parameters
 do not meet in the step (``OptimizerFacts.streamable``).
+
+No memory is taken for state here: it was at home before, and goes back there, whatever fails on the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from simpletuner_gh200.model.activations.views import view_of
 from simpletuner_gh200.model.catching import CaughtOptimizer
 from simpletuner_gh200.model.tensors import plain_tensors, size_of, tensors_in
 from simpletuner_gh200.units import MIB
@@ -57,6 +61,9 @@ class Lane(Protocol):
     def finish(self) -> None:
         """What is computed from now on sees what was copied out."""
 
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+
 
 class HostLane:
     """Without a device: everything is done by the time the call returns."""
@@ -73,6 +80,9 @@ class HostLane:
         yield
 
     def finish(self) -> None:
+        return
+
+    def settle(self) -> None:
         return
 
 
@@ -108,6 +118,10 @@ class CudaLane:
     def finish(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._out)
 
+    def settle(self) -> None:
+        for side in (self._in, self._out):
+            side.synchronize()
+
 
 @dataclass
 class _Staged:
@@ -116,7 +130,9 @@ class _Staged:
     parameters: list[torch.Tensor]
     slot: int
     homes: dict[int, torch.Tensor] = field(default_factory=dict)
-    """id of the tensor -> its memory in the pool"""
+    """Offset in the buffer, in bytes -> the memory in the pool that what is there came from."""
+    stepped: bool = False
+    """Else the bytes at home are still those in the buffer."""
 
 
 class StreamedOptimizer:
@@ -145,23 +161,23 @@ class StreamedOptimizer:
             return self._caught.step(original, *args, **kwargs)
         self._make_buffers(max(sum(sizes[index] for index in chunk) for chunk in planned))
         result = None
+        ahead: deque[_Staged] = deque()
         with _gradients_hidden(parameters) as show:
-            ahead: list[_Staged] = []
             try:
-                for number, chunk in enumerate(planned):
-                    if not ahead:
-                        ahead.append(self._fill([parameters[index] for index in chunk], number % 2))
-                    if number + 1 < len(planned):
-                        following = [parameters[index] for index in planned[number + 1]]
-                        ahead.append(self._fill(following, (number + 1) % 2))
+                for number in range(len(planned)):
+                    for coming in range(number + len(ahead), min(number + 2, len(planned))):
+                        ahead.append(_Staged([parameters[index] for index in planned[coming]], coming % 2))
+                        self._fill(ahead[-1])
                     self._lane.filled(ahead[0].slot)
+                    ahead[0].stepped = True
                     with show(ahead[0].parameters):
                         result = original(*args, **kwargs)
-                    self._empty(ahead.pop(0))
-            finally:
-                for staged in ahead:  # a failed step: what is in the buffers goes home as it is
-                    self._empty(staged)
+                    self._empty(ahead[0])
+                    ahead.popleft()
                 self._lane.finish()
+            except BaseException:
+                self._bring_home(ahead)
+                raise
         self.steps += 1
         self._caught.sweep()
         return result
@@ -183,34 +199,55 @@ class StreamedOptimizer:
         )
         self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
 
-    def _fill(self, parameters: list[torch.Tensor], slot: int) -> _Staged:
-        staged = _Staged(parameters, slot)
+    def _fill(self, staged: _Staged) -> None:
         offset = 0
-        with self._lane.filling(slot):
-            for parameter in parameters:
+        with self._lane.filling(staged.slot):
+            for parameter in staged.parameters:
                 for part in self._parts(parameter):
-                    if id(part) in staged.homes or not self._caught.keeper.pool.holds(part):
+                    if not size_of(part) or not self._caught.keeper.pool.holds(part):
                         continue
-                    place = _view(self._buffers[slot], offset, part)
+                    layout = part.dtype, part.size(), part.stride()
+                    place = view_of(self._buffers[staged.slot], layout, offset // part.element_size())
                     place.copy_(part.data, non_blocking=True)
-                    staged.homes[id(part)] = part.data
+                    staged.homes[offset] = part.data
                     part.data = place
                     offset += _aligned(size_of(part))
         self.staged_bytes += offset
-        return staged
 
     def _empty(self, staged: _Staged) -> None:
-        """State that the step made anew out of the buffer's own memory gets a home too; the rest has one."""
-        buffer = self._buffers[staged.slot].untyped_storage().data_ptr()
         with self._lane.emptying(staged.slot):
-            for parameter in staged.parameters:
-                for part in self._parts(parameter):
-                    if part.untyped_storage().data_ptr() == buffer:
-                        home = staged.homes.get(id(part))
-                        if home is None:
-                            home = self._caught.keeper.pool.take(part)
-                        home.copy_(part.data, non_blocking=True)
-                        part.data = home
+            for part in self._away(staged):
+                _send_home(staged, part)
+
+    def _away(self, staged: _Staged) -> list[torch.Tensor]:
+        """What is in the buffer: also state that the step has made anew out of the memory there."""
+        buffer = self._buffers[staged.slot].untyped_storage().data_ptr()
+        parts = (part for parameter in staged.parameters for part in self._parts(parameter))
+        return [part for part in parts if part.untyped_storage().data_ptr() == buffer]
+
+    def _bring_home(self, ahead: Iterable[_Staged]) -> None:
+        """After a failure: without the side streams, each part whatever becomes of the others.
+
+        The buffers are not used again, so that what can't be copied even so keeps its bytes.
+        """
+        with ExitStack() as every_one:
+            for staged in ahead:
+                for part in self._away(staged):
+                    every_one.callback(_send_home, staged, part)
+            self._buffers = []
+            every_one.callback(self._lane.settle)  # the last to be told is the first to be called
+
+
+def _send_home(staged: _Staged, part: torch.Tensor) -> None:
+    """A part that is another view of the buffer than what was copied in becomes that view of the home."""
+    at = part.storage_offset() * part.element_size()
+    start = at if at in staged.homes else max(known for known in staged.homes if known <= at)
+    came_from = staged.homes[start]
+    offset = came_from.storage_offset() * came_from.element_size() + at - start
+    home = view_of(came_from, (part.dtype, part.size(), part.stride()), offset // part.element_size())
+    if staged.stepped:
+        home.copy_(part.data, non_blocking=True)
+    part.data = home
 
 
 @contextmanager
@@ -228,18 +265,13 @@ def _gradients_hidden(parameters: list[torch.Tensor]) -> Iterator[Callable[[list
             for parameter in some:
                 gradients[id(parameter)], parameter.grad = parameter.grad, None
 
-    for parameter in parameters:
-        parameter.grad = None
     try:
+        for parameter in parameters:
+            parameter.grad = None
         yield show
     finally:
         for parameter in parameters:
             parameter.grad = gradients[id(parameter)]
-
-
-def _view(buffer: torch.Tensor, offset: int, part: torch.Tensor) -> torch.Tensor:
-    span = buffer[offset : offset + size_of(part)].view(part.dtype)
-    return span.as_strided(part.size(), part.stride(), span.storage_offset())
 
 
 def _aligned(size: int) -> int:

@@ -157,6 +157,36 @@ def test_streamed_state_arrives_in_order(
     assert caught.tally.tensors == 10, "all of it is home again"
 
 
+@pytest.mark.parametrize("careful", [True, False])
+def test_a_streamed_step_that_fails_leaves_state_at_home(
+    pool: GracePool, roomy: Emulator, careful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of what was stepped before are waited for; what was never stepped has its bytes."""
+    optimizer = Moments(parameters(5))
+    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
+    caught.step(optimizer.step)
+    homes = [state[name].data_ptr() for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    lane = CudaLane(torch.device("cuda", 0))
+    if not careful:
+        monkeypatch.setattr(lane, "settle", lambda: None)
+    turns: list[int] = []
+
+    def fails_in_the_third_chunk() -> None:
+        turns.append(1)
+        if len(turns) == 3:
+            raise ValueError("a kernel")
+        optimizer.step()
+
+    roomy.defer()
+    with pytest.raises(ValueError, match="a kernel"):
+        StreamedOptimizer(caught, lane, room=2 * SIZE).step(fails_in_the_third_chunk)
+    states = list(optimizer.state.values())
+    assert [state[name].data_ptr() for state in states for name in ("exp_avg", "exp_avg_sq")] == homes
+    stepped = [state["exp_avg"].cpu().unique().tolist() for state in states[:2]]
+    assert (stepped == [[1.0], [2.0]]) == careful, stepped
+    assert [state["exp_avg_sq"].cpu().unique().tolist() for state in states] == [[1.0], [2.0], [3.0], [4.0], [5.0]]
+
+
 def test_streaming_costs_two_buffers_of_hbm(pool: GracePool, roomy: Emulator) -> None:
     optimizer = Moments(parameters(6))
     caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))

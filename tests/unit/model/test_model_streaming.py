@@ -108,7 +108,7 @@ def test_a_failing_step_brings_state_and_gradients_back() -> None:
     assert optimizer.state[weights[4]]["square"].equal(before[weights[4]]), "never stepped, and unharmed"
 
 
-def test_state_made_out_of_the_buffer_gets_a_home_of_its_own() -> None:
+def test_state_made_out_of_the_buffer_goes_home_too() -> None:
     weights, optimizer, streamed, caught = make(room=1 << 20)
     show_gradients(weights, 2)
     streamed.step(optimizer.step)

@@ -1,0 +1,214 @@
+"""Whatever fails in a streaming step, wherever: every tensor is at its home afterwards, with its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
+from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.model.placement import Placement
+from simpletuner_gh200.model.streaming import StreamedOptimizer
+from tests.unit.model.momentum import Momentum
+
+LOOKS = {"__get__", "size", "stride", "storage_offset", "element_size", "numel", "dim", "untyped_storage", "data_ptr"}
+SHOWS = torch.Tensor.grad.__set__  # type: ignore[attr-defined]
+NAMES = ("momentum", "square")
+
+
+class Trouble(Exception):
+    """What a driver or an allocator might say."""
+
+
+class Faults(TorchFunctionMode):
+    """Every call of torch's, of a lane and of a pool is counted, and one of them fails; or all copies from it on."""
+
+    def __init__(self, nth: int = 0, *, lasting: bool = False) -> None:
+        super().__init__()
+        self.nth, self.calls, self.counts = nth, 0, False
+        self._lasting = lasting
+
+    def call(self, what: object) -> None:
+        if self.counts:
+            self.calls += 1
+            lasts = self._lasting and self.calls > self.nth > 0 and what is torch.Tensor.copy_
+            if self.calls == self.nth or lasts:
+                raise Trouble(f"call {self.calls}: {what}")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ not in LOOKS and func != SHOWS:  # which can't fail
+            self.call(func)
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        self.counts = True
+        try:
+            with self:
+                yield
+        finally:
+            self.counts = False
+
+
+class Lane:
+    """Each of its calls may fail, on the way in or out; knows whether a side stream is the current one."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._call = faults.call
+        self.beside = False
+
+    @contextmanager
+    def _side(self, name: str) -> Iterator[None]:
+        self._call(f"{name} in")
+        self.beside = True
+        try:
+            yield
+        finally:
+            self.beside = False
+        self._call(f"{name} out")
+
+    def filling(self, slot: int) -> Any:
+        return self._side("filling")
+
+    def filled(self, slot: int) -> None:
+        self._call("filled")
+
+    def emptying(self, slot: int) -> Any:
+        return self._side("emptying")
+
+    def finish(self) -> None:
+        self._call("finish")
+
+    def settle(self) -> None:
+        self._call("settle")
+
+
+class Pool(HostPool):
+    def __init__(self, faults: Faults) -> None:
+        super().__init__(1 << 20)
+        self._call = faults.call
+        self.takes: list[bool] = []
+        self.lane: Lane
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._call("take")
+        self.takes.append(self.lane.beside)
+        return super().take(tensor)
+
+
+class Bench:
+    """Five parameters in four chunks, whose state is made and at home; then what a step of an optimizer does to it."""
+
+    def __init__(self, faults: Faults, change: Callable[[Momentum], None]) -> None:
+        self._faults, self._change = faults, change
+        self.weights = [torch.nn.Parameter(torch.linspace(0, 1, 100 * (number + 1))) for number in range(5)]
+        self.optimizer = Momentum(self.weights, lr=0.1)
+        self.pool = Pool(faults)
+        self.pool.lane = Lane(faults)
+        self._caught = CaughtOptimizer(self.optimizer, Keeper(self.pool, Placement("cpu_first", 0)))
+        self.streamed = StreamedOptimizer(self._caught, self.pool.lane, room=3000)
+        for number, weight in enumerate(self.weights):
+            weight.grad = torch.linspace(-1, number, weight.numel())
+        self.streamed.step(self.optimizer.step)
+        self.pool.takes.clear()
+        self.homes = {(weight, name): self.storage(weight, name) for weight in self.weights for name in NAMES}
+        self.gradients = [weight.grad for weight in self.weights]
+        self.expected = self.values()
+
+    def step(self) -> None:
+        """``expected`` is what the optimizer has left behind, chunk by chunk."""
+
+        def watched() -> None:
+            try:
+                self._change(self.optimizer)
+            finally:
+                self._faults.counts, before = False, self._faults.counts
+                self.expected = self.values()
+                self._faults.counts = before
+
+        with self._faults.counting():
+            self.streamed.step(watched)
+
+    def values(self) -> dict[Any, torch.Tensor]:
+        state = self.optimizer.state
+        return {(weight, name): state[weight][name].clone() for weight in self.weights for name in NAMES}
+
+    def storage(self, weight: torch.Tensor, name: str) -> int:
+        return int(self.optimizer.state[weight][name].untyped_storage().data_ptr())
+
+    def is_home(self) -> None:
+        for (weight, name), home in self.homes.items():
+            assert self.storage(weight, name) == home, f"{name} of {weight.numel()} is not at home"
+        for key, now in self.values().items():
+            assert now.equal(self.expected[key]), f"{key[1]} of {key[0].numel()} has other bytes"
+        assert all(weight.grad is before for weight, before in zip(self.weights, self.gradients, strict=True))
+
+
+def halves_and_views(optimizer: Momentum) -> None:
+    """State that is made anew out of the memory that it has now: another shape, and only the later half."""
+    optimizer.step()
+    for weight in optimizer.param_groups[0]["params"]:
+        if weight.grad is not None:
+            state = optimizer.state[weight]
+            state["momentum"] = state["momentum"].view(2, -1)
+            state["square"] = state["square"][weight.numel() // 2 :]
+
+
+@pytest.mark.parametrize("change", [Momentum.step, halves_and_views])
+def test_every_call_fails_once(change: Callable[[Momentum], None]) -> None:
+    unharmed = Faults()
+    bench = Bench(unharmed, change)
+    bench.step()
+    bench.is_home()
+    assert unharmed.calls > 100
+    for nth in range(1, unharmed.calls + 1):
+        faults = Faults(nth)
+        bench = Bench(faults, change)
+        with pytest.raises(Trouble, match=f"call {nth}:"):
+            bench.step()
+        bench.is_home()
+
+
+def test_a_step_after_one_that_failed_goes_as_any_other() -> None:
+    unharmed = Faults()
+    Bench(unharmed, Momentum.step).step()
+    for nth in range(1, unharmed.calls + 1, 7):
+        bench = Bench(Faults(nth), Momentum.step)
+        with pytest.raises(Trouble):
+            bench.step()
+        plain = {key: value.clone() for key, value in bench.values().items()}
+        bench.step()
+        bench.is_home()
+        for weight in bench.weights:
+            assert weight.grad is not None
+            assert bench.expected[weight, "momentum"].equal(plain[weight, "momentum"] + weight.grad)
+
+
+def test_what_no_copy_can_bring_home_keeps_its_bytes() -> None:
+    """The device is as good as lost; should it not be, a later step goes on from there."""
+    unharmed = Faults()
+    Bench(unharmed, Momentum.step).step()
+    for nth in range(1, unharmed.calls + 1, 3):
+        faults = Faults(nth, lasting=True)
+        bench = Bench(faults, Momentum.step)
+        with pytest.raises(Trouble):
+            bench.step()
+        assert all(now.equal(bench.expected[key]) for key, now in bench.values().items())
+        before, faults.nth = bench.values(), 0
+        bench.step()
+        for weight in bench.weights:
+            assert weight.grad is not None
+            assert bench.values()[weight, "momentum"].equal(before[weight, "momentum"] + weight.grad)
+
+
+def test_nothing_is_taken_from_the_pool_while_a_side_stream_is_the_current_one() -> None:
+    """A block belongs to the stream that it is taken on: used on another, it might be another's too soon."""
+    bench = Bench(Faults(), halves_and_views)
+    bench.step()
+    bench.is_home()
+    assert not any(bench.pool.takes)
