@@ -2,7 +2,8 @@
 
 Importing SimpleTuner costs half a minute of CPU; a forked child starts training at once. The server reads one JSON
 job per line on standard input and answers with one JSON line. Nothing of the extension is active in the server
-itself, so a job can be stock SimpleTuner (with the same ``pin_memory`` stand-in, and nothing else) or ours.
+itself, so a job can be stock SimpleTuner (with the same ``pin_memory`` stand-in and the same queue between the threads
+that look at new samples, and nothing else) or ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 import importlib.util
 import json
 import os
+import queue
 import runpy
 import signal
 import socket
@@ -129,7 +131,10 @@ def train(job: dict) -> int:
         return run_rank(job["argv"], lambda words: print(words, file=sys.stderr, flush=True))
     import torch
 
+    from simpletuner.helpers.metadata.backends import base
+
     torch.Tensor.pin_memory = lambda self, device=None: self
+    base.Queue = queue.SimpleQueue  # its own forgets samples on a busy machine: seams/points/data_backends.py
     os.environ["CONFIG_BACKEND"] = "json"
     os.environ["CONFIG_PATH"] = job["config"]
     import simpletuner

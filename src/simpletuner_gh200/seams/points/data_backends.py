@@ -1,8 +1,9 @@
-"""Datasets: the list once it was read, a backend about to be made, samples dealt to the ranks."""
+"""Datasets: the list once it was read, a backend about to be made, samples found and dealt to the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +45,21 @@ def _split_buckets(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [wrap_method(module.MetadataBackend, "split_buckets_between_processes", after)]
 
 
+def _scan(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """Between threads, a queue of threads. Upstream's is one of processes, into which a thread of its own writes; and
+    upstream stops reading when its workers have ended. On a busy machine that thread comes too late: samples are lost,
+    or what is known of them, and the sampler ends the run over one of those.
+    """
+    if not hasattr(module, "Queue"):
+        return []
+    between_processes = module.Queue
+
+    def queue() -> Any:
+        return between_processes() if module.StateTracker.get_args().enable_multiprocessing else SimpleQueue()
+
+    return [put(module, "Queue", queue)]
+
+
 def _builder(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     """A page that scans or shows such a dataset reads its files where they are; only a run holds them in memory."""
 
@@ -69,5 +85,6 @@ SEAMS = (
     Seam("datasets.load_configuration", _load_configuration),
     Seam("datasets.local_builder", _local_builder),
     Seam("datasets.memory_usage", _memory_usage),
+    Seam("metadata.scan", _scan),
     Seam("metadata.split_buckets", _split_buckets),
 )

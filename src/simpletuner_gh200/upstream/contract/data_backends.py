@@ -225,6 +225,17 @@ BACKEND_BUILDER_MAP = SeamSpec(
 )
 
 
+METADATA_SCAN = SeamSpec(
+    name="metadata.scan",
+    module="simpletuner.helpers.metadata.backends.base",
+    qualname="MetadataBackend.compute_aspect_ratio_bucket_indices",
+    parameters=None,
+    features=("store", "caches"),
+    reason="its threads answer through queues of processes, and what those have not handed over at the end is lost",
+    optional=True,
+)
+
+
 METADATA_SPLIT_BUCKETS = SeamSpec(
     name="metadata.split_buckets",
     module="simpletuner.helpers.metadata.backends.base",
@@ -245,5 +256,6 @@ SPECS = (
     BACKEND_LOCAL,
     BACKEND_BASE,
     BACKEND_BUILDER_MAP,
+    METADATA_SCAN,
     METADATA_SPLIT_BUCKETS,
 )
