@@ -130,7 +130,6 @@ def train(job: dict) -> int:
 
         return run_rank(job["argv"], lambda words: print(words, file=sys.stderr, flush=True))
     import torch
-
     from simpletuner.helpers.metadata.backends import base
 
     torch.Tensor.pin_memory = lambda self, device=None: self
