@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """aarch64 is the product's CPU: every dependency must have a wheel for it, and our C code must run on it.
 
-The wheels are resolved for aarch64 with source builds forbidden. The C code is cross-compiled and run under qemu-user,
-both from Debian's packages; as root on a Debian machine they are installed if they are missing.
+The wheels are resolved for aarch64 with source builds forbidden: ours, and SimpleTuner's with CUDA at the versions that
+`gh200 setup` installs, less the few packages that come as source everywhere or on aarch64. The C code is cross-compiled
+and run under qemu-user, both from Debian's packages; root on a Debian machine gets them installed if they are missing.
 """
 
 from __future__ import annotations
@@ -14,9 +15,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+from environments import without_find_links
+
+from simpletuner_gh200.upstream.tested import TESTED, Tested, constraints, tested_versions
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORM = "aarch64-manylinux_2_28"
+SIMPLETUNERS_PLATFORM = "aarch64-manylinux_2_39"
+"""Ubuntu 24.04's: trainingsample's and webshart's wheels for aarch64 ask for its C library."""
+PURE = ("atomicwrites", "deepspeed", "docopt", "iterutils", "mup", "rouge-score", "sqlitedict", "word2number")
+"""Python alone, and published as source only."""
+COMPILED = {"praat-parselmouth": "C++", "sphn": "Rust"}
+"""No wheel for aarch64 in any version: built where they are installed."""
 COMPILER = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"
 PACKAGES = ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
@@ -28,6 +39,10 @@ TESTS = ROOT / "tests" / "emulator"
 
 def main() -> int:
     failures = [f"wheels for Python {python}" for python in PYTHONS if not wheels_exist(python)]
+    shipped = [(each, python) for each in TESTED if "aarch64" in each.machines for python in each.pythons]
+    failures += [
+        f"SimpleTuner {each.release} on Python {py}" for each, py in shipped if not simpletuner_resolves(each, py)
+    ]
     if not tools_present():
         print(f"NOT CHECKED: C code; install {', '.join(PACKAGES)}")
         failures.append("C code (no cross compiler)")
@@ -38,20 +53,38 @@ def main() -> int:
 
 
 def wheels_exist(python: str) -> bool:
-    command = [
-        str(ROOT / ".uv" / "bin" / "uv"),
-        "pip",
-        "compile",
-        "--quiet",
-        str(ROOT / "pyproject.toml"),
-        "--all-extras",
-    ]
-    command += ["--python-version", python, "--python-platform", PLATFORM, "--only-binary", ":all:", "--no-header"]
-    environment = {key: value for key, value in os.environ.items() if key != "PIP_FIND_LINKS"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
-    found = [line for line in ran.stdout.splitlines() if "==" in line and not line.lstrip().startswith("#")]
-    print(f"Python {python}: {len(found)} packages, all with wheels" if ran.returncode == 0 else ran.stderr)
-    return ran.returncode == 0
+    found = resolve([str(ROOT / "pyproject.toml"), "--all-extras"], python, PLATFORM)
+    print(f"Python {python}: {len(found)} packages, all with wheels")
+    return bool(found)
+
+
+def simpletuner_resolves(tested: Tested, python: str) -> bool:
+    """With CUDA, at exactly the versions that are shipped, each of which has a wheel for aarch64 or is named above."""
+    with tempfile.TemporaryDirectory() as work:
+        wanted, pins = Path(work, "wanted.in"), Path(work, "pins.txt")
+        wanted.write_text(tested.requirement(cpu=False) + "\n")
+        pins.write_text(constraints(tested.release))
+        sources = [word for name in (*PURE, *COMPILED) for word in ("--no-binary", name)]
+        found = resolve([str(wanted), "-c", str(pins), *sources], python, SIMPLETUNERS_PLATFORM)
+    unpinned = sorted(found.items() - tested_versions(tested.release).items())
+    compiled = ", ".join(f"{name} ({language})" for name, language in COMPILED.items() if name in found)
+    print(
+        f"{tested.requirement(cpu=False)}, Python {python}: {len(found)} packages; to be compiled: {compiled or 'none'}"
+    )
+    print(f"  not pinned: {unpinned}" if unpinned else "  every version as shipped")
+    return bool(found) and not unpinned
+
+
+def resolve(words: list[str], python: str, platform: str) -> dict[str, str]:
+    """Versions by name; nothing, after uv's own words, where there is no solution."""
+    command = [str(ROOT / ".uv" / "bin" / "uv"), "pip", "compile", "--quiet", "--no-header", "--no-annotate", *words]
+    command += ["--python-version", python, "--python-platform", platform, "--only-binary", ":all:"]
+    ran = subprocess.run(command, env=without_find_links(), capture_output=True, text=True, cwd=ROOT)
+    if ran.returncode:
+        print(ran.stderr)
+        return {}
+    lines = (line.partition(";")[0].strip() for line in ran.stdout.splitlines())
+    return dict(line.split("==") for line in lines if "==" in line)
 
 
 def tools_present() -> bool:
