@@ -20,7 +20,7 @@ from simpletuner.helpers.training import optimizer_param  # noqa: E402
 from simpletuner_gh200.config.packages import find_package  # noqa: E402
 from simpletuner_gh200.errors import Problem  # noqa: E402
 from simpletuner_gh200.seams.options import read_options  # noqa: E402
-from simpletuner_gh200.upstream.option_reading import installed_options  # noqa: E402
+from simpletuner_gh200.upstream.importing import check_import  # noqa: E402
 from simpletuner_gh200.upstream.option_table import Checker, Option, OptionTable  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -223,7 +223,7 @@ def test_the_child_hands_out_the_same_table_and_keeps_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    assert installed_options(said.append).table == table
+    assert check_import(said.append).table == table
     assert [path.name for path in tmp_path.iterdir()] == ["simpletuner-gh200"]
-    assert installed_options(said.append).table == table
+    assert check_import(said.append).table == table
     assert len(said) == 1

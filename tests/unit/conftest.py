@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.upstream import option_reading
+from simpletuner_gh200.upstream import importing
 from tests.unit.few_options import maker_of
 
 
@@ -32,7 +32,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 def no_import_of_simpletuner() -> Iterator[None]:
     """Reading its options would import it, in a child, for a quarter of a minute: here it fails at once."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(option_reading, "MAKER", ("not-in-unit-tests",))
+        patched.setattr(importing, "PROBE", ("not-in-unit-tests",))
         yield
 
 
@@ -40,5 +40,5 @@ def no_import_of_simpletuner() -> Iterator[None]:
 def few_options(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that hands out a small table at once, and a place of the test's own in the cache to keep it."""
     folder = tmp_path_factory.mktemp("options")
-    monkeypatch.setattr(option_reading, "MAKER", maker_of(folder))
-    monkeypatch.setattr(option_reading, "KIND", folder.name)
+    monkeypatch.setattr(importing, "PROBE", maker_of(folder))
+    monkeypatch.setattr(importing, "KIND", folder.name)

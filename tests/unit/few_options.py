@@ -1,4 +1,4 @@
-"""A small option table, as the child process that reads SimpleTuner's would hand it out."""
+"""A small option table, as the child process that imports SimpleTuner would hand it out."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ TABLE = OptionTable(
 def maker_of(folder: Path) -> tuple[str, ...]:
     """The command of a child that prints the table, after some noise as SimpleTuner makes it."""
     path = folder / "table.json"
-    path.write_text(json.dumps(TABLE.to_json()), encoding="utf-8")
+    path.write_text(json.dumps({"cause": None, "options": TABLE.to_json()}), encoding="utf-8")
     path.chmod(0o644)
     return (sys.executable, "-S", "-c", f"print('noise'); print(open({str(path)!r}).read())")

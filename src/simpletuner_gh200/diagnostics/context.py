@@ -17,7 +17,7 @@ from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
-from simpletuner_gh200.upstream.option_reading import Reading, installed_options
+from simpletuner_gh200.upstream.importing import ImportVerdict, check_import
 
 _AT_PAGESZ = 6
 _NVIDIA_VENDOR = "0x10de"
@@ -37,8 +37,8 @@ class Context:
     allocate: bool = True
     """May checks allocate device memory and move bytes? ``--skip-allocation`` says no."""
     oversubscription_scale: float = 1.5
-    read_options: Callable[[], Reading] = installed_options
-    """How the options of the installed SimpleTuner are read; it takes long the first time."""
+    check_import: Callable[[], ImportVerdict] = check_import
+    """How it is found out whether the installed SimpleTuner imports, and its options; it takes long the first time."""
 
     @cached_property
     def torch(self) -> TorchBuild | None:
@@ -66,8 +66,8 @@ class Context:
         return read_training(Located.at(self.config), self.environment) if self.config is not None else None
 
     @cached_property
-    def options(self) -> Reading:
-        return self.read_options()
+    def simpletuner(self) -> ImportVerdict:
+        return self.check_import()
 
     def package(self, name: str) -> Path | None:
         """Where a package is, without importing it."""

@@ -1,6 +1,6 @@
 """The models that ``gh200 init`` can start with: those of the installed SimpleTuner, and what we know better of some.
 
-Families, their weights and flavours come from the release itself (``upstream/option_reading.py``); ours are those whose
+Families, their weights and flavours come from the release itself (``upstream/importing.py``); ours are those whose
 FSDP blocks were tried. A family that needs more than a folder of pictures is sent to SimpleTuner's own examples.
 """
 

@@ -36,8 +36,9 @@ from simpletuner_gh200.ramp.preview import outlook_of
 from simpletuner_gh200.seams.decide import all_features, decide, losses
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.check import check_installed
-from simpletuner_gh200.upstream.option_reading import installed_options
+from simpletuner_gh200.upstream.importing import ImportVerdict, check_import, trusted_import
 from simpletuner_gh200.upstream.option_table import Checker
+from simpletuner_gh200.upstream.versions import setup_command
 
 OLDEST = Version("3.1.0")
 """The first SimpleTuner whose seams we know."""
@@ -83,14 +84,14 @@ class Ready:
 
 def check_run(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Ready:
     """Before a start: installation, configuration, datasets, models, seams, launch."""
-    check_installation()
+    check_release()
     return _ready(explicit, env_name, flags, say, starting=True)
 
 
 def check_rank(arguments: Sequence[str], say: Say) -> tuple[str, ...]:
     """For a rank that nobody checked before, as ``accelerate launch train.py`` starts it; returns what to tell."""
     explicit, flags = take(list(arguments), "config")
-    check_installation()
+    check_release()
     checked = check_configuration(explicit=explicit, env_name=None, flags=flags, say=say)
     return (*checked.notes, *check_seams(checked.settings))
 
@@ -102,8 +103,7 @@ def check_file(path: str, flags: Sequence[str], say: Say) -> Ready:
 
 def _ready(explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say, *, starting: bool) -> Ready:
     checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say, starting=starting)
-    if starting or _installed("simpletuner"):
-        checked = replace(checked, notes=(*checked.notes, *check_seams(checked.settings)))
+    checked = replace(checked, notes=(*checked.notes, *check_seams(checked.settings)))
     if starting:
         passed_over = checkpoints.passed_over(checked.config)
         forgotten = checkpoints.forgotten_positions(checked.config, importlib.metadata.version("simpletuner"))
@@ -114,9 +114,9 @@ def _ready(explicit: str | None, env_name: str | None, flags: Sequence[str], say
     return Ready(checked, launch)
 
 
-def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[str]) -> Ready:
+def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Ready:
     """With the kill switch on nothing of ours is looked at; the file must only be one SimpleTuner itself would read."""
-    check_installation()
+    check_installation(say, trusting=True)
     located = _locate(explicit, env_name)
     if explicit is not None and located.backend != "json":
         raise UsageError(
@@ -144,7 +144,8 @@ def check_configuration(
     """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
     if explicit is not None:
         _locate(explicit, env_name)  # a named file that is not there is told at once; options may take half a minute
-    options = installed_options(say)
+    options = check_import(say)
+    options.stop_unless_it_imports()
     own = _FLAGS_OF_TRAIN if starting else _FLAGS_OF_CHECK
     checker = Checker(options.table, _OURS, own) if options.table is not None else None
     problems = checker.flags(flags) if checker is not None else []
@@ -228,14 +229,18 @@ def _oversized(training: Training, notes: list[str]) -> Iterator[Problem]:
             notes.append(f"dataset {name!r}: {room}")
 
 
-def check_installation() -> str:
-    """SimpleTuner and what it needs are here; returns its version."""
+def check_installation(say: Say, *, trusting: bool = False) -> None:
+    """SimpleTuner is here, new enough, and imports. ``trusting``: for commands that don't import it themselves."""
+    check_release()
+    (trusted_import if trusting else check_import)(say).stop_unless_it_imports()
+
+
+def check_release() -> None:
+    """SimpleTuner is here and new enough. That it imports is asked with its options."""
     try:
         found = importlib.metadata.version("simpletuner")
     except importlib.metadata.PackageNotFoundError:
-        raise UsageError(
-            "SimpleTuner is not installed in this environment", remedy="pip install simpletuner (see its own guide)"
-        ) from None
+        raise UsageError(ImportVerdict(False).in_a_line()) from None
     try:
         supported = Version(found) >= OLDEST
     except InvalidVersion:
@@ -243,12 +248,8 @@ def check_installation() -> str:
     if not supported:
         raise UsageError(
             f"SimpleTuner {found} is older than {OLDEST}, the first release with the seams we need",
-            remedy="pip install --upgrade simpletuner",
+            remedy=f"`{setup_command()}` installs one that was tested",
         )
-    for package in ("accelerate", "torch"):
-        if not _installed(package):
-            raise UsageError(f"{package} is not installed in this environment", remedy=f"pip install {package}")
-    return found
 
 
 def check_seams(settings: Settings) -> list[str]:
@@ -266,11 +267,3 @@ def check_seams(settings: Settings) -> list[str]:
         )
     statuses = decide(all_features(), settings, os.environ, verdict.against, release=f"SimpleTuner {verdict.version}")
     return [f"feature '{name}' is {status}" for name, status in losses(statuses).items()]
-
-
-def _installed(package: str) -> bool:
-    try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

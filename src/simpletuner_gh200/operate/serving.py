@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from simpletuner_gh200.config.packages import find_package
-from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate import preflight
 from simpletuner_gh200.operate.environment import OPT_IN
 
 
-def serve(arguments: Sequence[str]) -> NoReturn:
-    """Become ``simpletuner server``. UsageError where there is no SimpleTuner."""
-    if find_package("simpletuner") is None:
-        raise UsageError("SimpleTuner is not installed", remedy="pip install simpletuner, in this environment")
+def serve(arguments: Sequence[str], say: Callable[[str], None]) -> NoReturn:
+    """Become ``simpletuner server``. UsageError where there is no SimpleTuner, or none that imports."""
+    preflight.check_installation(say, trusting=True)
     environment = environment_of_server(os.environ, Path(sys.executable))
     os.execve(sys.executable, command(arguments), environment)
 

@@ -1,7 +1,6 @@
-"""``python -m simpletuner_gh200.seams.options``: the options of the installed SimpleTuner, as JSON on the last line.
+"""The options of the installed SimpleTuner, read in a process of their own (``seams/probe.py``).
 
-In a process of its own, since importing its parser takes as long as importing torch and every model of it. The parser
-and SimpleTuner's own functions are asked; nothing is patched for longer than a question takes.
+Its parser and its own functions are asked; nothing is patched for longer than a question takes.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ import ast
 import importlib
 import importlib.metadata
 import inspect
-import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -197,7 +194,3 @@ def _other_keys(options: dict[str, Option], cli_utils: ModuleType) -> Iterator[s
         passed_on = cli_utils.mapping_to_cli_args({name: "1"})
         if all(word.removeprefix("--").partition("=")[0] in options for word in passed_on):
             yield name
-
-
-if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(read_options().to_json()) + "\n")

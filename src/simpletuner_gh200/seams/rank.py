@@ -136,7 +136,7 @@ def train_script() -> Path:
     """SimpleTuner's train.py, found without importing SimpleTuner."""
     spec = importlib.util.find_spec("simpletuner")
     if spec is None or not spec.submodule_search_locations:
-        raise UsageError("SimpleTuner is not installed in this environment", remedy="pip install simpletuner")
+        raise UsageError("SimpleTuner is not installed in this environment", remedy="gh200 setup")
     return Path(next(iter(spec.submodule_search_locations))) / "train.py"
 
 

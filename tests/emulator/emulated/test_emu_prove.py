@@ -12,7 +12,7 @@ from simpletuner_gh200.bench.prove.proving import prove
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.plan.machines import this_machine
-from simpletuner_gh200.upstream.option_reading import Reading
+from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.emulator.emulation import Emulator
 from tests.unit.bench.prove_runs import subject, training
 
@@ -25,7 +25,7 @@ def test_prove_ends_with_rates(
         monkeypatch.setenv(f"GH200_EMU_{name}", value)  # for the children that try each way to Grace
     emulator.become(machine)
     emulator.set_hbm(1 << 30)
-    context = Context(root=tmp_path, allocate=False, read_options=lambda: Reading(None))
+    context = Context(root=tmp_path, allocate=False, check_import=lambda: ImportVerdict(None))
     context.__dict__["driver"] = driver
     told = prove(subject, tmp_path, minutes=60, train=training(), context=context).to_json()
     assert told["ok"], [row for row in told["selftest"]["checks"] if row["status"] == "fail"]
@@ -39,7 +39,7 @@ def test_prove_ends_with_rates(
 
 def test_a_full_device_leaves_the_rates_out_and_says_so(driver: CudaDriver, emulator: Emulator, tmp_path: Path) -> None:
     emulator.set_hbm(8 << 20)
-    context = Context(root=tmp_path, allocate=False, read_options=lambda: Reading(None))
+    context = Context(root=tmp_path, allocate=False, check_import=lambda: ImportVerdict(None))
     context.__dict__["driver"] = driver
     told = prove(subject, tmp_path, minutes=60, train=training(), context=context).to_json()
     assert told["link"] == {"h2d": None, "d2h": None}

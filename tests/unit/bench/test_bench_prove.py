@@ -26,12 +26,12 @@ from simpletuner_gh200.errors import ConfigError, UsageError
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.plan.calibration import calibrated, constants_for
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.upstream.option_reading import Reading
+from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.unit.bench.prove_runs import BY_NAME, TINY, TOKEN, subject, summary, training
 
 
 def proof(tmp_path: Path, *, train: trials.Train | None = None, minutes: float = 60, **values: Any) -> Proof:
-    context = Context(root=tmp_path, allocate=False, read_options=lambda: Reading(None))
+    context = Context(root=tmp_path, allocate=False, check_import=lambda: ImportVerdict(None))
     context.__dict__["driver"] = NullDriver("no CUDA driver")
     return prove(lambda: subject(**values), tmp_path, minutes=minutes, train=train or training(), context=context)
 
@@ -273,7 +273,7 @@ def test_the_last_words_of_a_run_do_not_tell_whose_machine_it_was(tmp_path, monk
     monkeypatch.setenv("USER", "ada")
     said = "cannot reach nid0042.cluster.example.org (nid0042) for ada; adamw is fine"
     failing = training(lambda arm, told: {**told, "status": "failed", "reason": said} if arm.name == "state" else told)
-    context = Context(root=tmp_path, allocate=False, read_options=lambda: Reading(None))
+    context = Context(root=tmp_path, allocate=False, check_import=lambda: ImportVerdict(None))
     context.__dict__["driver"] = NullDriver()
     told = prove(subject, tmp_path, minutes=60, train=failing, context=context).to_json()
     assert "nid0042" not in json.dumps(told)

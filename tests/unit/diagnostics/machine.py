@@ -11,7 +11,7 @@ from typing import Any
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.numa import Call
-from simpletuner_gh200.upstream.option_reading import Reading
+from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.unit.few_options import TABLE
 
 GIB_IN_KIB = 1024 * 1024
@@ -27,6 +27,7 @@ class Machine:
         self.environment: dict[str, str] = {}
         self.config: Path | None = None
         self.refused_placement: dict[Call, str] = {}
+        self.imported = ImportVerdict(True, version="4.10.1", table=TABLE)
         self._put_host()
         self._put_gpu()
         self._put_packages()
@@ -43,7 +44,7 @@ class Machine:
             search_path=(str(self.site),),
             config=self.config,
             machine="aarch64",
-            **{"read_options": lambda: Reading(TABLE), **changes},
+            **{"check_import": lambda: self.imported, **changes},
         )
         context.driver = NullDriver("no driver library here")
         context.refused_placement = self.refused_placement

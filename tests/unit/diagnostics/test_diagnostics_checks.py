@@ -12,7 +12,7 @@ from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.ramp.preview import outlook_of
-from simpletuner_gh200.upstream.option_reading import Reading
+from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.unit.diagnostics.machine import Machine
 from tests.unit.nobody import as_nobody
 
@@ -242,6 +242,14 @@ RAMP = {
 }
 
 
+def broken_import(machine: Machine) -> None:
+    machine.imported = ImportVerdict(False, "ModuleNotFoundError: No module named 'x'", "4.10.1")
+
+
+def endless_import(machine: Machine) -> None:
+    machine.imported = ImportVerdict(None, "importing it was not done after 300 s", "4.10.1")
+
+
 CASES = [
     ("GH108", rounded_pinning, "warn", "PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:16"),
     ("GH312", docker_filter, "warn", "--cap-add SYS_NICE"),
@@ -258,6 +266,8 @@ CASES = [
     ("GH106", no_asked_codec, "fail", "zstd"),
     ("GH107", bad_pattern, "fail", "touch x"),
     ("GH107", kill_switch, "warn", "switched off"),
+    ("GH109", broken_import, "fail", "No module named 'x'; "),
+    ("GH109", endless_import, "fail", "not done after 300 s"),
     ("GH201", no_kernel_driver, "fail", "no driver is loaded"),
     ("GH301", balancing, "warn", "balancing is on"),
     ("GH301", no_cpu_node, "fail", "no node has CPUs"),
@@ -455,6 +465,6 @@ def test_the_report_says_what_was_examined_as_fields(machine: Machine) -> None:
 def test_options_that_can_not_be_read_are_no_accusation(machine: Machine) -> None:
     machine.configure(allow_tf32=True)
     (check,) = [check for check in all_checks() if check.code == "GH402"]
-    context = machine.context(read_options=lambda: Reading(None, ("SimpleTuner is not installed here",)))
+    context = machine.context(check_import=lambda: ImportVerdict(False, notes=("SimpleTuner is not installed here",)))
     finding = examine(context, [check]).rows[0][1]
     assert (finding.status, finding.found) == ("skip", "SimpleTuner is not installed here")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.cli.main import main
-from simpletuner_gh200.upstream import option_reading
+from simpletuner_gh200.upstream import importing
 
 pytestmark = [
     pytest.mark.usefixtures("few_options"),
@@ -185,9 +185,9 @@ def test_what_is_still_to_be_given_is_noted_until_the_start(
     from tests.unit.few_options import TABLE
 
     needed = replace(TABLE, options={**TABLE.options, "seed": replace(TABLE.options["seed"], required=True)})
-    (tmp_path / "needed.json").write_text(json.dumps(needed.to_json()))
+    (tmp_path / "needed.json").write_text(json.dumps({"cause": None, "options": needed.to_json()}))
     show = f"print(open({str(tmp_path / 'needed.json')!r}).read())"
-    monkeypatch.setattr(option_reading, "MAKER", (sys.executable, "-S", "-c", show))
+    monkeypatch.setattr(importing, "PROBE", (sys.executable, "-S", "-c", show))
     config = write()
     code, out, _err = run("config", "check", config)
     assert code == 0 and "seed: not set" in out
@@ -197,7 +197,7 @@ def test_what_is_still_to_be_given_is_noted_until_the_start(
 
 
 def test_a_table_that_cannot_be_had_stops_nothing(write: Write, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(option_reading, "MAKER", (sys.executable, "-S", "-c", "raise SystemExit('torn in two')"))
+    monkeypatch.setattr(importing, "PROBE", (sys.executable, "-S", "-c", "raise SystemExit('torn in two')"))
     config = write(lerning_rate=1)
     code, out, err = run("train", "--config", config, "--dry-run")
     assert code == 0 and "simpletuner_gh200.launch" in out
@@ -216,7 +216,7 @@ def test_secrets_in_unknown_keys_and_flags_stay_hidden(write: Write, run: Run) -
 
 def test_nothing_heavy_is_imported(write: Write, tmp_path: Path) -> None:
     code = (
-        "import sys; from simpletuner_gh200.upstream import option_reading; option_reading.MAKER = ('none',);"
+        "import sys; from simpletuner_gh200.upstream import importing; importing.PROBE = ('none',);"
         "from simpletuner_gh200.operate.preflight import check_run;"
         "check_run(explicit='config.json', env_name=None, flags=(), say=print);"
         "assert not {'torch', 'simpletuner', 'diffusers', 'accelerate'} & set(sys.modules), 'heavy'"

@@ -1,17 +1,13 @@
-"""What a release would make of keys, flags and variables; and the table's way from a child into the cache."""
+"""What a release would make of keys, flags and variables."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simpletuner_gh200.upstream import option_reading, user_cache
-from simpletuner_gh200.upstream.option_reading import installed_options
 from simpletuner_gh200.upstream.option_table import Checker, OptionTable
 from tests.unit.few_options import TABLE
 
@@ -122,78 +118,5 @@ def test_what_simpletuner_cannot_do_without() -> None:
     assert str(missing) == "model_type: not set; SimpleTuner 9.9 needs it (accepted: 'full', 'lora')"
 
 
-# -- how it is come by -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A SimpleTuner that is found and never imported."""
-    package = tmp_path / "site" / "simpletuner"
-    (package / "helpers" / "configuration").mkdir(parents=True)
-    (package / "helpers" / "configuration" / "cmd_args.py").write_text("")
-    monkeypatch.setattr(option_reading, "find_package", lambda _name: package)
-    monkeypatch.setattr(option_reading, "installed_version", lambda _name: "9.9")
-    return package
-
-
 def test_the_table_survives_its_way_through_json() -> None:
     assert OptionTable.from_json(json.loads(json.dumps(TABLE.to_json()))) == TABLE
-
-
-def test_it_is_made_once_and_again_when_the_release_changes(few_options: None, here: Path) -> None:
-    said: list[str] = []
-    for _ in range(2):
-        assert installed_options(said.append) == option_reading.Reading(TABLE)
-    assert len(said) == 1
-    (here / "helpers" / "configuration" / "cmd_args.py").write_text("# changed")
-    installed_options(said.append)
-    assert len(said) == 2
-
-
-def test_a_cache_that_cannot_be_written_costs_time_and_is_told(few_options: None, here: Path) -> None:
-    (user_cache.cache_root() / option_reading.KIND).write_text("in the way")
-    reading = installed_options()
-    assert reading.table == TABLE
-    assert "read anew at every start" in reading.notes[0] and "XDG_CACHE_HOME" in reading.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("raise ImportError('no such thing')", "exit code 1: ImportError: no such thing"),
-        ("print('not a table')", "gave no table but 'not a table'"),
-        ("print('[]')", "gave no table but '[]'"),
-        ("pass", "gave no table but ''"),
-        ("import time; time.sleep(60)", "timed out"),
-    ],
-)
-def test_a_child_that_fails_is_told_and_stops_nothing(
-    private_cache: Path, here: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
-) -> None:
-    monkeypatch.setattr(option_reading, "MAKER", (sys.executable, "-S", "-c", code))
-    monkeypatch.setattr(option_reading, "PATIENCE_SECONDS", 0.2 if "sleep" in code else 60)
-    reading = installed_options()
-    assert reading.table is None
-    assert reading.notes[0].startswith("SimpleTuner's own options were not checked: ") and reason in reading.notes[0]
-
-
-def test_a_torn_entry_is_made_again(few_options: None, here: Path) -> None:
-    installed_options()
-    (entry,) = (user_cache.cache_root() / option_reading.KIND).iterdir()
-    entry.write_text('{"version": "9.9", "options": {"a": {"nonsense": 1}}')
-    assert installed_options().table == TABLE
-    entry.write_text('{"version": "9.9"}')
-    assert installed_options().table == TABLE
-
-
-def test_the_child_sees_our_packages_and_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = option_reading._environment({"SIMPLETUNER_GH200": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HOME": "/x"})
-    assert found["SIMPLETUNER_GH200"] == "0" and found["HF_HOME"] == "/x"
-    assert "PYTHONDONTWRITEBYTECODE" not in found
-    assert all(Path(place).is_absolute() for place in found["PYTHONPATH"].split(":"))
-
-
-def test_without_simpletuner_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(option_reading, "find_package", lambda _name: None)
-    reading = installed_options()
-    assert reading.table is None and "is not installed" in reading.notes[0]

@@ -179,5 +179,5 @@ def _measured(driver: Driver) -> tuple[dict[str, Any], list[str]]:
 
 def _options(context: Context) -> list[str]:
     """Names of the installed release's options; none where they can't be read, which leaves nothing out."""
-    table = context.read_options().table
+    table = context.simpletuner.table
     return [] if table is None else list(table.options)

@@ -14,6 +14,7 @@ import typer
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, screen
+from simpletuner_gh200.cli.words import say_on_a_terminal
 
 
 def demo(
@@ -33,7 +34,7 @@ def demo(
     from simpletuner_gh200.demo.summary import summary_lines
     from simpletuner_gh200.operate import preflight
 
-    preflight.check_installation()
+    preflight.check_installation(say_on_a_terminal)
     if not as_json:
         say(f"Training a tiny SDXL in {folder} (the log goes to {folder}/training.log) ...", error=True)
     with _watched(steps, on=sys.stderr.isatty() and not as_json) as show:

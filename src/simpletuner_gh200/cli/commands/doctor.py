@@ -13,10 +13,12 @@ from rich.text import Text
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
+from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.diagnostics.check import Check, Finding
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, skipped_in_words, write_report
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream.importing import check_import
 
 REPORT = Path("gh200_diagnostic_report.json")
 
@@ -54,7 +56,11 @@ def doctor(
     if config is not None and not config.is_file():
         raise UsageError(f"no such file: {config}", remedy="name a training configuration, or none")
     context = Context(
-        root=root, config=config, allocate=not skip_allocation, oversubscription_scale=oversubscription_scale
+        root=root,
+        config=config,
+        allocate=not skip_allocation,
+        oversubscription_scale=oversubscription_scale,
+        check_import=lambda: check_import(say_on_a_terminal, refresh=True),
     )
     examination = examine(context)
     write_report(examination, output)

@@ -16,10 +16,11 @@ from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import FAMILIES, Model, choose_model
+from simpletuner_gh200.operate.preflight import check_installation
 from simpletuner_gh200.operate.project import Project, plan_project, write
 from simpletuner_gh200.operate.slurm import SCRIPT
 from simpletuner_gh200.units import counted, format_bytes
-from simpletuner_gh200.upstream.option_reading import installed_options
+from simpletuner_gh200.upstream.importing import check_import
 
 
 def init(
@@ -70,6 +71,7 @@ def init(
     """
     if not slurm and (container != "none" or image):
         raise UsageError("--container and --image are about train.sbatch", remedy="add --slurm, or leave them out")
+    check_installation(say_on_a_terminal, trusting=True)
     wish = Wish(
         folder=folder,
         model=_chosen(model),
@@ -105,10 +107,11 @@ def _chosen(model: str) -> Model:
     """What we know ourselves needs no look at the installed release, which takes long the first time."""
     if model in FAMILIES:
         return choose_model(model)
-    reading = installed_options(say_on_a_terminal)
-    for note in reading.notes:
+    found = check_import(say_on_a_terminal)
+    found.stop_unless_it_imports()
+    for note in found.notes:
         say(f"note: {note}", error=True)
-    return choose_model(model, reading.table.families if reading.table is not None else None)
+    return choose_model(model, found.table.families if found.table is not None else None)
 
 
 def _document(project: Project) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say, screen
+from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.units import format_bytes
 
@@ -78,6 +79,7 @@ def plan(
     """
     from simpletuner_gh200.config.files import locate_training_config
     from simpletuner_gh200.config.training import read_training
+    from simpletuner_gh200.operate import preflight
     from simpletuner_gh200.plan.applying import write_copy
     from simpletuner_gh200.plan.machines import machine as machine_named
     from simpletuner_gh200.plan.machines import this_machine
@@ -87,6 +89,7 @@ def plan(
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .html or .svg")
     located = locate_training_config({}, explicit=str(config), env_name=None)
+    preflight.check_installation(say_on_a_terminal, trusting=True)
     training = read_training(located, os.environ)
     where = str(training.values.get("output_dir") or ".")
     here = this_machine(output=where) if machine in (None, "this") else machine_named(str(machine))

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say, screen, stdout_kept_for_json
+from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.errors import UsageError
 
 NAME = "gh200_prove"
@@ -53,7 +54,7 @@ def prove(
     from simpletuner_gh200.operate import preflight
     from simpletuner_gh200.plan.machines import this_machine
 
-    preflight.check_installation()
+    preflight.check_installation(say_on_a_terminal)
     earlier = read_earlier(against) if against is not None else None
     _make(folder)
     with stdout_kept_for_json(as_json):

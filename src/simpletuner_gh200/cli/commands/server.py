@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.operate.serving import serve
 
 
@@ -20,7 +21,7 @@ def server(context: typer.Context) -> None:
 
       gh200 server --port 8080 --host 127.0.0.1
     """
-    serve(context.args)
+    serve(context.args, say_on_a_terminal)
 
 
 COMMAND = Command(

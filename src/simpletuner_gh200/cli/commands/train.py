@@ -95,7 +95,7 @@ def _prepare(
     from simpletuner_gh200.seams.rank import KILL_SWITCH
 
     if os.environ.get(KILL_SWITCH) == "0":
-        ready = preflight.check_stock(explicit=config, env_name=env, flags=flags)
+        ready = preflight.check_stock(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
         _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
         ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)

@@ -39,9 +39,9 @@ def removed_options(context: Context) -> Finding:
     """By the parser of the installed release itself, as the start of a run judges them."""
     if context.training is None:
         return skipped("no configuration was given")
-    table = context.options.table
+    table = context.simpletuner.table
     if table is None:
-        return skipped("; ".join(context.options.notes))
+        return skipped("; ".join(context.simpletuner.notes))
     gone = {key: value for key, value in context.training.values.items() if key not in table.known(_OURS)}
     if not gone:
         return passed(f"SimpleTuner {table.version} knows every option in it")

@@ -13,9 +13,10 @@ from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, 
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.store.codecs import PACKAGES
-from simpletuner_gh200.units import counted
+from simpletuner_gh200.units import counted, format_seconds
 from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.source import FolderSource, JoinedSource, Source
+from simpletuner_gh200.upstream.versions import setup_command, versions_in_words
 
 _BINDINGS = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
 OLDEST_SIMPLETUNER = Version("3.1.0")
@@ -82,17 +83,20 @@ def python_bindings(context: Context) -> Finding:
 
 
 def simpletuner_version(context: Context) -> Finding:
-    where = list(context.search_path) if context.search_path is not None else sys.path
-    found = [item.version for item in distributions(name="simpletuner", path=where)]
+    found = [item.version for item in distributions(name="simpletuner", path=_where(context))]
     if not found:
-        return failed("SimpleTuner is not installed here", "pip install simpletuner, as its own guide says")
+        return failed("SimpleTuner is not installed here", setup_command())
     try:
         version = Version(found[0])
     except InvalidVersion:
         return warned(f"SimpleTuner {found[0]}: not a release number", "gh200 upstream check tells what holds")
     if version < OLDEST_SIMPLETUNER:
-        return failed(f"SimpleTuner {version} is older than {OLDEST_SIMPLETUNER}", "pip install --upgrade simpletuner")
+        return failed(f"SimpleTuner {version} is older than {OLDEST_SIMPLETUNER}", setup_command())
     return passed(f"SimpleTuner {version}")
+
+
+def _where(context: Context) -> list[str]:
+    return list(context.search_path) if context.search_path is not None else sys.path
 
 
 def _seams_in_words(here: int, missing: int) -> str:
@@ -111,6 +115,24 @@ def seams(context: Context) -> Finding:
     lost = [name for name, status in verdict.features.items() if not status.on]
     broken = "; ".join(f"{row.name}: {row.found}" for row in verdict.broken)
     return failed(f"{broken}. Off because of it: {', '.join(lost)}", "use a release that `gh200 upstream check` passes")
+
+
+def simpletuner_imports(context: Context) -> Finding:
+    """For real, in a process of its own: what is installed may have the right versions and still not go together."""
+    if not any(distributions(name="simpletuner", path=_where(context))):
+        return skipped("SimpleTuner is not installed here")
+    verdict = context.simpletuner
+    if verdict.version is None:  # files without the package
+        return failed(str(verdict.cause), setup_command())
+    versions = versions_in_words(verdict.version)
+    if verdict.imports:
+        return passed(f"SimpleTuner {verdict.version} imports, in {format_seconds(verdict.seconds)}; {versions}")
+    if verdict.imports is None:
+        return failed(
+            f"not found out: {verdict.cause}; {versions}",
+            "see what takes long: python -X importtime -m simpletuner_gh200.seams.probe",
+        )
+    return failed(f"SimpleTuner {verdict.version}: {verdict.cause}; {versions}", setup_command(verdict.version))
 
 
 def _installed_packages(context: Context) -> JoinedSource | None:
@@ -192,5 +214,11 @@ CHECKS = (
         what="environment variables",
         why="A misspelt access pattern or ratio would stop the run at its start.",
         run=environment_variables,
+    ),
+    Check(
+        code="GH109",
+        what="SimpleTuner's import",
+        why="SimpleTuner leaves the versions of its packages open: newer ones can break its import, and with it every run.",
+        run=simpletuner_imports,
     ),
 )

@@ -88,7 +88,7 @@ def _command(folder: Path, flags: Sequence[str], *, steps: int, nsys: bool) -> l
     config, rest = take(list(flags), "config")
     env_name, rest = take(rest, "env")
     rest = [*rest, f"--max_train_steps={steps}", "--num_train_epochs=0", f"--output_dir={(folder / RUN).absolute()}"]
-    preflight.check_installation()
+    preflight.check_release()
     checked = preflight.check_configuration(explicit=config, env_name=env_name, flags=rest)
     planned = launching.launch_command(
         checked.located, rest, os.environ, explicit=config is not None, env_name=env_name, config=checked.config

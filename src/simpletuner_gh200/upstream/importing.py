@@ -1,0 +1,209 @@
+"""Does the installed SimpleTuner import, and what are its options? Found out in a child process, once for what is here.
+
+One child for both, since nearly all that either costs is the import. Its answer is kept in the user's cache by
+everything it depends on, the versions of all installed packages above all; an import that neither worked nor failed in
+time is not kept. ``gh200 doctor`` and ``gh200 setup`` import anew every time, so that what was fixed outside of Python,
+a system library say, is noticed there.
+
+A start is never slower for it: ``train`` and ``config check`` need the options anyway. The commands that don't
+(``trusted_import``) ask the child only where versions are not those that were tested, and nobody asked before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream import user_cache
+from simpletuner_gh200.upstream.dataset_keys import FOLDERS
+from simpletuner_gh200.upstream.option_table import OptionTable
+from simpletuner_gh200.upstream.source import installed_version
+from simpletuner_gh200.upstream.versions import differing, installed_distributions, setup_command, versions_in_words
+
+SCHEMA = "6"
+KIND = "imports"
+PROBE = (sys.executable, "-m", "simpletuner_gh200.seams.probe")
+
+DEADLINE_SECONDS = 300.0
+"""A file system that takes longer to import SimpleTuner from has other problems than a misspelt key."""
+
+NOT_INSTALLED = "SimpleTuner is not installed"
+
+_SOURCES = (
+    "helpers/configuration/*.py",
+    "helpers/models/*/model.py",
+    "helpers/models/registry.py",
+    "helpers/training/optimizer_param.py",
+    *(f"helpers/{folder}/**/*.py" for folder in FOLDERS),
+    "simpletuner_sdk/server/services/field_registry/**/*.py",
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ImportVerdict:
+    """``imports`` is None where that is not decided; ``cause`` says why it is not True."""
+
+    imports: bool | None
+    cause: str | None = None
+    version: str | None = None
+    """Of SimpleTuner; None where it is not installed."""
+    seconds: float = 0.0
+    table: OptionTable | None = field(default=None, repr=False)
+    """Its options, where they could be read."""
+    notes: tuple[str, ...] = ()
+    """What a person should know about the options."""
+
+    def in_a_line(self) -> str:
+        """Why it does not import, what is here beside what was tested, and the command that mends it."""
+        if self.version is None:
+            return f"{NOT_INSTALLED} in this environment: `{setup_command()}` installs it"
+        mend = f"`{setup_command(self.version)}` installs what was tested, `gh200 doctor` looks again"
+        versions = versions_in_words(self.version)
+        return f"SimpleTuner {self.version} does not import here: {self.cause} ({versions}): {mend}"
+
+    def stop_unless_it_imports(self) -> None:
+        """Raises UsageError, one line. An import that nobody could decide stops nothing."""
+        if self.imports is False:
+            raise UsageError(self.in_a_line())
+
+
+def check_import(
+    say: Say = lambda _words: None, *, refresh: bool = False, deadline: float | None = None
+) -> ImportVerdict:
+    """What is known of the SimpleTuner an import would find; ``say`` is told before it takes long."""
+    package, version = find_package("simpletuner"), installed_version("simpletuner")
+    if package is None or version is None:
+        note = "SimpleTuner is not installed here, so its own options were not checked"
+        return ImportVerdict(False, NOT_INSTALLED, notes=(note,))
+    entry = _key(package, version)
+    kept = None if refresh else _kept(entry, version)
+    if kept is not None:
+        return kept
+    say(f"importing SimpleTuner {version} in a process of its own, {'anew' if refresh else 'once'} ...")
+    answer = _ask(DEADLINE_SECONDS if deadline is None else deadline)
+    verdict = _verdict(answer, version)
+    if not _decided(answer, verdict):
+        return verdict
+    refused = user_cache.store(KIND, entry, answer)
+    if refused is None or verdict.table is None:
+        return verdict
+    note = f"SimpleTuner's options are read anew at every start, since they can't be kept: {refused}"
+    return replace(verdict, notes=(f"{note} (name a folder you may write to in XDG_CACHE_HOME)",))
+
+
+def trusted_import(say: Say) -> ImportVerdict:
+    """The same for whoever has no other need of an import: versions that were tested are trusted until somebody asked.
+
+    Undecided then. That the import fails even so is found by the doctor, or at the start of a run.
+    """
+    package, version = find_package("simpletuner"), installed_version("simpletuner")
+    if package is not None and version is not None and differing(version) == {}:
+        return _kept(_key(package, version), version) or ImportVerdict(None, "versions as tested", version)
+    return check_import(say)
+
+
+def _ask(deadline: float) -> dict[str, Any]:
+    """The child's answer, see ``seams/probe.py``; ``undecided`` where it gave none. SimpleTuner leaves files behind."""
+    started = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="gh200-probe-") as folder:
+            ended = subprocess.run(
+                PROBE,
+                cwd=folder,
+                env=_environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=deadline,
+            )
+        answer = _answer(ended)
+    except subprocess.TimeoutExpired:
+        answer = {"undecided": f"importing it was not done after {deadline:g} s"}
+    except OSError as refused:
+        answer = {"undecided": f"no process could be started to import it: {refused}"}
+    return {**answer, "seconds": time.monotonic() - started}
+
+
+def _answer(ended: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
+    if ended.returncode < 0:
+        return {"died": True, "cause": f"the process that imported it was ended by signal {-ended.returncode}"}
+    lines = ended.stdout.decode(errors="replace").strip().splitlines() or [""]
+    try:
+        found = json.loads(lines[-1])
+    except json.JSONDecodeError:
+        found = None
+    if isinstance(found, dict) and "cause" in found:
+        return found
+    last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or lines[-1:]
+    return {"undecided": f"asking failed with exit code {ended.returncode}: {last[0][:200]}"}
+
+
+def _verdict(answer: Mapping[str, Any], version: str) -> ImportVerdict:
+    try:
+        table = OptionTable.from_json(answer["options"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        table = None
+    reason = answer.get("undecided") or answer.get("cause")
+    imports = None if "undecided" in answer else answer.get("cause") is None
+    unread = f"SimpleTuner's own options were not checked: {reason or answer.get('unread') or 'it is no table'}"
+    return ImportVerdict(
+        imports, reason, version, float(answer.get("seconds") or 0), table, () if table is not None else (unread,)
+    )
+
+
+def _decided(answer: Mapping[str, Any], verdict: ImportVerdict) -> bool:
+    """Is this worth keeping? A process may die, and options be unreadable, for reasons that pass."""
+    return not answer.get("died") and (verdict.imports is False or verdict.table is not None)
+
+
+def _kept(entry: str, version: str) -> ImportVerdict | None:
+    """None also for an entry that is torn, or another version's."""
+    answer = user_cache.load(KIND, entry)
+    if not isinstance(answer, Mapping):
+        return None
+    verdict = _verdict(answer, version)
+    return verdict if _decided(answer, verdict) else None
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The child finds the same packages in the same order as we do, and no extension in SimpleTuner."""
+    dropped = {"SIMPLETUNER_SKIP_TORCH", "PYTHONDONTWRITEBYTECODE"}  # without bytecode an import takes a minute more
+    found = os.pathsep.join(dict.fromkeys(os.path.abspath(place) for place in sys.path))
+    kept = {name: value for name, value in own.items() if name not in dropped}
+    return {**kept, "SIMPLETUNER_GH200": "0", "PYTHONPATH": found}
+
+
+def _key(package: Path, version: str) -> str:
+    """What the answer depends on: the release and where it is, its sources, what is installed, the kind of machine."""
+    digest = hashlib.blake2b(digest_size=20)
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    here = (SCHEMA, version, package.absolute(), sys.version, platform.machine(), _has_gpu(), libraries)
+    for part in (*here, *sorted(installed_distributions().items()), *_states(package)):
+        digest.update(f"{part}\0".encode())
+    return digest.hexdigest()
+
+
+def _has_gpu() -> bool:
+    """Some values are offered only where there is a GPU to use them on."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _states(package: Path) -> Iterator[tuple[str, int, int]]:
+    """Sources by time and size, for checkouts whose version stays; the folder of packages, for what is added to it."""
+    files = sorted(path for pattern in _SOURCES for path in package.glob(pattern))
+    for path in (package.parent, *files):
+        state = path.stat()
+        yield path.name, state.st_mtime_ns, state.st_size if path.is_file() else 0
