@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+PROGRAMS := sh scripts/dev/install_test_programs.sh
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -27,6 +28,7 @@ chaos: ## set up, then every hostile trial: kill, signals, damage, odd files, li
 	@$(PYTHON) scripts/dev/test.py chaos
 
 check: ## the quick loop: lint, types, layers, unit and property tests
+	@$(PROGRAMS) chromium gcc zsh fish ksh tcsh shellcheck
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
 	@$(MAKE) --no-print-directory lint unit
 
@@ -40,6 +42,7 @@ unit: ## unit and property tests (part of check and test)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/property
 
 selftest: ## the memory checks on every emulated machine
+	@$(PROGRAMS) gcc
 	@$(PYTHON) scripts/dev/environments.py selftest >/dev/null
 	@$(BIN)/python -m tests.emulator.selftest
 
@@ -55,9 +58,9 @@ docs: ## regenerate the generated pages
 site: ## build the documentation site into build/site, every link checked, in a small environment of its own
 	@$(PYTHON) scripts/dev/build_site.py
 
-pictures: ## photograph the Web UI for docs/web-ui.md (needs Chromium)
+pictures: ## photograph the Web UI for docs/web-ui.md
+	@$(PROGRAMS) chromium npm
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
-	@$(BIN)/python -m scripts.dev.page_libraries
 	@$(BIN)/python -m scripts.dev.take_web_ui_pictures docs/pictures
 
 wheel: ## build the wheel into dist/

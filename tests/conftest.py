@@ -7,7 +7,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ("tests.releases", "tests.ci_skips", "tests.cpu_times", "tests.integration.session_forge")
+pytest_plugins = ("tests.releases", "tests.skips", "tests.cpu_times", "tests.integration.session_forge")
 
 # No deadline: neighbours are noisy, and a time never decides whether a test passes here.
 # CI tries the same examples every time (hypothesis sees CI and does so by itself): a rare new one should fail whoever

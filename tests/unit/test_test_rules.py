@@ -1,4 +1,4 @@
-"""The rules that the tests themselves are run by: what runs on every release, and what CI may skip."""
+"""The rules that the tests themselves are run by: what runs on every release, and what may be skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.dev import test as dev_test
-from tests import ci_skips, releases
+from tests import releases, skips
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,18 +66,20 @@ def test_what_is_not_up_to_the_release_runs_on_one_of_those_that_are_tested(
 
 def test_a_skip_is_allowed_for_its_reason_only() -> None:
     place = "tests/gpu/test_memory_gpu.py::test_x"
-    assert ci_skips.allowed(place, "Skipped: no CUDA device")
-    assert not ci_skips.allowed(place, "Skipped: no gcc to build with")
-    assert not ci_skips.allowed("tests/unit/operate/test_operate_report.py::test_x", "Skipped: no Chromium")
+    assert skips.allowed(place, "Skipped: no CUDA device")
+    assert not skips.allowed(place, "Skipped: no gcc to build with")
+    assert not skips.allowed("tests/unit/operate/test_operate_report.py::test_x", "Skipped: no Chromium")
 
 
-@pytest.mark.parametrize(("ci", "code"), [("true", 1), ("", 0)])
-def test_a_skip_that_is_not_allowed_fails_the_run_in_ci_and_only_there(tmp_path: Path, ci: str, code: int) -> None:
+@pytest.mark.parametrize(("asked", "code"), [("1", 1), ("", 0)])
+def test_a_skip_that_is_not_allowed_fails_the_run_where_that_is_asked_for(
+    tmp_path: Path, asked: str, code: int
+) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\n\ndef test_passes():\n    pass\n\ndef test_skips():\n    pytest.skip('no browser here')\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "tests.ci_skips", "--rootdir", str(tmp_path), "-c", os.devnull]
-    environment = {**os.environ, "CI": ci, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.skips", "--rootdir", str(tmp_path), "-c", os.devnull]
+    environment = {**os.environ, "GH200_NO_SKIPS": asked, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == code, ran.stdout
     assert ("no browser here" in ran.stdout) == bool(code), "the reason is shown"
@@ -102,8 +104,27 @@ def test_the_trials_of_all_environments_are_counted_together(tmp_path: Path) -> 
         path.write_text(suite.format(*numbers))
     assert dev_test.counted(files[:2]) == "9 passed, 2 failed, 2 skipped"
     assert dev_test.counted(files) == "9 passed, 4 failed, 2 skipped", "no tests, and no results at all, are failures"
+    files[2].write_text(suite.format(3, 0, 0, 3))
+    assert dev_test.counted(files[:3]) == "9 passed, 3 failed, 5 skipped", "so is one whose every test was skipped"
     assert dev_test.counted(files[:2], files[:1]) == "9 passed, 2 failed, 2 skipped", "its failures are known"
     assert dev_test.counted(files[:2], files[1:2]) == "9 passed, 3 failed, 2 skipped", "it failed otherwise"
+
+
+@pytest.mark.parametrize(("skipped", "failed"), [(3, ["it"]), (2, [])])
+def test_a_part_whose_every_test_was_skipped_has_failed(
+    tmp_path: Path, monkeypatch, capsys, skipped: int, failed: list[str]
+) -> None:
+    monkeypatch.setattr(dev_test, "ROOT", tmp_path)
+
+    def start(part: dev_test.Part, _what: str, _variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        part.log.write_text("")
+        part.results.write_text(f'<testsuites><testsuite tests="3" skipped="{skipped}"/></testsuites>')
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(dev_test, "start", start)
+    found = dev_test.run_side_by_side([dev_test.Part("it", "", "")], "cluster", {})
+    assert [part.name for part in found] == failed
+    assert ("no test ran" in capsys.readouterr().out) == bool(failed)
 
 
 def test_a_part_that_hangs_is_interrupted_once_and_then_killed(tmp_path: Path, monkeypatch, capsys) -> None:
