@@ -3,13 +3,11 @@
 
 The wheels are resolved for aarch64 with source builds forbidden: ours, and SimpleTuner's with CUDA at the versions that
 `gh200 setup` installs, less the few packages that come as source everywhere or on aarch64. The C code is cross-compiled
-and run under qemu-user, both from Debian's packages; root on a Debian machine gets them installed if they are missing.
+and run under qemu-user, both from Debian's packages (install_test_programs.sh).
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +28,6 @@ COMPILED = {"praat-parselmouth": "C++", "sphn": "Rust"}
 """No wheel for aarch64 in any version: built where they are installed."""
 COMPILER = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"
-PACKAGES = ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user")
 PACKAGE = ROOT / "src" / "simpletuner_gh200"
 ALLOCATOR = PACKAGE / "memory" / "pool" / "allocator.c"
 FILES = PACKAGE / "store" / "files.c"
@@ -44,7 +41,6 @@ def main() -> int:
         f"SimpleTuner {each.release} on Python {py}" for each, py in shipped if not simpletuner_resolves(each, py)
     ]
     if not tools_present():
-        print(f"NOT CHECKED: C code; install {', '.join(PACKAGES)}")
         failures.append("C code (no cross compiler)")
     elif not c_code_runs():
         failures.append("C code")
@@ -88,12 +84,9 @@ def resolve(words: list[str], python: str, platform: str) -> dict[str, str]:
 
 
 def tools_present() -> bool:
-    if shutil.which(COMPILER) and shutil.which(EMULATOR):
-        return True
-    if os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "update", "-qq"], stdout=subprocess.DEVNULL)
-        subprocess.run(["apt-get", "install", "-y", "-qq", *PACKAGES], stdout=subprocess.DEVNULL)
-    return bool(shutil.which(COMPILER) and shutil.which(EMULATOR))
+    """Installed where they are missing, or named."""
+    install = ROOT / "scripts" / "dev" / "install_test_programs.sh"
+    return subprocess.run(["sh", str(install), COMPILER, EMULATOR]).returncode == 0
 
 
 def c_code_runs() -> bool:

@@ -13,8 +13,10 @@ PATH="$PATH:/usr/sbin:/sbin"
 missing=""
 for program in "$@"; do
     case $program in # packages of another name
+    aarch64-linux-gnu-gcc) package="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;;
     ip) package=iproute2 ;;
     munged) package=munge ;;
+    qemu-aarch64) package=qemu-user ;;
     srun) package=slurm-client ;;
     *) package=$program ;; # tcsh's has csh too
     esac

@@ -32,7 +32,6 @@ LOAD = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]; print(
 
 def main() -> int:
     if not check_aarch64.tools_present():
-        print(f"wheels: install {', '.join(check_aarch64.PACKAGES)}", file=sys.stderr)
         return 1
     native = build(os.environ.get("CC", "cc"))
     cross = build(check_aarch64.COMPILER)
