@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import installing
 from simpletuner_gh200.operate.installing import changes, decide, install, installers, planned
 from simpletuner_gh200.upstream.tested import constraints, find
-
-HERE = version("simpletuner")
 
 UV = """#!/bin/sh
 # Stands for uv: keeps its words and the constraints it was given, and "installs" what the test laid out for it.
@@ -139,15 +136,19 @@ def setup(uv: Path, tmp_path: Path, *words: str) -> tuple[subprocess.CompletedPr
     return ran, json.loads(ran.stdout) if ran.stdout else {}
 
 
-def broken_simpletuner(site: Path) -> None:
+def simpletuner(site: Path, trainer: str = "") -> None:
+    """As much of one as an import looks at; ``make test-matrix`` asks real ones."""
     distribution(site, "simpletuner", "4.10.1")
     (site / "simpletuner-4.10.1.dist-info" / "METADATA").write_text("Name: simpletuner\nVersion: 4.10.1\n")
-    (site / "simpletuner").mkdir()
-    (site / "simpletuner" / "__init__.py").write_text("from json import Qwen3VL\n")
+    package = site / "simpletuner" / "helpers" / "training"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parents[1]):
+        (folder / "__init__.py").touch()
+    (package / "trainer.py").write_text(trainer)
 
 
 def test_an_import_that_fails_even_then_ends_with_1_and_its_cause(uv, tmp_path):
-    broken_simpletuner(tmp_path / "site")
+    simpletuner(tmp_path / "site", "from json import Qwen3VL\n")
     distribution(Path(f"{uv}.packages"), "added", "0.99")
     ran, told = setup(uv, tmp_path)
     assert ran.returncode == 1, ran.stderr
@@ -162,7 +163,7 @@ def test_an_import_that_fails_even_then_ends_with_1_and_its_cause(uv, tmp_path):
 
 
 def test_a_dry_run_changes_nothing_and_is_done(uv, tmp_path):
-    broken_simpletuner(tmp_path / "site")
+    simpletuner(tmp_path / "site", "from json import Qwen3VL\n")
     Path(f"{uv}.plan").write_text(" + added==0.99\n")
     before = sorted((tmp_path / "site").rglob("*.dist-info"))
     ran, told = setup(uv, tmp_path, "--dry-run", "--cpu")
@@ -172,7 +173,20 @@ def test_a_dry_run_changes_nothing_and_is_done(uv, tmp_path):
 
 
 def test_an_environment_that_works_is_left_alone(uv, tmp_path):
+    simpletuner(tmp_path / "site")
     ran, told = setup(uv, tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert told == {"simpletuner": HERE, "installer": None, "changed": [], "imports": True, "cause": None}
+    assert told == {"simpletuner": "4.10.1", "installer": None, "changed": [], "imports": True, "cause": None}
     assert not Path(f"{uv}.called").exists()
+
+
+def test_another_release_is_installed_where_it_is_asked_for(uv, tmp_path):
+    simpletuner(tmp_path / "site")
+    os.rename(tmp_path / "site" / "simpletuner-4.10.1.dist-info", tmp_path / "site" / "simpletuner-4.10.0.dist-info")
+    (tmp_path / "site" / "simpletuner-4.10.0.dist-info" / "METADATA").write_text("Name: simpletuner\nVersion: 4.10.0\n")
+    Path(f"{uv}.plan").write_text(" - simpletuner==4.10.0\n + simpletuner==4.10.1\n")
+    release = decide(None, python=f"3.{sys.version_info.minor}", machine=os.uname().machine).release
+    ran, told = setup(uv, tmp_path, "--dry-run", "--release", release)
+    assert ran.returncode == 0, ran.stderr
+    assert (told["simpletuner"], told["imports"]) == ("4.10.0", True)
+    assert told["changed"] == ["simpletuner 4.10.0 -> 4.10.1"]
