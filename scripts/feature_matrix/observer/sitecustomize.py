@@ -1,8 +1,9 @@
 """Watches a training process from inside, without touching SimpleTuner's or our files.
 
-Put on ``PYTHONPATH`` by the feature matrix, it is imported by every Python that the run starts and waits for three
+Put on ``PYTHONPATH`` by the feature matrix, it is imported by every Python that the run starts and waits for four
 modules: the attention controller (its phases are noted), the trainer (a manual validation is asked for through
-upstream's own trigger) and torch (which pins memory only where it has an accelerator). Notes go to the file named by
+upstream's own trigger), torch (which pins memory only where it has an accelerator) and the scan of samples (which
+loses some on a busy machine). Notes go to the file named by
 ``FEATURE_MATRIX_NOTES``, one JSON object a line; without that variable nothing happens.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from queue import SimpleQueue
 from typing import Any
 
 NOTES = os.environ.get("FEATURE_MATRIX_NOTES")
@@ -108,6 +110,11 @@ def stand_in_for_pinning(torch: Any) -> None:
     torch.Tensor.pin_memory = lambda self, device=None: self
 
 
+def lose_no_sample(metadata: Any) -> None:
+    """Stock SimpleTuner's scan forgets samples on a busy machine: seams/points/data_backends.py."""
+    metadata.Queue = SimpleQueue
+
+
 def speak_english_only(langid: Any) -> None:
     """SimpleTuner 4.10 asks py3langid for a model format that 0.4 dropped; the tones have no words to recognise."""
 
@@ -132,5 +139,6 @@ if NOTES:
     register_post_import_hook(watch_trainer, "simpletuner.helpers.training.trainer")
     if STAND_IN:
         register_post_import_hook(stand_in_for_pinning, "torch")
+        register_post_import_hook(lose_no_sample, "simpletuner.helpers.metadata.backends.base")
     if ONE_LANGUAGE:
         register_post_import_hook(speak_english_only, "py3langid.langid")
