@@ -86,11 +86,14 @@ def assemble(entries: Sequence[Found], leaves: Sequence[Leaf], pool: BufferPool)
     batch = stack.tensor_on(buffer)
     if stack.by_row:
         # By address: slicing arrays would cost as much as copying a small latent.
-        if alike:
-            places = [one.address for one in entries]
+        places = [one.address for one in entries if one.address is not None]
+        if len(places) < count:  # some are in packs
+            for row, entry, place in zip(buffer.reshape(count, -1), entries, leaves, strict=True):
+                entry.copy_into(row, place.offset)
+        elif alike:
             copy_rows(address_of(buffer), places, stack.row, skip=leaf.offset)
         else:
-            places = [one.address + place.offset for one, place in zip(entries, leaves, strict=True)]
+            places = [start + place.offset for start, place in zip(places, leaves, strict=True)]
             copy_rows(address_of(buffer), places, stack.row)
     else:
         for row, entry, place in zip(batch, entries, leaves, strict=True):
@@ -193,12 +196,13 @@ class DeviceDelivery:
 
         dtype: torch.dtype = getattr(torch, leaves[0].dtype)
         size = leaves[0].count * dtype.itemsize
-        flat = self._copier.copy(
-            [
-                SlabRange(entry.segment.slab, entry.slot.offset + leaf.offset, size)
-                for entry, leaf in zip(entries, leaves, strict=True)
-            ]
-        )
+        ranges = [
+            SlabRange(entry.segment.slab, entry.slot.offset + leaf.offset, size)
+            for entry, leaf in zip(entries, leaves, strict=True)
+            if entry.segment.slab is not None
+        ]
+        # What is in a pack is so for want of room in slabs.
+        flat = self._copier.copy(ranges) if len(ranges) == len(entries) else None
         if flat is None:
             return None
         if same_strides(leaves):

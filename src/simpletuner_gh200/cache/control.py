@@ -40,11 +40,12 @@ NOTHING = 0
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """Where a segment's bytes are: descriptor ``fd`` of process ``pid``, recognisable by device and inode."""
+    """Where a segment's bytes are: a descriptor of process ``pid``, recognisable by device and inode."""
 
     number: int
     pid: int
-    fd: int
+    handle: int
+    """The descriptor, and whether it is that of a pack."""
     inode: int
     device: int
     size: int
@@ -52,6 +53,14 @@ class SegmentRow:
     """Entries in it that are still published."""
     held: int
     """Bytes appended to it."""
+
+    @property
+    def fd(self) -> int:
+        return self.handle >> 1
+
+    @property
+    def is_pack(self) -> bool:
+        return bool(self.handle & 1)
 
 
 class ForkedProcess(CacheError):
@@ -156,14 +165,14 @@ class Control:
 
     # -- segments --------------------------------------------------------------------------------------
 
-    def add_segment(self, fd: int | None, size: int) -> int:
+    def add_segment(self, fd: int | None, size: int, *, pack: bool = False) -> int:
         """List a segment of this process; returns its number, which is never used again."""
         number = self._words[_SEGMENTS] + 1
         start = self._row_start(number)
         if self._words[start]:
             raise CacheError(f"more than {_ROWS} segments at once")
         found = os.fstat(fd) if fd is not None else None
-        identity = (fd or 0, found.st_ino, found.st_dev) if found else (0, 0, 0)
+        identity = ((fd or 0) << 1 | pack, found.st_ino, found.st_dev) if found else (0, 0, 0)
         fields = (os.getpid(), *identity, size, 0, 0)
         for step, value in enumerate(fields, 1):
             self._words[start + step] = value

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simpletuner_gh200.cache.layout import Layout
+from simpletuner_gh200.cache.pack_segment import PackSegment
 from simpletuner_gh200.cache.record import Bytes
 from simpletuner_gh200.cache.segment import Segment, Writer
 from simpletuner_gh200.cache.segments import Room
@@ -19,13 +20,13 @@ class Found:
 
     __slots__ = ("address", "at", "check", "layout", "length", "offset", "segment", "slot", "vouched_for")
 
-    def __init__(self, slot: Slot, layout: Layout, segment: Segment) -> None:
+    def __init__(self, slot: Slot, layout: Layout, segment: Segment | PackSegment) -> None:
         self.slot = slot
         self.layout = layout
         self.segment = segment
         self.offset, self.length = slot.offset, slot.length
-        self.address = segment.address + self.offset
-        """Where the published bytes are; they stay there as long as this object lives."""
+        self.address = None if segment.address is None else segment.address + self.offset
+        """Where the published bytes are; they stay there as long as this object lives. None: in a pack."""
         self.at, self.check = slot.at, slot.check
         self.vouched_for = False
         """The file was looked at after a watch on its folder began."""
@@ -36,8 +37,16 @@ class Found:
 
     @property
     def payload(self) -> Bytes:
-        """Published bytes; not to be written to."""
+        """Published bytes; not to be written to. Raises DamagedEntry where they are in a pack and not as written."""
         return self.segment.bytes_at(self.offset, self.length)
+
+    def copy(self) -> Bytes:
+        """The same, the caller's own."""
+        return self.segment.copy_of(self.offset, self.length)
+
+    def copy_into(self, target: Bytes, skip: int) -> None:
+        """As much of them as ``target`` holds, from ``skip`` on. Raises DamagedEntry too."""
+        self.segment.copy_into(target, self.offset, self.length, skip)
 
 
 class Ready(NamedTuple):

@@ -190,10 +190,19 @@ class Pack:
 
     def __init__(self, path: Path, *, folder: int | None = None) -> None:
         """``folder``: a descriptor of the folder that ``path`` is in, where that is open already."""
-        self.path = path
-        self._layouts: dict[tuple[int, int], bytes] = {}
         name = path if folder is None else path.name
-        self.fd = os.open(name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+        self._use(path, os.open(name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=folder))
+
+    @classmethod
+    def over(cls, fd: int) -> Pack:
+        """A pack that is open. Takes over ``fd``."""
+        pack = cls.__new__(cls)
+        pack._use(Path(os.readlink(f"/proc/self/fd/{fd}")), fd)
+        return pack
+
+    def _use(self, path: Path, fd: int) -> None:
+        self.path, self.fd = path, fd
+        self._layouts: dict[tuple[int, int], bytes] = {}
         try:
             found = os.fstat(self.fd)
             self._refuse_untrusted(found)
@@ -256,36 +265,20 @@ class Pack:
         """The entry's bytes, in memory of this thread that its next call uses again.
 
         None where they are not those that were written, or can't be read: what somebody does to the file, or the disk
-        to itself, costs the entries that it hits. That is also why nothing is served from a mapping of the file, where
-        the bytes could change after they were checked, or be gone, which ends a process.
+        to itself, costs the entries that it hits.
         """
-        if self.layout(entry) is None:
-            return None
         buffer = hot_buffer(entry.length)
-        got = 0
-        try:
-            while got < entry.length:
-                more = os.preadv(self.fd, [buffer[got:]], entry.offset + got)
-                if more == 0:
-                    return None
-                got += more
-        except OSError:
-            return None
-        return buffer if xxhash.xxh3_64_intdigest(buffer) == entry.checksum else None
+        whole = self.layout(entry) is not None and read_checked(self.fd, buffer, entry.offset, entry.checksum)
+        return buffer if whole else None
 
     def layout(self, entry: PackEntry) -> bytes | None:
         """The layout's text; None if it is not what was written."""
         known = self._layouts.get((entry.layout_offset, entry.layout_checksum))
         if known is not None:
             return known
-        try:
-            length = int.from_bytes(os.pread(self.fd, 8, entry.layout_offset), "little")
-            text = os.pread(self.fd, length, entry.layout_offset + 8) if length <= self.size else b""
-        except OSError:
-            return None
-        if xxhash.xxh3_64_intdigest(text) != entry.layout_checksum:
-            return None
-        self._layouts[entry.layout_offset, entry.layout_checksum] = text
+        text = read_layout(self.fd, entry.layout_offset, entry.layout_checksum, self.size)
+        if text is not None:
+            self._layouts[entry.layout_offset, entry.layout_checksum] = text
         return text
 
     def _damaged(self, why: str) -> DamagedPack:
@@ -312,8 +305,32 @@ def _read_whole(fd: int, length: int, at: int) -> bytes:
     return b"".join(parts)
 
 
+def read_layout(fd: int, offset: int, checksum: int, most: int) -> bytes | None:
+    """The layout's text at ``offset``; None where it has another checksum, or can't be read."""
+    try:
+        length = int.from_bytes(os.pread(fd, 8, offset), "little")
+        text = os.pread(fd, length, offset + 8) if length <= most else b""
+    except OSError:
+        return None
+    return text if xxhash.xxh3_64_intdigest(text) == checksum else None
+
+
+def read_checked(fd: int, buffer: Bytes, offset: int, checksum: int) -> bool:
+    """Fill ``buffer`` from the file; False where there is less, it can't be read, or it has another checksum."""
+    got = 0
+    try:
+        while got < buffer.nbytes:
+            more = os.preadv(fd, [buffer[got:]], offset + got)
+            if more == 0:
+                return False
+            got += more
+    except OSError:
+        return False
+    return xxhash.xxh3_64_intdigest(buffer) == checksum
+
+
 def hot_buffer(size: int) -> Bytes:
-    """One buffer per thread, so that what was read is still in the processor's cache when it is hashed and copied."""
+    """One buffer per thread, so that what was read is still in the processor's cache when it is checked."""
     buffer: Bytes | None = getattr(_local, "buffer", None)
     if buffer is None or buffer.nbytes < size:
         buffer = _local.buffer = np.empty(max(size, 1 << 20), np.uint8)

@@ -19,6 +19,7 @@ from simpletuner_gh200.cache.pack import DamagedPack, Item, OutdatedPack, Pack, 
 from simpletuner_gh200.cache.pack_contents import Contents, Held, Loaded, PackUse, Source
 from simpletuner_gh200.cache.pack_place import PackPlace
 from simpletuner_gh200.cache.pack_reading import PackIndex, stretches, take_many
+from simpletuner_gh200.cache.pack_segment import DamagedEntry
 from simpletuner_gh200.cache.slots import FINITE
 from simpletuner_gh200.cache.source import Recognizer, Seen, identify
 from simpletuner_gh200.cache.table import Table
@@ -30,8 +31,8 @@ from simpletuner_gh200.units import format_bytes
 logger = logging.getLogger("simpletuner_gh200")
 
 State = Literal["alive", "changed", "damaged", "left out"]
-Look = Callable[[Pack, Sequence[PackEntry]], list[tuple[State, Source | None]]]
-"""What becomes of neighbouring entries of a pack."""
+Look = Callable[[Pack, int, Sequence[PackEntry]], list[tuple[State, Source | None]]]
+"""What becomes of neighbouring entries of a pack, from that number on."""
 
 
 class PackFolder:
@@ -98,7 +99,7 @@ class PackFolder:
         progress: Progress | None = None,
         tick: Callable[[], None] = lambda: None,
     ) -> Loaded:
-        """Publish every entry whose source is as it was, from a copy of its own: see ``Pack.payload``.
+        """List every entry whose source is as it was. It stays where it is, in the pack: see ``pack_segment``.
 
         ``share`` (i, n): only the i-th of n parts of the keys. ``pace`` may slow it down, and end it early. ``tick`` is
         called at every entry, in the thread that called this.
@@ -109,24 +110,28 @@ class PackFolder:
         def wanted(entry: PackEntry) -> bool:
             return parts == 1 or entry.key.low % parts == part
 
-        def take(pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+        def take(pack: Pack, first: int, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
             pace.begin()
             found: list[tuple[State, Source | None]] = [("left out", None) for _ in entries]
             seen: list[Seen] = []
             if not pace.ended:
-                seen = self._see(pack, entries)
+                seen = self._see(entries)
                 found = self._states(pack, entries, seen)
             lacking = table.lacks(np.array([entry.key for entry in entries], np.uint64).reshape(-1, 2)).tolist()
             chosen = [
-                at for at, (_, source) in enumerate(found) if source is not None and lacking[at] and wanted(entries[at])
+                at
+                for at, (_, source) in enumerate(found)
+                if source is not None and lacking[at] and wanted(entries[at]) and entries[at].path not in table.damaged
             ]
-            states = take_many(pack, [entries[at] for at in chosen], [seen[at] for at in chosen], table)
+            states = take_many(pack, [first + at for at in chosen], [seen[at] for at in chosen], table)
             held = dict(zip(chosen, states, strict=True))
-            size = sum(entry.length for entry in entries)
             if progress is not None:
-                progress.advance(len(entries), size)
-            pace.rest(size)
-            return [_after(state, source, held.get(at, False)) for at, (state, source) in enumerate(found)]
+                progress.advance(len(entries), sum(entry.length for entry in entries))
+            pace.rest(0)
+            return [
+                (state, source) if source is None or held.get(at) else ("left out", source)
+                for at, (state, source) in enumerate(found)
+            ]
 
         with PackPlace.open(self.folder) as place:
             contents = self._survey(place, take, done, workers, tick)
@@ -135,11 +140,11 @@ class PackFolder:
         done.seconds = time.perf_counter() - started
         return done
 
-    def _look(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+    def _look(self, pack: Pack, _first: int, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
         """Without reading payloads."""
-        return self._states(pack, entries, self._see(pack, entries))
+        return self._states(pack, entries, self._see(entries))
 
-    def _see(self, pack: Pack, entries: Sequence[PackEntry]) -> list[Seen]:
+    def _see(self, entries: Sequence[PackEntry]) -> list[Seen]:
         return self._recognizer.sources([(entry.path, entry.identity) for entry in entries])
 
     def _states(
@@ -153,8 +158,8 @@ class PackFolder:
             for entry, one in zip(entries, seen, strict=True)
         ]
 
-    def _look_closely(self, pack: Pack, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
-        found = self._look(pack, entries)
+    def _look_closely(self, pack: Pack, first: int, entries: Sequence[PackEntry]) -> list[tuple[State, Source | None]]:
+        found = self._look(pack, first, entries)
         return [
             ("damaged", None) if source is not None and pack.payload(entry) is None else (state, source)
             for entry, (state, source) in zip(entries, found, strict=True)
@@ -208,7 +213,7 @@ class PackFolder:
 
         def many(stretch: tuple[int, int]) -> list[tuple[PackEntry, State, Source | None]]:
             entries = list(pack.entries(*stretch))
-            found = look(pack, entries)
+            found = look(pack, stretch[0], entries)
             return [(entry, state, source) for entry, (state, source) in zip(entries, found, strict=True)]
 
         # Neighbours stay together: each thread reads its stretches of the file in order.
@@ -248,7 +253,11 @@ class PackFolder:
                 self._contents = self._survey(place, self._look, Loaded())
             going_on = itertools.takewhile(lambda _: not stop(), paths)
             held = ((path, found) for path in going_on if (found := table.find(path, fetch=False)) is not None)
-            lacking = [(path, found) for path, found in held if not self._contents.has(path, _source(found))]
+            lacking = [
+                (path, found)
+                for path, found in held
+                if path in table.damaged or not self._contents.has(path, _source(found))
+            ]
             try:
                 everything = into_one or self._contents.mostly_dead
                 written = self._write(place, table, lacking, stop, everything=everything)
@@ -357,21 +366,18 @@ class PackingStopped(CacheError):
     """The run is over, so its packs are not worth waiting for."""
 
 
-def _after(state: State, source: Source | None, held: bool | None) -> tuple[State, Source | None]:
-    """What became of an entry that was taken (True), was not (False), or turned out damaged (None)."""
-    if source is None:
-        return state, None
-    return ("alive" if held else "damaged" if held is None else "left out"), source
-
-
 def _source(found: Found) -> Source:
     return found.slot.size_and_inode, found.slot.mtime_ns
 
 
 def _item(path: str, found: Found) -> tuple[Item | None, Source]:
-    """None for one whose file has changed since it was found."""
+    """None for one whose file has changed since it was found, and for one that is damaged."""
     source = _source(found)
     identity = identify(path, source)
+    try:
+        payload = found.payload
+    except DamagedEntry:
+        return None, source
     if identity is None:
         return None, source
-    return Item(path, identity, found.slot.flags & FINITE, found.layout.text, found.payload), source
+    return Item(path, identity, found.slot.flags & FINITE, found.layout.text, payload), source

@@ -54,6 +54,17 @@ class Segment:
         """The published bytes; not to be written to."""
         return self.slab.bytes_at(offset, size)
 
+    def copy_of(self, offset: int, size: int) -> Bytes:
+        return self.slab.bytes_at(offset, size).copy()
+
+    def copy_into(self, target: Bytes, offset: int, size: int, skip: int) -> None:
+        """As much as ``target`` holds of the entry of ``size`` bytes at ``offset``, from ``skip`` on."""
+        target[:] = self.slab.bytes_at(offset + skip, target.nbytes)
+
+    def layout_text(self, offset: int) -> bytes:
+        length = int.from_bytes(self.bytes_at(offset, 8).tobytes(), "little")
+        return self.bytes_at(offset + 8, length).tobytes()
+
     def lend(self, offset: int, size: int) -> Bytes | None:
         return self._lender.lend(offset, size) if self._lender is not None else None
 

@@ -12,10 +12,12 @@ import numpy as np
 from simpletuner_gh200.cache import layout as layouts
 from simpletuner_gh200.cache.control import Control, SegmentRow
 from simpletuner_gh200.cache.layout import Layout
+from simpletuner_gh200.cache.pack import Pack
+from simpletuner_gh200.cache.pack_segment import PackSegment
 from simpletuner_gh200.cache.record import aligned
 from simpletuner_gh200.cache.segment import HostSlabs, Segment, SlabSource, Writer, place, places
 from simpletuner_gh200.cache.slots import Range, Slot, pack
-from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.errors import CacheError, MemoryRoomError
 from simpletuner_gh200.memory.mapping import PAGE
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import GIB
@@ -67,7 +69,9 @@ class Segments:
         self._slabs = slabs or HostSlabs()
         self._growth = growth
         self._mappable = mappable
-        self._mapped: dict[int, Segment] = {}
+        self._mapped: dict[int, Segment | PackSegment] = {}
+        self._packs: dict[int, int] = {}
+        """Number of the segment that each pack is, by its inode."""
         self._layouts: dict[int, Layout] = {}
         self._stored: dict[bytes, Range] = {}
         """Layouts this process has put into a segment."""
@@ -77,7 +81,7 @@ class Segments:
 
     # -- looking up ------------------------------------------------------------------------------------
 
-    def get(self, number: int) -> Segment | None:
+    def get(self, number: int) -> Segment | PackSegment | None:
         """The segment; mapped now, through the descriptor of the rank that made it, if that hasn't been done yet."""
         found = self._mapped.get(number)
         if found is not None:
@@ -99,21 +103,24 @@ class Segments:
         """Slab and offset of the published bytes behind a lent ``address``; None for memory that isn't lent."""
         for segment in list(self._mapped.values()):
             offset = segment.lent_offset(address)
-            if offset is not None:
+            if offset is not None and segment.slab is not None:
                 return segment.slab, offset
         return None
 
-    def _reach(self, row: SegmentRow) -> Segment | None:
+    def _reach(self, row: SegmentRow) -> Segment | PackSegment | None:
+        mode = os.O_RDONLY if row.is_pack else os.O_RDWR
         try:
-            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", mode | os.O_CLOEXEC)
         except OSError:
             return None
         try:
             found = os.fstat(fd)
             if (found.st_ino, found.st_dev) != (row.inode, row.device):
                 return None
+            if row.is_pack:
+                return PackSegment.reached(os.dup(fd))
             return Segment(self._slabs.attach(fd, row.size, label=self._name))
-        except MemoryRoomError:
+        except (MemoryRoomError, CacheError, OSError):
             return None
         finally:
             os.close(fd)
@@ -123,8 +130,7 @@ class Segments:
         segment = self.get(place.segment)
         if segment is None:
             return None
-        length = int.from_bytes(segment.bytes_at(place.offset, 8).tobytes(), "little")
-        parsed = layouts.parse(segment.bytes_at(place.offset + 8, length).tobytes())
+        parsed = layouts.parse(segment.layout_text(place.offset))
         if len(self._layouts) < MOST_LAYOUTS:
             self._layouts[slot.layout] = parsed
         return parsed
@@ -204,11 +210,21 @@ class Segments:
         self._mapped[number] = segment
         return number
 
+    def add_pack(self, pack: Pack) -> int:
+        """List a pack as a segment, once."""
+        number = self._packs.get(pack.inode, 0)
+        if not number or self._control.row(number) is None:
+            segment = PackSegment(pack)
+            number = self._packs[pack.inode] = self._control.add_segment(segment.fd, pack.size, pack=True)
+            self._mapped[number] = segment
+        return number
+
     def populate(self) -> None:
         """Map the pages of all that this process wrote now rather than fault by fault in the first epoch."""
         for row in self._control.rows():
-            if row.pid == os.getpid() and row.number in self._mapped:
-                self._mapped[row.number].populate(row.held)
+            segment = self._mapped.get(row.number) if row.pid == os.getpid() else None
+            if isinstance(segment, Segment):
+                segment.populate(row.held)
 
     def _store_layout(self, number: int, writer: Writer, text: bytes) -> Range:
         data = len(text).to_bytes(8, "little") + text

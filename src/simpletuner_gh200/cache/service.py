@@ -76,6 +76,7 @@ class Caches:
         slabs: SlabSource | None = None,
         tight: bool = False,
         mappable: bool = True,
+        copies: bool = False,
         packs: Path | None = None,
         keep_free: int = 0,
         workers: int = 0,
@@ -86,6 +87,7 @@ class Caches:
         """``tight``: slabs cost their whole size at once (registered memory), so make them no larger than needed.
 
         ``mappable``: slabs can be mapped again; false for managed memory, where hits are copies.
+        ``copies``: a device copies from slabs, so entries of packs go there, behind the run; else they stay in packs.
         ``keep_free``: bytes of the disk that packs leave to others, where that is more than their own rule.
         ``near``: the memory node beside this rank's GPU; ranks beside different ones have a copy each if that fits.
         ``promised``: bytes of the host that others will still take; they count where no limit is set.
@@ -95,9 +97,9 @@ class Caches:
         self._keep_free = keep_free
         self._slabs = slabs
         self._mappable = mappable
+        self._copies = copies
         self._growth = TIGHT_GROWTH if tight else GROWTH
         self._pack_folders: dict[str, PackFolder] = {}
-        self._saving: threading.Thread | None = None
         self._stop_saving = threading.Event()
         self._background: BackgroundJob | None = None
         self._indexes: list[PackIndex] = []
@@ -155,6 +157,7 @@ class Caches:
             slabs=self._slabs,
             growth=self._growth,
             mappable=self._mappable,
+            copies=self._copies,
         )
 
     def _controls(self, want: Wanted) -> list[Control]:
@@ -191,22 +194,20 @@ class Caches:
     def fill(self, when: FillTime = "start", *, later: bool = False) -> None:
         """Take in what is on disk, packs first; each rank does its part of its copy.
 
-        ``start``: returns when all is in. ``background``: returns at once; entries are served as they come, and what is
-        asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is asked for;
-        its packs are written at the end. ``later``: what is done in the background waits for ``go_on``.
+        ``start``: returns when all is in packs or memory. ``background``: returns at once; entries are served as they
+        come, and what is asked for before that is taken from a pack, or from SimpleTuner's file. ``lazy``: only what is
+        asked for; its packs are written at the end. ``later``: what is done in the background waits for ``go_on``.
         """
         self._open_packs()
         if when == "start":
             self._fill(self.workers, AT_ONCE)
         else:
             self._serve_from_packs()
-        if when == "background":
-            self._background = BackgroundJob(self._fill_in_background, name="gh200-fill")
+        if when != "lazy":
+            work = self._settle if when == "start" else self._fill_in_background
+            self._background = BackgroundJob(work, name="gh200-fill")
             if not later:
                 self._background.start()
-        elif when == "start" and self.group.is_leader and self.packs is not None:
-            self._saving = threading.Thread(target=self._save_all, name="gh200-packs", daemon=True)
-            self._saving.start()
 
     def go_on(self) -> None:
         """Begin what ``fill`` left for later; nothing where it was begun."""
@@ -219,6 +220,16 @@ class Caches:
 
     def _fill_in_background(self, pace: BackgroundPace, effort: Effort) -> None:
         self._fill(effort.threads, pace)
+        self._settle(pace, effort)
+
+    def _settle(self, pace: BackgroundPace, _effort: Effort) -> None:
+        """Into slabs what a device copies from there; into packs, for the next start, what they lack."""
+        for name, packs in self._pack_folders.items() if self._copies else ():
+            for path in list(packs.held):
+                if pace.ended:
+                    return
+                self.tables[name].find(path)
+                pace.rest(0)
         if self.group.is_leader and self.packs is not None and not pace.ended:
             self._save_all(pace)
 
@@ -299,16 +310,15 @@ class Caches:
             table.backing = None
         table.statistics.fill_seconds += loaded.seconds
         self.loaded[name] = loaded
-        if loaded.entries or loaded.damaged or loaded.changed or loaded.of_others:
+        if loaded.entries or loaded.changed or loaded.of_others:
             logger.info(
-                "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, %d were damaged, "
+                "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, "
                 "%d were made by another configuration",
                 name,
                 loaded.entries,
                 format_bytes(loaded.bytes),
                 format_seconds(loaded.seconds),
                 loaded.changed,
-                loaded.damaged,
                 loaded.of_others,
             )
 
@@ -319,9 +329,6 @@ class Caches:
                 for table in self.tables.values():
                     table.hold_all()
             self._stop_filling()
-            if self._saving is not None:
-                self._saving.join()
-                self._saving = None
             if self.group.is_leader:
                 self._save_all()
         except KeyboardInterrupt:
@@ -332,9 +339,6 @@ class Caches:
         """The run did not complete: nobody is to wait for packs. They end at the next entry."""
         self._stop_saving.set()
         self._stop_filling()
-        if self._saving is not None:
-            self._saving.join()
-            self._saving = None
 
     def _stop_filling(self) -> None:
         if self._background is not None:
@@ -369,7 +373,7 @@ class Caches:
             found["copies_on_node"] = len(self.copies.groups)
             found["filling"] = self._background.state if self._background is not None else "done"
             if name in self.loaded:
-                found["packs"] = asdict(self.loaded[name])
+                found["packs"] = asdict(self.loaded[name]) | {"damaged": len(self.tables[name].damaged)}
         return tables
 
     def close(self) -> None:

@@ -125,10 +125,15 @@ def pack(place: Range) -> int:
     return place.segment << OFFSET_BITS | place.offset // _UNIT
 
 
+def place_words(segment: int, offsets: np.ndarray) -> np.ndarray:
+    """Places in one segment, a word each."""
+    words: np.ndarray = offsets // np.uint64(_UNIT) | np.uint64(segment << OFFSET_BITS)
+    return words
+
+
 def row_words(segment: int, offsets: np.ndarray, sizes: np.ndarray, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The words for payload and length of many slots in one segment."""
-    payload = offsets // np.uint64(_UNIT) | np.uint64(segment << OFFSET_BITS)
-    return payload, sizes | flags << np.uint64(_LENGTH_BITS)
+    return place_words(segment, offsets), sizes | flags << np.uint64(_LENGTH_BITS)
 
 
 class Slots:

@@ -18,10 +18,22 @@ import numpy as np
 from simpletuner_gh200.cache.control import NOTHING, Control, ForkedProcess
 from simpletuner_gh200.cache.entries import Found, Put, Ready
 from simpletuner_gh200.cache.lending import LEND_FROM
+from simpletuner_gh200.cache.pack import Pack
+from simpletuner_gh200.cache.pack_segment import DamagedEntry
 from simpletuner_gh200.cache.record import Record, tensor_maker, tensor_on
 from simpletuner_gh200.cache.segment import SlabSource
 from simpletuner_gh200.cache.segments import GROWTH, Room, Segments
-from simpletuner_gh200.cache.slots import FINITE, MOST_FULL, OFFSET_BITS, ORDINARY, Key, Slot, key_of
+from simpletuner_gh200.cache.slots import (
+    FINITE,
+    MOST_FULL,
+    OFFSET_BITS,
+    ORDINARY,
+    Key,
+    Slot,
+    key_of,
+    place_words,
+    row_words,
+)
 from simpletuner_gh200.cache.source import normal, ordinary, source_of
 from simpletuner_gh200.cache.tally import Statistics
 from simpletuner_gh200.cache.watch import FolderWatch
@@ -33,6 +45,8 @@ logger = logging.getLogger("simpletuner_gh200")
 
 MISSING: Any = object()
 """What ``get`` returns on a miss: None is a value that can be cached."""
+
+DAMAGED = "damaged in its pack"
 
 REMEMBER_FROM = 16 * 1024
 """Entries of at least this size are remembered by path, at some 400 bytes each: two percent of them at most."""
@@ -55,7 +69,9 @@ class Table:
         slabs: SlabSource | None = None,
         growth: int = GROWTH,
         mappable: bool = True,
+        copies: bool = False,
     ) -> None:
+        """``copies``: entries of packs are copied into slabs when they are asked for; else read from the pack."""
         self.name = name
         self.control = control
         self._elsewhere = tuple(elsewhere)
@@ -67,16 +83,19 @@ class Table:
         self._watching = threading.Lock()
         self._memo: dict[str, Found] = {}
         self._full = False
+        self._copies = copies
+        self.damaged: set[str] = set()
+        """Paths whose entries in packs turned out not to be what was written."""
         self.backing: Callable[[Table, str], bool] | None = None
-        """Asked for what is not held yet: publishes it and says so, where it has it at hand (a pack)."""
+        """Asked for what is not listed yet: lists it and says so, where it has it at hand (a pack)."""
 
     # -- reading ---------------------------------------------------------------------------------------
 
     def find(self, path: str, *, fetch: bool = True) -> Found | None:
         """The entry of a normal path, if it is held and its file is as it was when it was taken.
 
-        ``fetch``: also one that is at hand in a pack, which is held from then on. Who packs does without, and is no
-        reader: what the ranks that have ended took with them is then just not packed.
+        ``fetch``: also one that is at hand in a pack and not listed yet. Who packs does without, and is no reader: what
+        the ranks that have ended took with them is then just not packed.
         """
         found = self._memo.get(path)
         # Asked before the entry is looked at: what the kernel tells of may have withdrawn it.
@@ -116,10 +135,39 @@ class Table:
                 return found
             self._memo.pop(path, None)
         slot = self.control.slots.get(key_of(path))
-        found = self._open(slot, counts=counts) if slot is not None else None
+        try:
+            found = self._open(slot, counts=counts) if slot is not None else None
+            if found is not None and found.address is None and self._copies and counts:
+                found = self._copied(path, found)
+        except DamagedEntry as damaged:
+            self._lose(path, damaged)
+            return None
         if found is not None and found.slot.length >= REMEMBER_FROM:
             self._memo[path] = found
         return found
+
+    def _copied(self, path: str, found: Found) -> Found | None:
+        """An entry that was in a pack, from now on in a slab; still there where the budget is full."""
+        if self._full:
+            return found
+        slot = found.slot
+        record = Record(found.layout.text, found.length, ((0, found.payload),), found.finite)
+        if not self.publish(path, record, (slot.size_and_inode, slot.mtime_ns)):
+            return found
+        published = self.control.slots.get(key_of(path))
+        return self._open(published, counts=True) if published is not None else None
+
+    def _lose(self, path: str, damaged: DamagedEntry) -> None:
+        """An entry of a pack is not what was written: it goes, and SimpleTuner's own file is read."""
+        if not self.damaged:
+            logger.warning(
+                "gh200: cache %s: %s; entries like this are read from SimpleTuner's own files, and counted",
+                self.name,
+                damaged,
+            )
+        self.damaged.add(path)
+        self.statistics.fall_back(DAMAGED)
+        self._withdraw_here(key_of(path))
 
     def _vouched(self) -> bool:
         """Does the kernel vouch for files that were looked at before? Those that it named are looked at again."""
@@ -153,15 +201,17 @@ class Table:
     def get(self, path: Any) -> Any:
         """A fresh value the caller may do anything with, or MISSING."""
         found = self.find(normal(path))
-        if found is None:
-            self.statistics.misses.add()
-            return MISSING
-        self.statistics.hits.add()
-        return self.value_of(found)
+        try:
+            value = MISSING if found is None else self.value_of(found)
+        except DamagedEntry as damaged:
+            self._lose(normal(path), damaged)
+            value = MISSING
+        (self.statistics.misses if value is MISSING else self.statistics.hits).add()
+        return value
 
     def value_of(self, found: Found) -> Any:
         lent = found.segment.lend(found.offset, found.length) if found.length >= LEND_FROM else None
-        data, single = found.payload.copy() if lent is None else lent, found.layout.single
+        data, single = found.copy() if lent is None else lent, found.layout.single
         return found.layout.build(tensor_maker(data)) if single is None else tensor_on(data, single, single.offset)
 
     def published_at(self, address: int) -> tuple[Slab, int] | None:
@@ -258,6 +308,26 @@ class Table:
             control.count_live(int(number), int(count))
         others = rows[~done].tolist()
         return int(done.sum()) + sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in others)
+
+    def publish_packed(self, pack: Pack, rows: np.ndarray, sources: np.ndarray, ordinary: np.ndarray) -> np.ndarray:
+        """List entries where they lie in a pack, by rows of its index: which of them are.
+
+        ``sources``: how their files look, two words each. ``ordinary``: the flag of each.
+        """
+        flags = rows["flags"].astype(np.uint64) & np.uint64(FINITE) | ordinary.astype(np.uint64)
+        keys = np.column_stack((rows["key_low"], rows["key_high"]))
+        try:
+            with self.control.writing():
+                self._sweep()
+                number = self._segments.add_pack(pack)
+                payload, length = row_words(number, rows["offset"], rows["length"], flags)
+                layout = place_words(number, rows["layout_offset"])
+                entered = self._enter_many(np.column_stack((keys, payload, length, sources, layout)))
+        except (GH200Error, OSError) as refused:
+            self.statistics.fall_back(_why(refused), len(rows))
+            return np.zeros(len(rows), np.bool_)
+        self.statistics.published.add_many(entered)
+        return np.ones(len(rows), np.bool_) if entered == len(rows) else self.control.slots.hold(keys)
 
     def _rooms_for(self, ready: Ready) -> list[Room]:
         """Room for as many as the budget holds."""

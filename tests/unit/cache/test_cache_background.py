@@ -10,8 +10,9 @@ import time
 import pytest
 import torch
 
+from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.service import Caches, Wanted
-from simpletuner_gh200.cache.table import MISSING
+from simpletuner_gh200.cache.table import DAMAGED, MISSING
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory import background, pace
 from simpletuner_gh200.memory.background import BackgroundJob
@@ -150,7 +151,8 @@ def test_packs_of_another_configuration_are_not_served_at_first_use(tmp_path, fi
     caches.close()
 
 
-def test_a_damaged_payload_is_found_at_first_use_and_by_the_background(tmp_path, files):
+@pytest.mark.parametrize("copies", [False, True], ids=["read in packs", "copied"])
+def test_a_damaged_payload_is_found_at_first_use_or_when_it_is_copied_and_packed_anew(tmp_path, files, copies):
     first = opened(tmp_path, packs=tmp_path / "packs")
     first.fill()
     first.save()
@@ -166,11 +168,60 @@ def test_a_damaged_payload_is_found_at_first_use_and_by_the_background(tmp_path,
     lazy.fill("lazy")
     assert lazy.tables["vae-x"].get(files[5]) is MISSING
     lazy.close()
-    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches = opened(tmp_path, packs=tmp_path / "packs", copies=copies)
     caches.fill("background")
     assert caches.wait_until_filled(20)
-    assert caches.loaded["vae-x"].damaged == 1
-    assert all(float(caches.tables["vae-x"].get(path)[0]) == number for number, path in enumerate(files))
+    table = caches.tables["vae-x"]
+    assert table.damaged == ({files[5]} if copies else set())
+    assert table.get(files[5]) is MISSING
+    assert take_in(table, files[5])
+    assert all(float(table.get(path)[0]) == number for number, path in enumerate(files))
+    assert caches.report()["vae-x"]["packs"]["damaged"] == 1
+    assert table.statistics.fallbacks == {DAMAGED: 1}
+    caches.save()
+    caches.close()
+    again = opened(tmp_path, packs=tmp_path / "packs")
+    again.fill()
+    assert all(float(again.tables["vae-x"].get(path)[0]) == number for number, path in enumerate(files))
+    assert again.tables["vae-x"].statistics.fallbacks == {}
+    again.close()
+
+
+@pytest.mark.parametrize("when", ["start", "background"])
+def test_what_a_device_copies_from_is_copied_out_of_packs_behind_the_run(tmp_path, files, when):
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    for copies in (False, True):
+        caches = opened(tmp_path, packs=tmp_path / "packs", copies=copies)
+        caches.fill(when, later=True)
+        table = caches.tables["vae-x"]
+        assert float(table.get(files[3])[0]) == 3
+        assert (table.find(files[3]).address is not None) == copies, "what is asked for is copied at once"
+        caches.go_on()
+        assert caches.wait_until_filled(20)
+        assert [table.find(path, fetch=False).address is not None for path in files] == [copies] * len(files)
+        assert (table.control.held > 0) == copies
+        assert all(float(table.get(path)[0]) == number for number, path in enumerate(files))
+        assert caches.report()["vae-x"]["filling"] == "done"
+        caches.close()
+
+
+def test_what_has_no_room_in_slabs_is_read_in_packs(tmp_path, files):
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    caches = opened(tmp_path, packs=tmp_path / "packs", copies=True)
+    table = caches.tables["vae-x"]
+    caches.fill(later=True)
+    table.allowed = 1000  # the disk's sizes promised less than memory takes
+    caches.go_on()
+    assert caches.wait_until_filled(20)
+    where = [table.find(path).address is not None for path in files]
+    assert 0 < sum(where) < len(files)
+    assert all(float(table.get(path)[0]) == number for number, path in enumerate(files))
     caches.close()
 
 
@@ -244,9 +295,9 @@ def test_lazy_takes_nothing_in_to_write_packs(tmp_path, files):
     caches = opened(tmp_path, packs=tmp_path / "packs")
     caches.fill("lazy")
     table = caches.tables["vae-x"]
-    assert caches._saving is None
+    assert caches.report()["vae-x"]["filling"] == "done", "there is nothing in the background"
     caches._save_all()
-    assert table.control.held == 0, "what is at hand in packs is in packs"
+    assert table.control.held == 0 and table.report()["entries"] == 0, "what is at hand in packs is in packs"
     assert table.find(files[0]) is not None
     caches.close()
 
@@ -277,5 +328,5 @@ def test_an_interrupt_while_filling_is_stopped_ends_saving_too(tmp_path, files, 
     with pytest.raises(KeyboardInterrupt):
         caches.save()
     assert caches._stop_saving.is_set()
-    assert caches._saving is None
+    assert caches.report()["vae-x"]["filling"] in ("done", "stopped")
     caches.close()

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import partial
 
 import pytest
 import torch
 
+from simpletuner_gh200.cache.batch import assemble
+from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.fill import read_through, take_in
 from simpletuner_gh200.cache.pack import HEADER_SIZE, MAGIC, SCHEMA, Pack
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import folder_for
+from simpletuner_gh200.cache.pack_segment import DamagedEntry
 from simpletuner_gh200.cache.service import Caches, Wanted
-from simpletuner_gh200.cache.table import MISSING, Table
+from simpletuner_gh200.cache.table import DAMAGED, MISSING, Table
 from simpletuner_gh200.memory.sharing import NodeGroup
 
 COUNT = 40
@@ -118,9 +122,10 @@ def test_what_another_leader_lacked_is_added_once(wanted, tmp_path, saved):
 
 @pytest.mark.parametrize("harm", ["truncate", "overwrite", "remove"])
 def test_a_run_survives_what_is_done_to_its_packs(wanted, tmp_path, harm):
-    """In a child: what is wrong here would end it by a signal."""
+    """In a child: what is wrong here would end it by a signal. An entry that was served before is no exception."""
     run(wanted, tmp_path / "packs")
     (pack,) = (tmp_path / "packs").rglob("*.pack")
+    left = COUNT if harm == "remove" else 0
     child = os.fork()
     if child == 0:
         code = 1
@@ -128,6 +133,9 @@ def test_a_run_survives_what_is_done_to_its_packs(wanted, tmp_path, harm):
             caches = start(wanted, tmp_path / "packs")
             caches.fill()
             assert caches.loaded["c"].entries == COUNT
+            table, paths = caches.tables["c"], [path_of(wanted, number) for number in range(COUNT)]
+            check_values(table, wanted)
+            entries = table.find_all(paths)
             pack.chmod(0o600)
             size = pack.stat().st_size
             if harm == "remove":
@@ -136,7 +144,14 @@ def test_a_run_survives_what_is_done_to_its_packs(wanted, tmp_path, harm):
                 with pack.open("r+b") as file:
                     file.truncate(0)
                     file.write(b"x" * (size if harm == "overwrite" else 0))
-            check_values(caches.tables["c"], wanted)
+            if not left:
+                with pytest.raises(DamagedEntry):
+                    assemble(entries, [entry.layout.single for entry in entries], BufferPool())
+            check_values(table, wanted, left)
+            assert table.statistics.fallbacks == ({} if left else {DAMAGED: COUNT})
+            read = [read_through(table, path, partial(torch.load, path)) for path in paths]
+            assert all(bool((value == number).all()) for number, value in enumerate(read))
+            check_values(table, wanted)
             code = 0
         finally:
             os._exit(code)
@@ -144,29 +159,22 @@ def test_a_run_survives_what_is_done_to_its_packs(wanted, tmp_path, harm):
 
 
 @pytest.mark.parametrize("harm", ["truncate", "overwrite"])
-def test_harm_between_opening_a_pack_and_reading_it_costs_its_entries_alone(wanted, tmp_path, monkeypatch, harm):
+def test_harm_between_opening_a_pack_and_reading_it_costs_its_entries_alone(wanted, tmp_path, harm):
     run(wanted, tmp_path / "packs")
     (path,) = (tmp_path / "packs").rglob("*.pack")
     path.chmod(0o600)
-    opened = Pack.entries
-
-    def harmed(self, *_stretch):
-        entries = list(opened(self))
-        middle = entries[COUNT // 2].offset
-        with path.open("r+b") as file:
-            if harm == "truncate":
-                file.truncate(middle)
-            else:
-                file.seek(middle)
-                file.write(b"x" * ENTRY * COUNT)
-        return iter(entries)
-
-    monkeypatch.setattr(Pack, "entries", harmed)
+    with Pack(path) as pack:
+        middle = list(pack.entries())[COUNT // 2].offset
     table = Table("c", Control.create(64, label="c", shared=False))
-    monkeypatch.setattr(Pack, "__len__", lambda self: 1)  # in one stretch
-    loaded = PackFolder(path.parent).load(table, workers=1)
-    assert (loaded.entries, loaded.damaged) == (COUNT // 2, COUNT - COUNT // 2)
+    assert PackFolder(path.parent).load(table, workers=1).entries == COUNT
+    with path.open("r+b") as file:
+        if harm == "truncate":
+            file.truncate(middle)
+        else:
+            file.seek(middle)
+            file.write(b"x" * ENTRY * COUNT)
     check_values(table, wanted, COUNT // 2)
+    assert len(table.damaged) == COUNT - COUNT // 2
 
 
 def test_no_pack_is_mapped(wanted, tmp_path):
@@ -187,10 +195,17 @@ def test_a_damaged_entry_is_made_again_and_its_bytes_are_dead(wanted, tmp_path):
     with path.open("r+b") as file:
         file.seek(first.offset)
         file.write(b"\xff" * 16)
-    assert run(wanted, tmp_path / "packs").damaged == 1
-    again = run(wanted, tmp_path / "packs")
-    assert again.entries == COUNT, "a second, small pack has it"
-    assert len(sizes(tmp_path / "packs")) == 2
+    caches = start(wanted, tmp_path / "packs")
+    caches.fill()
+    check_values(caches.tables["c"], wanted, COUNT - 1)
+    assert take_in(caches.tables["c"], first.path)
+    caches.save()
+    caches.close()
+    again = start(wanted, tmp_path / "packs")
+    again.fill()
+    check_values(again.tables["c"], wanted)
+    again.close()
+    assert len(sizes(tmp_path / "packs")) == 2, "a second, small pack has it"
 
 
 def emptied_folder(wanted, tmp_path):

@@ -13,6 +13,7 @@ import torch
 
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
+from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.table import MISSING, Table
 
 LARGE = 70_000
@@ -78,7 +79,7 @@ def other(leader):
         rank.communicate(timeout=30)
 
 
-def test_two_ranks(leader, other, saved):
+def test_two_ranks(leader, other, saved, tmp_path):
     """One test: a second interpreter with torch costs seconds."""
     paths = [saved(torch.full((LARGE,), float(n)), f"{n}.pt") for n in range(4)]
     # Each publishes its part; both see everything.
@@ -117,6 +118,17 @@ def test_two_ranks(leader, other, saved):
     assert other("get", paths[0]) == 0
     assert other("take", paths[1])
     assert float(leader.get(paths[1])[0]) == 1
+    # What one lists in a pack, the other reads there; and neither reads what is not there any more.
+    packs = PackFolder(tmp_path / "packs")
+    packs.make(str(tmp_path))
+    assert packs.save(leader, paths) and not leader.drop()
+    assert packs.load(leader, workers=1).entries == 2
+    assert [other("get", path) for path in paths[:2]] == [0, 1] == [float(leader.get(path)[0]) for path in paths[:2]]
+    assert leader.control.held == 0
+    os.truncate(packs.packs()[0], 5000)
+    assert other("get", paths[0]) is None and leader.get(paths[1]) is MISSING
+    assert take_in(leader, paths[0]) and other("take", paths[1])
+    assert [other("get", path) for path in paths[:2]] == [0, 1]
     # Memory that one gives back is not filled again by another.
     leader.give_back()
     assert other("get", paths[1]) is None

@@ -13,9 +13,10 @@ from simpletuner_gh200.cache.batch import Delivery, same_tensor, stacked
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.entries import Found
 from simpletuner_gh200.cache.hbm import HbmTier
+from simpletuner_gh200.cache.pack_segment import DamagedEntry
 from simpletuner_gh200.cache.record import copying_maker
 from simpletuner_gh200.cache.source import normal
-from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.cache.table import DAMAGED, Table
 from simpletuner_gh200.seams.features.caches.own_way import or_upstream
 
 if TYPE_CHECKING:
@@ -126,7 +127,11 @@ class BatchPath:
         if same_tensor(leaves) is None:
             table.statistics.decline("latents of different shapes or types")
             return None
-        batch = self._latents.rows(entries, [leaf for leaf in leaves if leaf is not None])
+        try:
+            batch = self._latents.rows(entries, [leaf for leaf in leaves if leaf is not None])
+        except DamagedEntry:  # upstream asks for them one by one, which tells the one that it is
+            table.statistics.decline(DAMAGED)
+            return None
         if batch is None:
             table.statistics.decline("no room on the device")
             return None

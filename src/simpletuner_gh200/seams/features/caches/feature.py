@@ -181,6 +181,7 @@ class CachesFeature(Feature):
             slabs=maker,
             tight=maker.choice.kind != "host",
             mappable=maker.choice.kind != "managed",
+            copies=maker.caps.mode != "none",
             packs=packs,
             keep_free=keep_free,
             promised=sum(feature.memory_to_come() for feature in self.runtime.features_on if feature is not self),
