@@ -6,7 +6,7 @@ PROGRAMS := sh scripts/dev/install_test_programs.sh
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-matrix test-cluster chaos check lint unit selftest check-aarch64 docs pictures site wheel wheels sweep clean
+.PHONY: help demo test test-matrix newest test-cluster chaos check lint unit selftest check-aarch64 docs pictures site wheel wheels sweep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,6 +20,10 @@ test: ## set up, then run every test against both SimpleTuner releases
 
 test-matrix: ## set up, then the further combinations of real runs, against both SimpleTuner releases
 	@$(PYTHON) scripts/dev/test.py matrix
+
+newest: ## what the package index has today, in a fresh environment: it trains, or is refused with the cause
+	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
+	@$(BIN)/python -m pytest -m matrix -k newest tests/contract/test_fresh_environments.py
 
 test-cluster: ## set up, then jobs of a real Slurm with two nodes on this machine, against both SimpleTuner releases
 	@$(PYTHON) scripts/dev/test.py cluster

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -100,10 +101,14 @@ def _refuse_managed_interpreter() -> None:
 
 def _first_that_works(words: Sequence[str], *, show: bool) -> tuple[str, str]:
     """Its name, and what it said if that was not shown."""
+    # Where sphn has no wheel, aarch64, it builds a libopus that CMake 4 refuses without this.
+    environment = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5", **os.environ}
     failures = []
     for installer, command in installers().items():
         captured = None if show else subprocess.PIPE
-        ran = subprocess.run([*command, *words], stdin=subprocess.DEVNULL, stdout=captured, stderr=captured, text=True)
+        ran = subprocess.run(
+            [*command, *words], env=environment, stdin=subprocess.DEVNULL, stdout=captured, stderr=captured, text=True
+        )
         if ran.returncode == 0:
             return installer, f"{ran.stdout}{ran.stderr}"
         told = (ran.stderr or "its own words are above").strip().splitlines()[-LAST_LINES:]

@@ -1,7 +1,7 @@
 """Which releases are supported: one data file, and the table in the documentation that is made from it.
 
-``releases.json`` is the result of a sweep over the package index; ``EXECUTED`` says which releases are not only read
-but run. Neither limits what is accepted: an unknown release is decided by the check, seam by seam.
+``releases.json`` is the result of a sweep over the package index; ``tested.py`` says which releases are not only read
+but run, and with what. Neither limits what is accepted: an unknown release is decided by the check, seam by seam.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Any
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.features import FEATURES
+from simpletuner_gh200.upstream.tested import TESTED, tested_versions
 from simpletuner_gh200.upstream.verdict import Verdict
+from simpletuner_gh200.upstream.versions import FIRST
 
 DATA = "releases.json"
 BEGIN = "<!-- begin generated: gh200 upstream support --write -->"
 END = "<!-- end generated -->"
 
-EXECUTED = {
-    "3.1.6": "unmodified, end to end on CPU: Python 3.11",
-    "4.10.1": "unmodified, end to end on CPU: Python 3.13",
-}
+EXECUTED = {each.release: f"unmodified, end to end on CPU: Python {each.pythons[0]}" for each in TESTED}
 """Releases the integration tests train with."""
 
 
@@ -62,7 +61,19 @@ def support_table(releases: Iterable[Release]) -> str:
         cells = ["on" if name not in members[0].off else "**off**" for name in FEATURES]
         lines.append(f"| {_span(members)} | {len(members)} | {executed} | {' | '.join(cells)} |")
         notes.extend(f"- {_span(members)}: {name} is {reason}" for name, reason in members[0].off.items())
-    return "\n".join([*lines, "", *(notes or ["No feature is off on any of these releases."])])
+    return "\n".join([*lines, "", *(notes or ["No feature is off on any of these releases."]), "", *_tried_with()])
+
+
+def _tried_with() -> list[str]:
+    versions = {each: tested_versions(each.release) for each in TESTED}
+    return [
+        f"| tested | Python | {' | '.join(FIRST)} |",
+        f"|---|---|{'---|' * len(FIRST)}",
+        *(
+            f"| {each.release} | {each.pythons[0]} | {' | '.join(pinned[name] for name in FIRST)} |"
+            for each, pinned in versions.items()
+        ),
+    ]
 
 
 def support_rows(releases: Iterable[Release]) -> list[tuple[str, str, str, str]]:
