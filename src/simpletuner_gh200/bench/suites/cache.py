@@ -146,7 +146,10 @@ def _hits(table: Table, paths: list[str], repeats: int) -> dict[str, Any]:
 
 
 def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]:
-    """``vs_pt_files``: the start without packs, which fills from SimpleTuner's files on as many threads."""
+    """``vs_pt_files``: the start without packs, which fills from SimpleTuner's files on as many threads.
+
+    A start reads no payload of a pack; ``first_epoch_vs_pt_files`` compares both with every entry used once besides.
+    """
     paths = make_latents(folder / "latents", SHAPES["512KB"], count)
     packs = PackFolder(folder / "packs")
     packs.make(str(folder))
@@ -156,15 +159,17 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
     first.close()
     hot = bytearray(_HOT)
 
-    def load() -> None:
+    def load(*, used: bool = False) -> None:
         table = _table(count)
         loaded = PackFolder(packs.folder).load(table, workers=os.cpu_count() or 1)
         assert loaded.entries == count, loaded
+        _use(table, paths if used else [])
         table.close()
 
-    def fill_from_files() -> None:
+    def fill_from_files(*, used: bool = False) -> None:
         table = _table(count)
         fill(table, paths, workers=os.cpu_count() or 1)
+        _use(table, paths if used else [])
         table.close()
 
     candidates = {
@@ -172,9 +177,12 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
         "read": lambda: _read(packs.packs(), hot),
         "pt": fill_from_files,
         "torch_load": lambda: _load(paths),
+        "packs_used": lambda: load(used=True),
+        "pt_used": lambda: fill_from_files(used=True),
     }
     seconds = interleaved(candidates, repeats=repeats)
     return {
+        "first_epoch_vs_pt_files": seconds["pt_used"] / seconds["packs_used"],
         "vs_read_limit": seconds["read"] / seconds["packs"],
         "vs_pt_files": seconds["pt"] / seconds["packs"],
         "vs_torch_load": seconds["torch_load"] / seconds["packs"],
@@ -184,6 +192,15 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
 
 def _table(count: int) -> Table:
     return Table("warm", Control.create(count + 256, label="warm", shared=False), look_for_nan=True)
+
+
+def _use(table: Table, paths: list[str]) -> None:
+    pool = BufferPool()
+    for at in range(0, len(paths), BATCH):
+        entries = table.find_all(paths[at : at + BATCH])
+        assert entries is not None
+        leaves: Any = [entry.layout.single for entry in entries]
+        assemble(entries, leaves, pool)
 
 
 def _read(paths: list[Path], hot: bytearray) -> None:
