@@ -1,8 +1,10 @@
 """A run under watch: signals reach its ranks, their words reach us, and nothing of it is left when it has ended.
 
-One loop, no threads. accelerate or torchrun, the process in the middle, is told nothing: it would print a traceback
-for every interrupt, and torchrun waits half a minute for its ranks. When a run is to stop, the middle is halted, the
-ranks get the signal and some seconds to end, and then whatever carries this run's token in its environment is killed.
+One loop, no threads. accelerate or torchrun, the process in the middle, is told nothing, nor does it hear what a
+scheduler tells every process of a job: it would print a traceback for every interrupt, and torchrun ends its ranks
+after half a minute. When a run is to stop, the ranks get the signal and some seconds to end, the middle is halted, and
+then whatever carries this run's token in its environment is killed. While ranks save, the middle goes on: torchrun
+hosts the store that they make groups with.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from simpletuner_gh200.memory.sharing import peer_of
-from simpletuner_gh200.seams.lifeline import LIFELINE, address, die_with_parent
+from simpletuner_gh200.seams.lifeline import LIFELINE, STOPS, address, die_with_parent, hear_no_stops
 from simpletuner_gh200.seams.preemption import ASKING
 
 GRACE_SECONDS = 5.0
@@ -35,7 +37,6 @@ ECHO_SECONDS = 2.0
 """In which the same request, repeated, is still the first one: a job that Slurm preempts hears SIGTERM twice within
 milliseconds, and the second would cost it the checkpoint that the first asked for. Nobody types that fast."""
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 AT_ONCE = (signal.SIGQUIT,)
 PASSED_ON = (signal.SIGUSR2,)
 
@@ -160,7 +161,7 @@ class _Supervisor:
             command,
             env={**environment, LIFELINE: self._token},
             start_new_session=True,
-            preexec_fn=die_with_parent,  # no threads here that could hold a lock
+            preexec_fn=_begin_middle,  # no threads here that could hold a lock
         )
         middle = os.pidfd_open(self._middle.pid)
         try:
@@ -236,11 +237,14 @@ class _Supervisor:
                 rank.checkpoints = bool(message.get("checkpoints"))
             if "summary" in message:
                 self._seen.summaries[name] = message["summary"]
-                self._expect_the_end()
+                if self._seen.signal is not None:
+                    self._expect_the_end(failed=message["summary"].get("status") == "failed")
 
-    def _expect_the_end(self) -> None:
-        """Of a run that is to stop every rank has said its last word: what is left is the interpreter's."""
-        if self._seen.signal is not None and all(rank.name in self._seen.summaries for rank in self._ranks):
+    def _expect_the_end(self, *, failed: bool) -> None:
+        """Of a run that is to stop a rank has said its last word: it is about to end, and the others are to close."""
+        self._halt_middle()
+        # Ranks wait for ever for one that failed; once all have spoken, what is left is the interpreter's.
+        if failed or all(rank.name in self._seen.summaries for rank in self._ranks):
             soon = time.monotonic() + GRACE_SECONDS
             self._deadline = soon if self._deadline is None else min(self._deadline, soon)
 
@@ -269,12 +273,12 @@ class _Supervisor:
     def _stop(self, number: int) -> None:
         self._seen.signal = number
         self._asked_at = time.monotonic()
-        self._halt_middle()
         for rank in self._ranks:  # it may just have said that it is ready
             self._listen_to(rank)
         if number in self._checkpoint_on and self._ranks and all(rank.checkpoints for rank in self._ranks):
             self._tell_ranks(ASKING[0])  # as long as it takes; a second signal ends the patience
         else:
+            self._halt_middle()
             self._deadline = time.monotonic() + GRACE_SECONDS
             # What only asks for something would be lost on a rank that is not at a point to do it.
             self._tell_ranks(signal.SIGTERM if number in ASKING else number)
@@ -300,6 +304,11 @@ class _Supervisor:
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.02)
+
+
+def _begin_middle() -> None:
+    die_with_parent()
+    hear_no_stops()
 
 
 def kill_marked(mark: bytes) -> int:

@@ -28,6 +28,9 @@ from simpletuner_gh200.memory.sharing import peer_of
 LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
 """The random part of the socket's name, in the environment of every process of a job."""
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What ends a run. The launcher and the ranks hear it, and nobody between them."""
+
 MOST_DESCRIPTORS = 4
 _PR_SET_PDEATHSIG = 1
 _ANSWER_SECONDS = 30.0
@@ -44,6 +47,11 @@ def address(token: str) -> str:
 def die_with_parent() -> None:
     """The kernel is to kill this process when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def hear_no_stops() -> None:
+    """This process, and what it starts, is to take no notice of them; a rank hears them again, once it is held."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
 
 class Lifeline:
@@ -79,8 +87,9 @@ class Lifeline:
         return cls(connection, tuple(descriptors))
 
     def hold(self) -> None:
-        """From now on this process, and what it forks, ends with the launcher."""
+        """From now on this process, and what it forks, ends with the launcher. Signals are for it again."""
         die_with_parent()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         self._watch()
         os.register_at_fork(after_in_child=self._watch)
 

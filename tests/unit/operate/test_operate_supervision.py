@@ -57,15 +57,15 @@ def start(command: list[str], **options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code, *command], stdout=subprocess.PIPE, text=True, **options)
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 20
+def wait_for(condition, patience: float = 20) -> None:
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def pids(folder: Path, *names: str) -> list[int]:
-    wait_for(lambda: all((folder / f"{name}.pid").exists() for name in names))
+def pids(folder: Path, *names: str, patience: float = 20) -> list[int]:
+    wait_for(lambda: all((folder / f"{name}.pid").exists() for name in names), patience)
     return [int((folder / f"{name}.pid").read_text()) for name in names]
 
 
