@@ -11,32 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
+from simpletuner_gh200.config.upstream_options import LAST_RESORT, UpstreamOptions
 from simpletuner_gh200.errors import ConfigError, Problem, UsageError
 
 FILE_NAMES = {"json": "config.json", "toml": "config.toml", "env": "config.env"}
 
-# config.env spells a few options its own way; these are the ones we look at before a run.
-_ENV_SPELLINGS = {
-    "DATALOADER_CONFIG": "data_backend_config",
-    "OUTPUT_DIR": "output_dir",
-    "MODEL_NAME": "pretrained_model_name_or_path",
-    "MODEL_FAMILY": "model_family",
-    "MAX_NUM_STEPS": "max_train_steps",
-    "TRAIN_BATCH_SIZE": "train_batch_size",
-    "GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
-    "CACHE_CONFIG": "cache_config",
-    "GH200_OPTIMIZATIONS": "gh200_optimizations",
-}
 
+def read_training_config(
+    path: str | os.PathLike[str], environment: Mapping[str, str] | None = None, options: UpstreamOptions = LAST_RESORT
+) -> dict[str, Any]:
+    """The mapping in a JSON, TOML or ENV file; leading dashes of keys removed.
 
-def read_training_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The mapping in a JSON, TOML or ENV file; leading dashes of keys removed."""
+    Of an ENV file that are the ``options`` that its variables stand for. Like SimpleTuner it counts what else is in the
+    ``environment`` as written there.
+    """
     file = Path(path)
     text = _read_text(file)
     if file.suffix == ".toml":
         mapping = _parse_toml(file, text)
     elif file.suffix == ".env":
-        mapping = _parse_env(file, text)
+        mapping = _options_of({**(environment or {}), **_env_variables(file, text)}, options.variables)
     else:
         mapping = parse_json(file, text)
     if not isinstance(mapping, dict):
@@ -76,11 +71,15 @@ def read_env_variables(path: str | os.PathLike[str]) -> dict[str, str]:
     return _env_variables(file, _read_text(file)) if file.is_file() else {}
 
 
-def _parse_env(file: Path, text: str) -> dict[str, Any]:
-    """The options we look at before a run; SimpleTuner's own loader reads the rest."""
-    variables = _env_variables(file, text)
-    flags = as_mapping(variables.get("TRAINER_EXTRA_ARGS", "").split())
-    return {**{option: variables[name] for name, option in _ENV_SPELLINGS.items() if name in variables}, **flags}
+def _options_of(variables: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
+    """As SimpleTuner passes variables on: what is false is left out."""
+    found = {}
+    for variable, option in {**{block.upper(): block for block in TRAINING_BLOCKS}, **table}.items():
+        name, _, fixed = option.partition("=")
+        text = variables.get(variable, "")
+        if text.lower() not in ("", "false"):
+            found[name] = fixed or text
+    return {**found, **as_mapping(variables.get("TRAINER_EXTRA_ARGS", "").split())}
 
 
 def _env_variables(file: Path, text: str) -> dict[str, str]:
@@ -126,6 +125,11 @@ class Located:
     def at(cls, path: Path) -> Located:
         """A file that was named."""
         return cls(path.suffix.removeprefix("."), path)
+
+
+def env_variables(located: Located) -> dict[str, str]:
+    """What a ``config.env`` adds to the environment; nothing where the configuration is of another kind."""
+    return read_env_variables(located.path) if located.backend == "env" and located.path is not None else {}
 
 
 def locate_training_config(

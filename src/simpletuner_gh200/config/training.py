@@ -17,12 +17,14 @@ from typing import Any
 from simpletuner_gh200.config.allocator import carried_over
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
-from simpletuner_gh200.config.files import Located, as_mapping, read_datasets, read_training_config
+from simpletuner_gh200.config.files import Located, as_mapping, env_variables, read_datasets, read_training_config
+from simpletuner_gh200.config.job import Job, job_of, launch_variables
 from simpletuner_gh200.config.legacy import Modern, modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
 from simpletuner_gh200.config.unused import without_effect
-from simpletuner_gh200.errors import ConfigError, GH200Error, Problem
+from simpletuner_gh200.config.upstream_options import LAST_RESORT, UpstreamOptions
+from simpletuner_gh200.errors import ConfigError, GH200Error, Problem, UsageError
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Training:
     """Where it is; None in a rank."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The file with the command line's flags on top."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: LAST_RESORT.defaults, repr=False)
+    """SimpleTuner's own, option -> value."""
+    assumed: bool = False
+    """Could SimpleTuner's options not be read, so that names and defaults are those of our last resort?"""
+    job: Job = field(default_factory=Job)
+    """Ranks and nodes; of one rank where it is not known before the run, or can't be read."""
     modern: Modern = field(default_factory=Modern)
     """Our blocks in today's spelling."""
     settings: Settings | None = None
@@ -49,6 +57,11 @@ class Training:
     def problems(self) -> tuple[Problem, ...]:
         """Everything that is written wrongly."""
         return (*self.block_problems, *self.dataset_problems)
+
+    @property
+    def effective(self) -> dict[str, Any]:
+        """What SimpleTuner would go by: as given, and where nothing is, its default."""
+        return {**self.defaults, **{key: value for key, value in self.values.items() if value not in (None, "")}}
 
     def missing(self) -> list[Problem]:
         """What it names and this machine does not have. SimpleTuner refuses most of it, but late."""
@@ -78,16 +91,50 @@ class Training:
                 yield dataset.id, dataset.local_folder, dataset.settings()
 
 
-def read_training(located: Located, environment: Mapping[str, str], *, flags: Sequence[str] = ()) -> Training:
-    """A configuration before its run. A file that can't be read is one problem, and the only one."""
+def read_training(
+    located: Located,
+    environment: Mapping[str, str],
+    *,
+    flags: Sequence[str] = (),
+    options: UpstreamOptions | None = None,
+) -> Training:
+    """A configuration before its run. A file that can't be read is one problem, and the only one.
+
+    ``options``: those of the SimpleTuner that is to run; None where it can't be asked.
+    """
     source = str(located.path or "command line")
+    known = options or LAST_RESORT
     try:
-        values = read_training_config(located.path) if located.path else {}
+        values = read_training_config(located.path, environment, known) if located.path else {}
+        variables = {**environment, **env_variables(located)}
     except GH200Error as unreadable:
         return Training(source, located, block_problems=tuple(_problems_of(unreadable)))
-    values = {**values, **as_mapping(flags)}
-    training = Training(source, located, values, modernise(values), block_problems=_misspelt_blocks(values))
+    given = as_mapping(flags)
+    problems: list[Problem] = []
+    job = _job(given, values, variables, problems)
+    values = {**values, **given}
+    training = Training(
+        source,
+        located,
+        values,
+        {**LAST_RESORT.defaults, **known.defaults},
+        options is None,
+        job,
+        modernise(values),
+        block_problems=(*_misspelt_blocks(values), *problems),
+    )
     return _completed(training, values.get("data_backend_config"), environment)
+
+
+def _job(
+    flags: Mapping[str, str], values: Mapping[str, Any], environment: Mapping[str, str], problems: list[Problem]
+) -> Job:
+    try:
+        return job_of(launch_variables(flags, values, environment), environment)
+    except UsageError as bad:
+        where, _, message = bad.message.partition(": ")
+        problems.append(Problem(where, message, bad.remedy))
+        return Job()
 
 
 def training_from(parsed: Mapping[str, Any], given: Mapping[str, Any], environment: Mapping[str, str]) -> Training:
@@ -97,7 +144,7 @@ def training_from(parsed: Mapping[str, Any], given: Mapping[str, Any], environme
     """
     path = parsed.get("data_backend_config")
     there = isinstance(path, str | os.PathLike) and os.path.exists(path)
-    training = Training("config", None, {**parsed, **given}, modernise(given))
+    training = Training("config", None, {**parsed, **given}, modern=modernise(given))
     return _completed(training, path if there else None, environment)
 
 

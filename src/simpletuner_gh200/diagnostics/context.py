@@ -63,7 +63,9 @@ class Context:
     @cached_property
     def training(self) -> Training | None:
         """The given configuration, as far as it can be read; None where none was given."""
-        return read_training(Located.at(self.config), self.environment) if self.config is not None else None
+        if self.config is None:
+            return None
+        return read_training(Located.at(self.config), self.environment, options=self.simpletuner.table)
 
     @cached_property
     def simpletuner(self) -> ImportVerdict:

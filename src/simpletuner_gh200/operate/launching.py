@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.files import Located, read_env_variables, take
+from simpletuner_gh200.config.files import Located, env_variables, read_env_variables, take
+from simpletuner_gh200.config.job import (
+    LAUNCH_OPTIONS,
+    NODES,
+    Job,
+    accelerate_file,
+    accelerate_text,
+    job_of,
+    launch_variables,
+)
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate import run_lock
@@ -26,13 +35,6 @@ from simpletuner_gh200.telemetry.redact import names_secret, redact_command, red
 KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"
 """A folder that is to get a copy of each rank's summary (the demo and the baseline ask for it)."""
 
-_ACCELERATE_FLAGS = {
-    "accelerate_config": "ACCELERATE_CONFIG_PATH",
-    "accelerate_extra_args": "ACCELERATE_EXTRA_ARGS",
-    "num_processes": "TRAINING_NUM_PROCESSES",
-    "num_machines": "TRAINING_NUM_MACHINES",
-    "dynamo_backend": "TRAINING_DYNAMO_BACKEND",
-}
 _DASHED = tuple("--" + block.replace("_", "-") for block in TRAINING_BLOCKS if "_" in block)
 
 
@@ -85,23 +87,23 @@ def launch_command(
 ) -> LaunchCommand:
     """Build the launch as SimpleTuner's own CLI would, with our entry point in place of its script."""
     flags = list(flags)
-    added: dict[str, str] = {}
-    for name, variable in _ACCELERATE_FLAGS.items():
+    taken: dict[str, str] = {}
+    for name in LAUNCH_OPTIONS:
         value, flags = take(flags, name)
-        if value is None and config.get(name) not in (None, "") and variable not in environment:
-            value = str(config[name])
-        if value is not None:
-            added[variable] = os.path.expanduser(value) if variable == "ACCELERATE_CONFIG_PATH" else value
+        taken |= {name: value} if value is not None else {}
+    environment = {**environment, **env_variables(located)}
+    added = launch_variables(taken, config, environment)
+    environment = {**environment, **sourced(env_name or environment.get("ENV"))}
+    job = job_of(added, environment)
     if env_name:
         added["ENV"] = env_name
-    settled = {**environment, **sourced(env_name or environment.get("ENV")), **added}
     flags = [_our_spelling(flag) for flag in flags]
     if explicit:
         flags = ["--config", str(located.path), *flags]
     elif located.path is not None and not env_name:
         added["CONFIG_BACKEND"] = located.backend
         added["CONFIG_PATH"] = str(located.path.absolute().with_suffix(""))
-    launcher, notices, extra, problem = _launcher(settled, ranks_asked="TRAINING_NUM_PROCESSES" in added)
+    launcher, notices, extra, problem = _launcher({**environment, **added}, job)
     return LaunchCommand((*launcher, "-m", "simpletuner_gh200.launch", *flags), {**added, **extra}, notices, problem)
 
 
@@ -119,13 +121,6 @@ def _our_spelling(flag: str) -> str:
     return name.replace("-", "_").replace("__", "--", 1) + separator + value if name in _DASHED else flag
 
 
-def _ranks(environment: Mapping[str, str]) -> int:
-    text = environment.get("TRAINING_NUM_PROCESSES", "1")
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"num_processes: {text!r} is not a number of ranks", remedy="use a whole number from 1")
-    return int(text)
-
-
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -134,15 +129,13 @@ def _words(text: str) -> list[str]:
 
 
 def _launcher(
-    environment: Mapping[str, str], *, ranks_asked: bool
+    environment: Mapping[str, str], job: Job
 ) -> tuple[list[str], tuple[str, ...], dict[str, str], UsageError | None]:
     """accelerate, as SimpleTuner starts it; several ranks without a GPU need torchrun instead."""
-    ranks = _ranks(environment)
     extra_arguments = _words(environment.get("ACCELERATE_EXTRA_ARGS", ""))
-    config_file = _accelerate_config(environment)
-    said = config_file.read_text(encoding="utf-8", errors="replace") if config_file is not None else ""
-    place, others = place_of(ranks, environment, extra_arguments, said)
-    if ranks > 1 and not accelerator_present():
+    config_file, said = accelerate_file(environment), accelerate_text(environment)
+    place, others = place_of(job, extra_arguments, said)
+    if job.ranks > 1 and not accelerator_present():
         notice = "no accelerator here: several ranks run on the CPU under torchrun, where accelerate would start one"
         command = [sys.executable, "-m", "torch.distributed.run", *place.for_torchrun()]
         others = [word for word in others if word != AFFINITY]
@@ -152,15 +145,15 @@ def _launcher(
         extra_arguments = [AFFINITY, *extra_arguments]
     if config_file is not None:
         # What was asked for by name outranks the file.
-        asked = [f"--num_processes={ranks}"] if ranks_asked else []
-        if environment.get("TRAINING_NUM_MACHINES"):
+        asked = [f"--num_processes={job.ranks}"] if job.asked else []
+        if environment.get(NODES):
             asked.append(f"--num_machines={place.nodes}")
         return [*command, f"--config_file={config_file}", *asked, *extra_arguments], (), {}, place.problem()
     return (
         [
             *command,
             f"--mixed_precision={environment.get('MIXED_PRECISION', 'bf16')}",
-            f"--num_processes={ranks}",
+            f"--num_processes={job.ranks}",
             f"--num_machines={place.nodes}",
             f"--dynamo_backend={environment.get('TRAINING_DYNAMO_BACKEND', 'no')}",
             *extra_arguments,
@@ -177,16 +170,6 @@ def accelerator_present(root: Path = Path("/")) -> bool:
     return sys.platform == "darwin" or any(
         any(folder.glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd", "dxg", "nvhost-gpu", "dri/renderD*")
     )
-
-
-def _accelerate_config(environment: Mapping[str, str]) -> Path | None:
-    named = environment.get("ACCELERATE_CONFIG_PATH")
-    if named and not Path(named).expanduser().is_file():
-        raise UsageError(f"accelerate_config: {named!r}: no such file", remedy="correct the path, or leave it out")
-    home = Path(environment.get("HF_HOME") or Path(environment.get("HOME", "~"), ".cache", "huggingface"))
-    candidates = [Path(named).expanduser()] if named else []
-    candidates.append(home / "accelerate" / "default_config.yaml")
-    return next((path for path in candidates if path.is_file()), None)
 
 
 def run(

@@ -8,10 +8,11 @@ ranks where there is no GPU, has its own for the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simpletuner_gh200.config.files import take
+from simpletuner_gh200.config.job import Job, said_in
 from simpletuner_gh200.errors import UsageError
 
 PORT = "29500"
@@ -66,38 +67,27 @@ class Place:
         ]
 
 
-def place_of(
-    ranks: int, environment: Mapping[str, str], extra: Sequence[str], file: str = ""
-) -> tuple[Place, list[str]]:
+def place_of(job: Job, extra: Sequence[str], file: str = "") -> tuple[Place, list[str]]:
     """The place, and those of the extra words that are not about it. ``file``: what accelerate's file says."""
-    said = environment.get("TRAINING_NUM_MACHINES") or _in_file(file, "num_machines") or "1"
-    nodes = _whole(said, "num_machines", least=1)
     rank, rest = take(extra, "machine_rank", "node_rank")
     address, rest = take(rest, "main_process_ip", "master_addr")
     port, rest = take(rest, "main_process_port", "master_port")
-    rank = rank or _in_file(file, "machine_rank")
-    number = None if rank is None else _whole(rank, "machine_rank", least=0)
-    if number is not None and number >= nodes:
-        raise UsageError(f"machine_rank: {rank}, and num_machines is {nodes}", remedy=f"use 0 to {nodes - 1}")
+    rank = rank or said_in(file, "machine_rank")
+    number = None if rank is None else _machine_rank(rank, job.nodes)
     return Place(
-        nodes,
-        ranks,
+        job.nodes,
+        job.ranks,
         number,
-        address or _in_file(file, "main_process_ip"),
-        port or _in_file(file, "main_process_port") or PORT,
+        address or said_in(file, "main_process_ip"),
+        port or said_in(file, "main_process_port") or PORT,
     ), rest
-
-
-def _in_file(file: str, key: str) -> str | None:
-    found = re.search(rf"(?m)^{key}:[ \t]*['\"]?([\w.:-]+)", file)
-    return found.group(1) if found and found.group(1).lower() != "null" else None
 
 
 def wants_affinity(file: str) -> bool:
     return re.search(r"(?m)^enable_cpu_affinity:[ \t]*(?i:true|yes|on)[ \t]*(?:#.*)?$", file) is not None
 
 
-def _whole(text: str, name: str, *, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise UsageError(f"{name}: {text!r} is not a number of that kind", remedy=f"use a whole number from {least}")
+def _machine_rank(text: str, nodes: int) -> int:
+    if not text.isdecimal() or int(text) >= nodes:
+        raise UsageError(f"machine_rank: {text!r} is not that of one of {nodes} nodes", remedy=f"use 0 to {nodes - 1}")
     return int(text)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.files import Located
-from simpletuner_gh200.config.training import Training, read_training
+from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.plan import calibration, quick
 from simpletuner_gh200.plan.facts import truth
@@ -38,9 +36,8 @@ class Checked:
             quick.keep(self.plan, self.output)
 
 
-def check(located: Located, flags: Sequence[str]) -> Checked:
+def check(training: Training) -> Checked:
     """Raises where the run can't fit. Writes nothing."""
-    training = read_training(located, os.environ, flags=flags)
     try:
         return _check(training)
     except GH200Error:

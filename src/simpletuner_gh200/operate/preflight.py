@@ -62,12 +62,20 @@ _FROM_ELSEWHERE = {"data_backend_config": "datasets"}
 class Checked:
     """A configuration that passed."""
 
-    located: Located
-    config: Mapping[str, Any]
-    """The file with the command line's flags on top."""
+    training: Training
     settings: Settings
     notes: tuple[str, ...] = ()
     """What a person should know, and what was not checked."""
+
+    @property
+    def located(self) -> Located:
+        assert self.training.located is not None, "it was read from a file"
+        return self.training.located
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The file with the command line's flags on top."""
+        return self.training.values
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,9 @@ def _ready(explicit: str | None, env_name: str | None, flags: Sequence[str], say
     checked = replace(checked, notes=(*checked.notes, *check_seams(checked.settings)))
     if starting:
         passed_over = checkpoints.passed_over(checked.config)
-        forgotten = checkpoints.forgotten_positions(checked.config, importlib.metadata.version("simpletuner"))
+        forgotten = checkpoints.forgotten_positions(
+            {**checked.config, "num_processes": checked.training.job.ranks}, importlib.metadata.version("simpletuner")
+        )
         checked = replace(checked, notes=(*checked.notes, *filter(None, [passed_over, forgotten])))
     launch = _launch(checked, flags, explicit=explicit, env_name=env_name)
     if starting and launch.problem is not None:
@@ -123,7 +133,7 @@ def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[s
             f"{explicit}: with SIMPLETUNER_GH200=0 SimpleTuner reads a .{located.backend} only from its own places",
             remedy="move it to config/, and leave --config out",
         )
-    checked = Checked(located, {}, resolve({}, {}))
+    checked = Checked(Training(str(located.path), located), resolve({}, {}))
     return Ready(checked, _launch(checked, flags, explicit=explicit, env_name=env_name))
 
 
@@ -155,23 +165,26 @@ def check_configuration(
         if problems:  # a misspelt --config is why nothing was found
             raise ConfigError(problems, source="the command line") from None
         raise
-    training = read_training(located, os.environ, flags=flags)
+    environment = {**os.environ, **sourced(env_name or os.environ.get("ENV"))}
+    training = read_training(located, environment, flags=flags, options=options.table)
     notes = [*(training.settings.notes if training.settings is not None else ()), *options.notes]
     if checker is not None and (training.values or not training.problems):
-        written = _written(checker, located, flags, env_name)
+        written = _written(checker, located, training, flags)
         problems += [*written.problems, *(written.missing if starting else ())]
         notes += [*written.notes, *(() if starting else map(str, written.missing))]
         notes += [
             note for each in training.enabled() for note in checker.dataset(each.where, each.entry, (DATASET_BLOCK,))
         ]
-    problems += [*training.problems, *training.missing(), *_oversized(training, notes)]
+    told = {problem.where.lstrip("-") for problem in problems}
+    problems += [problem for problem in training.problems if problem.where not in told]
+    problems += [*training.missing(), *_oversized(training, notes)]
     ramp = outlook_of(training)
     if ramp is not None:
         problems += ramp.problems
         notes += [f"ramp: {notice}" for notice in (*ramp.remarks, *ramp.notices)]
     if problems:
         raise ConfigError(problems, source=training.source)
-    return Checked(located, training.values, training.raise_if_bad(), tuple(notes))
+    return Checked(training, training.raise_if_bad(), tuple(notes))
 
 
 def _locate(explicit: str | None, env_name: str | None) -> Located:
@@ -189,22 +202,18 @@ class _Written:
     notes: list[str]
 
 
-def _written(checker: Checker, located: Located, flags: Sequence[str], env_name: str | None) -> _Written:
+def _written(checker: Checker, located: Located, training: Training, flags: Sequence[str]) -> _Written:
+    """Given is what has a value, wherever it was said: the environment counts where SimpleTuner reads variables."""
     given = {flag.removeprefix("--") for flag, _value in flag_words(flags)}
+    given |= {key for key, value in training.values.items() if value not in (None, "")}
     problems: list[Problem] = []
     notes: list[str] = []
     if located.path is not None and located.backend == "env":
         variables = read_env_variables(located.path)
-        extra = variables.get("TRAINER_EXTRA_ARGS", "").split()
         problems, notes = checker.variables(variables)
-        problems += checker.flags(extra)
-        given |= {flag.removeprefix("--") for flag, _value in flag_words(extra)}
-        there = {**os.environ, **sourced(env_name or os.environ.get("ENV")), **variables}
-        given |= {flag.partition("=")[0] for name, flag in checker.table.variables.items() if there.get(name)}
+        problems += checker.flags(variables.get("TRAINER_EXTRA_ARGS", "").split())
     elif located.path is not None:
-        values = read_training_config(located.path)
-        problems, notes = checker.keys(values)
-        given |= {key for key, value in values.items() if value not in (None, "")}
+        problems, notes = checker.keys(read_training_config(located.path))
     given |= {option for option, key in _FROM_ELSEWHERE.items() if key in given}
     return _Written(problems, checker.missing(given), notes)
 

@@ -85,32 +85,30 @@ class RunFacts:
 def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
     """Raises ConfigError where our blocks are not sound."""
     settings = training.raise_if_bad()
-    values = training.values
-    options = {key: value for key, value in values.items() if key not in (*TRAINING_BLOCKS, "datasets")}
+    values = training.effective
+    options = {key: plain(value) for key, value in training.values.items() if key not in (*TRAINING_BLOCKS, "datasets")}
     caches = settings.part(CacheSettings)
     ramp = settings.part(RampSettings)
     state = settings.part(StateSettings)
     kept = settings.part(ActivationSettings)
-    precision = str(values.get("base_model_precision") or "no_change")
-    count = ranks or _whole(values.get("num_processes"), 1)
+    count = ranks or training.job.ranks
     ema = truth(values.get("use_ema"))
     return RunFacts(
         family=str(values.get("model_family") or ""),
         options=options,
-        full="lora" not in str(values.get("model_type") or "full"),
+        full="lora" not in str(values["model_type"]),
         weights=_weights(values),
-        base_precision=precision,
-        optimizer=str(values.get("optimizer") or "adamw_bf16"),
-        batch=_whole(values.get("train_batch_size"), 4),
-        accumulation=_accumulation(ramp, values, count),
+        base_precision=str(values["base_model_precision"]),
+        optimizer=str(values["optimizer"]),
+        batch=_whole(training, "train_batch_size"),
+        accumulation=_accumulation(ramp, training, count),
         ramped=ramp.enable_batch_size_rampup,
         drops_gradients=truth(values.get("set_grads_to_none")) or truth(values.get("ramtorch")),
         ranks=count,
         sharded=truth(values.get("fsdp_enable")),
-        checkpointing=truth(values.get("gradient_checkpointing"), default=True)
-        or truth(values.get("fsdp_activation_checkpointing")),
+        checkpointing=truth(values["gradient_checkpointing"]) or truth(values.get("fsdp_activation_checkpointing")),
         ema=ema,
-        ema_on_device=ema and str(values.get("ema_device") or "cpu") == "accelerator",
+        ema_on_device=ema and values["ema_device"] == "accelerator",
         ema_foreach=not truth(values.get("ema_foreach_disable")),
         state_in_grace=state.use_uvm,
         state_pattern=state.uvm_access_pattern,
@@ -124,8 +122,8 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         validates=not truth(values.get("validation_disable")),
         encoders_stay=any(truth(values.get(key)) for key in _KEEP_ENCODERS),
         vae_stays=any(truth(values.get(key)) for key in _KEEP_VAE),
-        vae_batch=_whole(values.get("vae_batch_size"), 4),
-        checkpoints=_whole(values.get("checkpoints_total_limit"), 5),
+        vae_batch=_whole(training, "vae_batch_size"),
+        checkpoints=_whole(training, "checkpoints_total_limit"),
         elsewhere=_elsewhere(values),
     )
 
@@ -161,7 +159,7 @@ _MOVED_BY: Mapping[str, tuple[str, ...]] = {
 
 def _elsewhere(values: Mapping[str, Any]) -> frozenset[str]:
     found = {row for key, rows in _MOVED_BY.items() if truth(values.get(key)) for row in rows}
-    if str(values.get("optimizer") or "").endswith("-paged"):
+    if str(values["optimizer"]).endswith("-paged"):
         found.add("optimizer")  # its pages leave HBM under pressure
     found |= {name for number, name in enumerate(_ENCODERS[:4], 1) if _quantises(values, number)}
     if str(values.get("gradient_checkpointing_backend") or "").startswith("unsloth"):
@@ -174,31 +172,47 @@ def _quantises(values: Mapping[str, Any], number: int) -> bool:
 
 
 def _weights(values: Mapping[str, Any]) -> Weights:
-    """As SimpleTuner decides: its default is bf16."""
-    return "fp32" if str(values.get("mixed_precision") or "bf16") == "no" else "bf16"
+    return "fp32" if values["mixed_precision"] == "no" else "bf16"
 
 
-def _accumulation(ramp: RampSettings, values: Mapping[str, Any], ranks: int) -> int:
-    fixed = _whole(values.get("gradient_accumulation_steps"), 1)
+def _accumulation(ramp: RampSettings, training: Training, ranks: int) -> int:
+    fixed = _whole(training, "gradient_accumulation_steps")
     if not ramp.enable_batch_size_rampup:
         return fixed
-    unit = _whole(values.get("train_batch_size"), 4) * ranks
+    unit = _whole(training, "train_batch_size") * ranks
     sizes = (ramp.initial_effective_batch_size, ramp.target_effective_batch_size)
     return max([fixed, *(round(size / unit) for size in sizes if size)])
 
 
-def truth(value: object, *, default: bool = False) -> bool:
+def truth(value: object) -> bool:
     """A switch as SimpleTuner's files spell it."""
-    if value is None:
-        return default
     return str(value).strip().lower() not in ("false", "0", "no", "", "none")
 
 
-def _whole(value: object, default: int) -> int:
+def plain(value: Any) -> Any:
+    """A text of a ``config.env`` or a flag as a JSON file would have it: traces are found again by what is in them."""
+    text = str(value)
+    known = {"true": True, "false": False}
+    if text.lower() in known or not isinstance(value, str):
+        return known.get(text.lower(), value)
+    return next((number for kind in (int, float) if (number := _number(text, kind)) is not None), value)
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float | None:
     try:
-        return max(1, int(float(str(value))))
+        return kind(text) if str(kind(text)) == text and text[-1].isdigit() else None
     except ValueError:
-        return default
+        return None
+
+
+def _whole(training: Training, key: str) -> int:
+    """Of an option; where its text is no number, SimpleTuner's default: others say that it will be refused."""
+    for value in (training.effective[key], training.defaults[key]):
+        try:
+            return max(1, int(float(str(value))))
+        except ValueError:
+            continue
+    return 1
 
 
 def _gib(value: float | None) -> int | None:

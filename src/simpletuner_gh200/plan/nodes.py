@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simpletuner_gh200.config.job import Job
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.changes import Evaluated, Situation, evaluate
 from simpletuner_gh200.plan.facts import RunFacts
@@ -55,14 +56,13 @@ class OnNodes:
         }
 
 
-def spread_of(values: Mapping[str, Any], *, ranks: int | None, nodes: int | None) -> Spread:
-    """As asked; what is not asked is the configuration's, whose ``num_processes`` are those of all its machines.
+def spread_of(job: Job, *, ranks: int | None, nodes: int | None) -> Spread:
+    """As asked; what is not asked is the configuration's.
 
     More nodes have as many ranks each as the configuration puts on one.
     """
-    configured = _count(values.get("num_machines"))
-    beside = max(_count(values.get("num_processes")) // configured, 1)
-    count = nodes or configured
+    beside = max(job.ranks // job.nodes, 1)
+    count = nodes or job.nodes
     if ranks is None:
         return Spread(count, beside)
     if ranks % count:
@@ -103,10 +103,3 @@ def on_nodes(facts: Callable[[int], RunFacts], situation: Situation, spread: Spr
 def fewest(found: Sequence[OnNodes]) -> OnNodes | None:
     """The smallest number of nodes that holds the run."""
     return next((one for one in found if one.fits), None)
-
-
-def _count(value: object) -> int:
-    try:
-        return max(int(float(str(value))), 1)
-    except ValueError:
-        return 1

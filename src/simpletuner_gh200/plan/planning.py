@@ -101,7 +101,7 @@ def make_plan(
 
     ``ranks`` are those of all ``nodes``.
     """
-    spread = spread_of(training.values, ranks=ranks, nodes=nodes)
+    spread = spread_of(training.job, ranks=ranks, nodes=nodes)
     facts = read_facts(training, ranks=spread.ranks)
     if not facts.family:
         raise UsageError("the configuration names no model_family", remedy="set model_family")
@@ -111,6 +111,8 @@ def make_plan(
     situation = Situation(sizes, one, constants_for(one))
     notes += [f"{key}: not followed, a plain step is counted" for key in NOT_FOLLOWED if truth(facts.options.get(key))]
     notes += sharding_notes(facts)
+    if training.assumed:
+        notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
     found = buckets(shapes, facts, sizes, one, situation.constants)
     others = on_nodes(lambda count: read_facts(training, ranks=count), situation, spread)
     return Plan(one, situation, evaluate(facts, situation), tuple(notes), found, tuple(others))

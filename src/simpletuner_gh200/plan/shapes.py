@@ -96,9 +96,9 @@ def shapes_of(training: Training) -> dict[Shape, int]:
     family = str(training.values.get("model_family") or "")
     found = Counter[Shape]()
     for dataset in _trained(training):
-        for shape, samples in _shapes(dataset, training.values, family):
+        for shape, samples in _shapes(dataset, training.effective, family):
             found[shape] += samples
-    return dict(found) or {_square(training.values, family): 0}
+    return dict(found) or {_square(training.effective, family): 0}
 
 
 def _trained(training: Training) -> list[Dataset]:
@@ -106,7 +106,7 @@ def _trained(training: Training) -> list[Dataset]:
 
 
 def _shapes(dataset: Dataset, values: Mapping[str, Any], family: str) -> Iterator[tuple[Shape, int]]:
-    entry = {**{key: values.get(key) for key in ("resolution", "resolution_type")}, **dataset.entry}
+    entry = {**{key: values[key] for key in ("resolution", "resolution_type")}, **dataset.entry}
     square = _edge(entry)
     frames = _frames(entry, family)
     ratios = _ratios(dataset)

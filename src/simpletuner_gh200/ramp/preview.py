@@ -13,12 +13,6 @@ from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
 from simpletuner_gh200.ramp.setup import Outlook, Sizes, outlook, whole_windows
 
-UPSTREAM_BATCH = 4
-"""SimpleTuner's train_batch_size where nobody sets it."""
-
-UPSTREAM_EPOCHS = 1.0
-"""SimpleTuner's num_train_epochs where nobody sets it."""
-
 
 @dataclass(frozen=True)
 class RampPreview:
@@ -94,12 +88,12 @@ def preview(
     problems = list(training.block_problems)
     settings = _settings_with_ramp(training, notes, problems)
     values = training.values
-    epochs = epochs_of(values)
+    epochs = epochs_of(training.effective)
     batch = _whole(values, "train_batch_size", None, problems)
     steps = 0 if epochs and batches else _whole(values, "max_train_steps", None, problems, NEEDED_STEPS)
     sizes = Sizes(
         batch,
-        world if world is not None else _whole(values, "num_processes", 1, problems),
+        world if world is not None else training.job.ranks,
         _whole(values, "gradient_accumulation_steps", 1, problems),
         steps,
         epochs,
@@ -122,9 +116,8 @@ def epochs_of(values: Mapping[str, Any]) -> float:
     """That a run is given by; 0 where its steps are, or where nothing readable is there."""
     if str(values.get("max_train_steps") or "0").strip() not in ("0", ""):
         return 0.0
-    given = values.get("num_train_epochs")
     try:
-        return max(0.0, float(str(given))) if given not in (None, "") else UPSTREAM_EPOCHS
+        return max(0.0, float(str(values.get("num_train_epochs") or 0)))
     except ValueError:
         return 0.0
 
@@ -135,11 +128,11 @@ def outlook_of(training: Training) -> Outlook | None:
     if settings is None or not settings.enable_batch_size_rampup:
         return None
     unreadable: list[Problem] = []
-    values = training.values
+    values = training.effective
     steps = str(values.get("max_train_steps") or "0")
     sizes = Sizes(
-        _whole(values, "train_batch_size", UPSTREAM_BATCH, unreadable),
-        _whole(values, "num_processes", 1, unreadable),
+        _whole(values, "train_batch_size", None, unreadable),
+        training.job.ranks,
         _whole(values, "gradient_accumulation_steps", 1, unreadable),
         int(steps) if steps.isdigit() else None,
         epochs_of(values),

@@ -103,6 +103,7 @@ def _option(action: Any) -> Option:
         tuple(str(choice) for choice in action.choices or ()),
         required=bool(action.required),
         bare=action.nargs in ("?", "*", 0),
+        default=action.default if isinstance(action.default, str | int | float) else None,
     )
 
 

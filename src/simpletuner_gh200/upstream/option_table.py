@@ -63,6 +63,8 @@ class Option:
     """May stand without a value."""
     later: bool = False
     """The parser takes any text; what looks at it next takes only these."""
+    default: Any = None
+    """Where nobody sets it; None: nothing."""
 
 
 Media = Literal["image", "video", "audio"]
@@ -103,6 +105,11 @@ class OptionTable:
     def known(self, besides: Iterable[str] = ()) -> frozenset[str]:
         """Every key that it takes in one way or another."""
         return frozenset({*self.options, *self.older_flags, *self.other_keys, *besides})
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Option -> its value where nobody sets it; options without one are left out."""
+        return {option.name: option.default for option in self.options.values() if option.default is not None}
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -73,7 +73,7 @@ def test_a_launcher_that_does_not_know_its_place_is_not_started(monkeypatch, ext
 @pytest.mark.parametrize(
     ("extra", "changes", "expected"),
     [
-        ("--machine_rank=2 --main_process_ip=first", {}, "machine_rank: 2, and num_machines is 2"),
+        ("--machine_rank=2 --main_process_ip=first", {}, "machine_rank: '2' is not that of one of 2 nodes"),
         ("--machine_rank=one --main_process_ip=first", {}, "machine_rank: 'one' is not"),
         ("", {"num_machines": "two"}, "num_machines: 'two' is not"),
     ],

@@ -60,9 +60,9 @@ def recorded(output: Path, used: int, *, count: int = 3, step: dict[str, float] 
 
 def test_what_cannot_fit_is_refused_before_it_starts(located):
     with detect.using(SimulatedDriver(MACHINES["gh200-96"])), pytest.raises(RunFailed, match="does not fit"):
-        planned.check(located, [])
+        planned.check(read_training(located, {}))
     with detect.using(NullDriver("no GPU here")):
-        assert planned.check(located, []).notes == (), "somebody tries it out"
+        assert planned.check(read_training(located, {})).notes == (), "somebody tries it out"
 
 
 def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
@@ -71,15 +71,15 @@ def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
 
     monkeypatch.setattr(quick, "quick_plan", mistaken)
     with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
-        (notice,) = planned.check(located, []).notes
+        (notice,) = planned.check(read_training(located, {})).notes
     assert "ZeroDivisionError: of the plan" in notice
 
 
 def test_a_plan_is_left_only_beside_a_run_that_has_a_feature_of_ours(located, tmp_path):
     with detect.using(NullDriver("no GPU here")):
-        planned.check(located, []).keep()
+        planned.check(read_training(located, {})).keep()
         assert not (tmp_path / "output").exists(), "off means off"
-        found = planned.check(located, ['--cache_config={"vae_cache_type": "unified_memory"}'])
+        found = planned.check(read_training(located, {}, flags=['--cache_config={"vae_cache_type": "unified_memory"}']))
         assert not (tmp_path / "output").exists(), "nothing is written before the run has the folder to itself"
     found.keep()
     assert quick.kept(tmp_path / "output") is not None

@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.config.job import Job
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.changes import evaluate
 from simpletuner_gh200.plan.machines import MACHINES
@@ -111,8 +112,8 @@ def test_the_network_is_between_nodes_and_nvlink_within_one():
 
 
 def test_ranks_are_spread_as_asked_or_as_configured():
-    values = {"num_processes": 8, "num_machines": 2}
-    assert spread_of({}, ranks=None, nodes=None) == Spread(1, 1)
+    values = Job(8, 2)
+    assert spread_of(Job(), ranks=None, nodes=None) == Spread(1, 1)
     assert spread_of(values, ranks=None, nodes=None) == Spread(2, 4)
     assert spread_of(values, ranks=None, nodes=3) == Spread(3, 4)
     assert spread_of(values, ranks=6, nodes=3) == Spread(3, 2)

@@ -16,6 +16,7 @@ from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.demo.project import Project, dataset_list, training_config
 from simpletuner_gh200.demo.run import write_project_in_subprocess
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream.importing import check_import
 
 QUIET = {
     "validation_disable": True,
@@ -86,7 +87,8 @@ def tiny_subject(folder: Path) -> Subject:
 
 def configured_subject(config: Path, environment: Mapping[str, str]) -> Subject:
     """The model and data of a configuration, without its blocks of ours. Raises what is wrong with it, all at once."""
-    training = read_training(locate_training_config({}, explicit=str(config), env_name=None), environment)
+    located = locate_training_config({}, explicit=str(config), env_name=None)
+    training = read_training(located, environment, options=check_import().table)
     training.raise_if_bad(here=True)
     mine = (*TRAINING_BLOCKS, *OLDER_KEYS, *_DROPPED, *_REACHES_OUT)
     values = {key: value for key, value in training.values.items() if key not in mine}

@@ -85,12 +85,15 @@ def plan(
     from simpletuner_gh200.plan.machines import this_machine
     from simpletuner_gh200.plan.planning import make_plan, unknown_model
     from simpletuner_gh200.plan.simulate import simulate as simulated
+    from simpletuner_gh200.upstream.importing import check_import
 
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .html or .svg")
     located = locate_training_config({}, explicit=str(config), env_name=None)
-    preflight.check_installation(say_on_a_terminal, trusting=True)
-    training = read_training(located, os.environ)
+    preflight.check_release()
+    simpletuner = check_import(say_on_a_terminal)
+    simpletuner.stop_unless_it_imports()
+    training = read_training(located, os.environ, options=simpletuner.table)
     where = str(training.values.get("output_dir") or ".")
     here = this_machine(output=where) if machine in (None, "this") else machine_named(str(machine))
     if machine is None and not here.has_device:

@@ -13,12 +13,14 @@ from rich.table import Table
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say, screen
+from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.ramp.pictures import as_png, as_svg, in_characters
 from simpletuner_gh200.ramp.preview import RampPreview, preview
 from simpletuner_gh200.units import counted
+from simpletuner_gh200.upstream.importing import check_import
 
 SHOWN_AT_EACH_END = 12
 """Rows of a long table that are printed before and after the gap."""
@@ -57,7 +59,9 @@ def ramp(
     if output is not None and output.suffix.lower() not in {".svg", ".png"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .svg or .png")
     located = locate_training_config({}, explicit=str(config), env_name=None)
-    report, notes = preview(read_training(located, {}), world=world, batches=batches)
+    # What its variables stand for is the release's to say; of other files the few keys that matter are known.
+    options = check_import(say_on_a_terminal).table if located.backend == "env" else None
+    report, notes = preview(read_training(located, {}, options=options), world=world, batches=batches)
     if output is not None:
         _draw(report, output)
     if as_json:

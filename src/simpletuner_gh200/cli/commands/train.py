@@ -99,7 +99,7 @@ def _prepare(
         _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
         ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
-    found = planned.check(ready.checked.located, flags) if plan and ready.checked.config else planned.Checked()
+    found = planned.check(ready.checked.training) if plan and ready.checked.config else planned.Checked()
     for note in (*ready.notes, *found.notes):
         _say(redact_text(note))
     return ready, found

@@ -58,7 +58,7 @@ def copies_per_rank(context: Context) -> Finding:
     pinning = _pinning(training)
     if not pinning:
         return skipped("no RamTorch and no block swapping in it")
-    ranks = _number(training, "num_processes", int(context.environment.get("TRAINING_NUM_PROCESSES") or 1))
+    ranks = training.job.ranks
     if ranks <= 1:
         return passed(f"{' and '.join(pinning)} with one rank")
     return warned(
