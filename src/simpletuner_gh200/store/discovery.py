@@ -11,7 +11,7 @@ import stat
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, compress, islice
@@ -243,10 +243,7 @@ def _cut(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int])
 
 def _count(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int]) -> None:
     """Count one folder's files by extension, and remember some of each as samples."""
-    by_ending: defaultdict[bytes, list[int]] = defaultdict(list)
-    for at, name in enumerate(names):
-        by_ending[name[name.rfind(b".") :]].append(at)
-    for ending, places in by_ending.items():
+    for ending, places in _by_ending(names).items():
         totals = listing.extensions.setdefault(extension_of(ending), ExtensionTotals())
         # Files 1, 2, 4, 8 ... of an extension: spread over the folders without knowing how many there will be.
         while len(totals.samples) < SAMPLES_PER_EXTENSION:
@@ -256,6 +253,17 @@ def _count(listing: Listing, prefix: bytes, names: list[bytes], sizes: array[int
             totals.samples.append((prefix + names[places[at]], sizes[places[at]]))
         totals.files += len(places)
         totals.size += sum(map(sizes.__getitem__, places))
+
+
+def _by_ending(names: list[bytes]) -> Mapping[bytes, Sequence[int]]:
+    """Places of the names with each ending. Mostly there is one: that is asked of all at once."""
+    first = names[0][names[0].rfind(b".") :] if names else b""
+    if first.startswith(b".") and (b"/".join(names) + b"/").count(first + b"/") == len(names):
+        return {first: range(len(names))}
+    found: defaultdict[bytes, list[int]] = defaultdict(list)
+    for at, name in enumerate(names):
+        found[name[name.rfind(b".") :]].append(at)
+    return found
 
 
 def extension_of(name: bytes) -> str:

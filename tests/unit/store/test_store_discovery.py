@@ -122,3 +122,22 @@ def test_a_long_listing_ticks(tmp_path):
     ticks.clear()
     assert look_over(StagingRequest(tmp_path), tick=lambda: ticks.append(1)).files == 3
     assert len(ticks) >= 3, "also before a dataset is staged"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a.png", "b.png", "c.d.png"], {"png": 3}),
+        (["a.png", "b.txt"], {"png": 1, "txt": 1}),
+        (["a.png", "b.png.txt"], {"png": 1, "txt": 1}),
+        (["a", "b"], {"": 2}),
+        ([".png", "png"], {"png": 1, "": 1}),
+    ],
+)
+def test_files_are_counted_by_extension(tmp_path: Path, names: list[str], expected: dict[str, int]) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"123")
+    totals = walk(tmp_path).extensions
+    assert {ending: (found.files, found.size) for ending, found in totals.items()} == {
+        ending: (count, 3 * count) for ending, count in expected.items()
+    }
