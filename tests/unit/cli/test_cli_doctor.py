@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.diagnostics.check import all_checks
+from tests.unit.broken_site import write_site
 from tests.unit.diagnostics.machine import Machine
 
 SCRIPT = Path(__file__).parents[3] / "gh200_diagnostic.py"
@@ -58,7 +60,10 @@ def test_the_script_of_the_guides_takes_the_same_options(machine: Machine, tmp_p
         "--root",
         str(machine.root),
     ]
-    done = subprocess.run([sys.executable, str(SCRIPT), *options], cwd=tmp_path, capture_output=True, text=True)
+    write_site(tmp_path / "quick", trainer="")
+    quick = {**os.environ, "PYTHONPATH": str(tmp_path / "quick")}
+    command = [sys.executable, str(SCRIPT), *options]
+    done = subprocess.run(command, cwd=tmp_path, env=quick, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     assert "gh200 doctor" in done.stdout
     assert (tmp_path / "r.json").is_file()
