@@ -257,6 +257,8 @@ def test_any_call_may_fail_and_the_run_goes_on(driver: Driver, emulator: Emulato
         engine = engine_on(watched)
         emulator.defer()
         assert all(steps(engine, chain, 2)), f"call {failing} of {counting.calls}"
+        engine.finish()
+        assert engine._arena.in_use == len(watched.link._abandoned) == 0, f"call {failing} of {counting.calls}"
         engine.close()
         watched.forget()
         del engine

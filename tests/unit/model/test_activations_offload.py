@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from simpletuner_gh200.errors import MemoryRoomError
-from simpletuner_gh200.model.activations.link import HostLink
+from simpletuner_gh200.model.activations.link import HostLink, StillUnderWay
 from simpletuner_gh200.model.activations.offload import MOST_SHAPES
 from tests.unit.model.saving import Engine, gradients, layers, same
 
@@ -588,6 +588,7 @@ def test_a_copy_that_fails_leaves_the_run_going(kind: str, caplog: pytest.LogCap
         for _ in range(2):
             assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
         assert engine.failed == 1
+        assert engine.arena.in_use == 0
     assert f"{kind} failed" in caplog.text
 
 
@@ -615,14 +616,22 @@ def test_what_can_not_be_fetched_ahead_is_still_sent() -> None:
 
 
 class NeverSends(HostLink):
+    def __init__(self, refusal: MemoryRoomError) -> None:
+        super().__init__()
+        self._refusal = refusal
+
     def send(self, source: int, target: int, size: int) -> int | None:
-        raise MemoryRoomError("no event")
+        raise self._refusal
 
 
-def test_where_sending_fails_again_and_again_nothing_more_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("refusal", "kept"), [(MemoryRoomError("no event"), 0), (StillUnderWay("no end"), 3)])
+def test_where_sending_fails_again_and_again_nothing_more_is_sent(
+    caplog: pytest.LogCaptureFixture, refusal: MemoryRoomError, kept: int
+) -> None:
     model = layers()
     plain = gradients(model(X), model.parameters())
-    engine = Engine(link=NeverSends())
+    engine = Engine(link=NeverSends(refusal))
     assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
     assert (engine.failed, engine.moved) == (3, 0)
+    assert engine.arena.in_use == kept, "a place that a copy may still write to is nobody else's"
     assert "3 copies to Grace failed" in caplog.text

@@ -35,11 +35,17 @@ MEASURED = 64 * MIB
 TIMES = 5
 
 
+class StillUnderWay(MemoryRoomError):
+    """A copy failed, and its end could not be seen: neither side of it may be used for anything else."""
+
+
 class Link(Protocol):
     device: torch.device
 
     def send(self, source: int, target: int, size: int) -> Ticket | None:
-        """Queue a copy of device bytes to Grace; None: it is done already. Raises where nothing was queued."""
+        """Queue a copy of device bytes to Grace; None: it is done already.
+
+        Raises where nothing is under way, StillUnderWay where that could not be seen."""
 
     def bring(self, source: int, size: int, layout: Layout) -> tuple[torch.Tensor, Ticket | None]:
         """Queue a copy from Grace into a fresh tensor on the device, of ``size`` bytes and without gaps."""
@@ -141,8 +147,8 @@ class DeviceLink:
         here = self._current()
         try:
             ticket = self._queue(self._in, buffer.data_ptr(), source, size, here)
-        except MemoryRoomError:
-            self._abandoned.append(buffer)  # a copy may still write there
+        except StillUnderWay:
+            self._abandoned.append(buffer)
             raise
         self._home[ticket] = here
         return buffer, ticket
@@ -154,13 +160,12 @@ class DeviceLink:
             driver.record_event(self._before, here, ordinal)
             driver.wait_event(side, self._before, ordinal)
             driver.copy([(target, source, size)], side, ordinal)
-        except MemoryRoomError:
-            self._events.append(ticket)
-            raise
-        try:
             driver.record_event(ticket, side, ordinal)
-        except MemoryRoomError:  # the copy is under way, and nobody could tell its end but by waiting for it
-            driver.synchronize_stream(side, ordinal)
+        except MemoryRoomError as failed:  # the copy may be under way, and nobody can tell its end but by waiting
+            try:
+                driver.synchronize_stream(side, ordinal)
+            except MemoryRoomError as unseen:
+                raise StillUnderWay(str(unseen)) from failed
             self._events.append(ticket)
             raise
         return ticket

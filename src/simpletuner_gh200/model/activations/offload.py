@@ -23,7 +23,7 @@ from torch import Tensor
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.model.activations.arena import Arena
-from simpletuner_gh200.model.activations.link import Layout, Link
+from simpletuner_gh200.model.activations.link import Layout, Link, StillUnderWay
 from simpletuner_gh200.model.activations.policy import Mix, Rates
 from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, identities
 from simpletuner_gh200.model.activations.room import Room
@@ -102,9 +102,10 @@ class Offloader:
             self._weights = Weights(weights())
         if known.mix is None:
             self._room.begin()
-        step = self.step_now = Step(known, self._link)
-        self._unlearned.append(step)
+        step = Step(known, self._link)
         step.stays_out(self._weights.storages, identities(inputs))
+        self.step_now = step
+        self._unlearned.append(step)
         known.steps += 1
         complete = False
         try:
@@ -248,7 +249,9 @@ class Offloader:
         try:
             ticket = self._link.send(address, place[1], size)
         except (MemoryRoomError, RuntimeError) as refused:
-            self._send_failed(refused)  # the place is not used again: a copy may still write there
+            if not isinstance(refused, StillUnderWay):
+                self.give_back(place)
+            self._send_failed(refused)
             return False
         saved.place = place
         self.moved += size
@@ -276,11 +279,12 @@ class Offloader:
 
     def _release_oldest(self) -> None:
         """The current stream goes on after its copy; then its memory is free to be used again on that stream."""
-        oldest = self._under_way.popleft()
-        self._sending -= oldest.size
+        oldest = self._under_way[0]
         if oldest.departure is not None:
-            self._link.wait(oldest.departure)
+            self._link.wait(oldest.departure)  # where that fails it stays the oldest, and keeps its memory
             oldest.departure = None
+        self._under_way.popleft()
+        self._sending -= oldest.size
         if oldest.source is not None:
             oldest.source.data = self._none
             oldest.source = None
@@ -365,9 +369,9 @@ class Offloader:
 
     def await_arrival(self, saved: Saved) -> None:
         """The current stream's next work comes after what was fetched for it."""
-        ticket, saved.arrival = saved.arrival, None
-        if ticket is not None:
-            self._link.wait(ticket, saved.buffer)
+        if saved.arrival is not None:
+            self._link.wait(saved.arrival, saved.buffer)
+            saved.arrival = None
 
     def close(self) -> None:
         self.finish()

@@ -82,6 +82,8 @@ class Step:
         """Of those that left, so many were not there when they were asked for."""
         self._ahead: Ahead | None = None
         self._next = 0
+        self._early: dict[int, int] = {}
+        """What was fetched ahead and not asked for yet -> its place in the queue, in that order."""
         self.surprised = self.complete = False
         self.measuring = shape.mix is None
         self.backward_passes: set[int] = set()
@@ -168,20 +170,39 @@ class Step:
     # -- backward ----------------------------------------------------------------------------------------
 
     def ask(self, index: int) -> Sequence[Saved]:
-        """It is needed now; what is to be fetched ahead."""
+        """It is needed now; what is to be fetched ahead. The order is a guess: torch promises none.
+
+        Where it is another, nothing more is fetched than is there in vain already, so that the device never fills."""
         self.asked.append(index)
         ahead = self._ahead
         if ahead is None:  # this step teaches the order
             return ()
-        first, until = ahead.window.get(index, NOTHING)
-        if first < self._next:
-            first = self._next
-        if first >= until:
+        early = self._early
+        early.pop(index, None)
+        passed, until = ahead.window.get(index, NOTHING)
+        first = max(passed, self._next)
+        if first >= until or (early and self._left_behind(passed)):
             return ()
         self._next = until
-        refs = self.refs
-        waiting = [refs[at]() for at in ahead.queue[first:until]]
-        return [found for found in waiting if found is not None and found.buffer is None and found.source is None]
+        found: list[Saved] = []
+        for place in range(first, until):
+            at = ahead.queue[place]
+            saved = self.refs[at]()
+            if saved is not None and saved.buffer is None and saved.source is None:
+                early[at] = place
+                found.append(saved)
+        return found
+
+    def _left_behind(self, passed: int) -> bool:
+        """Is anything there that should have been asked for by now?"""
+        for at, place in list(self._early.items()):
+            if place >= passed:
+                return False
+            saved = self.refs[at]()
+            if saved is not None and saved.buffer is not None:
+                return True
+            del self._early[at]  # nobody will, or it never came
+        return False
 
     # -- afterwards --------------------------------------------------------------------------------------
 
