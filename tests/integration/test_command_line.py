@@ -46,6 +46,7 @@ def run(workbench, *words: str, **variables: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.one_release("3.")
 def test_two_ranks_through_gh200_train(workbench, tmp_path):
     workbench.configure(blocks={"gh200_optimizations": RAMP}, dataset={"type": "in_memory"}, max_train_steps=3)
     config = str(workbench.project.config)
@@ -137,6 +138,7 @@ def test_the_guides_launch_line_trains_as_it_stands(workbench, tmp_path):
     assert not {"simpletuner", "simpletuner.train", "torch", "accelerate"} & imported, "refused before any of them"
 
 
+@pytest.mark.one_release("4.")
 def test_plain_simpletuner_opts_in_by_a_variable(workbench):
     workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=2)
     ended = run(workbench, "simpletuner", "train", SIMPLETUNER_GH200="1")

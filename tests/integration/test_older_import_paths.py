@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
 before = sys.modules.get("simpletuner.gh200")
@@ -47,6 +49,7 @@ def python(code: str, switch: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.one_release("3.")
 def test_the_web_ui_shows_our_blocks_when_asked():
     """The Web UI builds its pages from this registry; its process opts in through the environment alone."""
     python(BLOCKS + "assert shown == [True, True]", "1")
