@@ -4,9 +4,7 @@
 accelerate launch --config_file accelerate_config_gh200.yaml train.py --config config/gh200_in_memory_example.json
 """
 
-import sys
-
-from simpletuner_gh200.launch import main
+from simpletuner_gh200.launch import leave, main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -5,11 +5,14 @@ What ``gh200 train`` starts in every rank, and what ``accelerate launch -m simpl
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.background import left_behind
 from simpletuner_gh200.operate.preflight import check_rank
 from simpletuner_gh200.seams.lifeline import LIFELINE
 from simpletuner_gh200.seams.rank import KILL_SWITCH, run_rank
@@ -44,5 +47,15 @@ def _say(words: str) -> None:
     print(printable(words, lines=True), file=sys.stderr, flush=True)
 
 
+def leave(code: int) -> NoReturn:
+    """End the process. Where a job was left behind, Python would wait for its threads first, for ever."""
+    if left_behind():
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -328,8 +328,7 @@ class Caches:
             if self.group.is_leader:  # the others are about to end, and what they filled with them
                 for table in self.tables.values():
                     table.hold_all()
-            self._stop_filling()
-            if self.group.is_leader:
+            if self._stop_filling() and self.group.is_leader:
                 self._save_all()
         except KeyboardInterrupt:
             self.stop_saving()
@@ -340,14 +339,16 @@ class Caches:
         self._stop_saving.set()
         self._stop_filling()
 
-    def _stop_filling(self) -> None:
-        if self._background is not None:
-            self._background.stop()
+    def _stop_filling(self) -> bool:
+        """False where it does not end: what it works on stays as it is then, and goes with the process."""
+        if self._background is not None and not self._background.stop():
+            return False
         for table in self.tables.values():
             table.backing = None
         for index in self._indexes:
             index.close()
         self._indexes = []
+        return True
 
     def _save_all(self, pace: Pace = AT_ONCE) -> None:
         def stop() -> bool:
@@ -377,10 +378,10 @@ class Caches:
         return tables
 
     def close(self) -> None:
-        self._stop_filling()
         _live.discard(self)
-        for table in self.tables.values():
-            table.close()
+        if self._stop_filling():
+            for table in self.tables.values():
+                table.close()
         self.group.close()
 
 

@@ -11,10 +11,21 @@ from typing import Literal
 
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.pace import BackgroundPace, Effort, background_effort
+from simpletuner_gh200.units import format_seconds
 
 logger = logging.getLogger("simpletuner_gh200")
 
-State = Literal["waiting", "running", "done", "stopped", "failed"]
+State = Literal["waiting", "running", "done", "stopped", "failed", "left behind"]
+
+SILENCE_SECONDS = 300.0
+"""After which a job that was told to end, and gives no sign of life, is not waited for: a file system that hangs."""
+
+_left_behind: list[str] = []
+
+
+def left_behind() -> tuple[str, ...]:
+    """The jobs of this process that did not end. Python itself would wait for threads that they have started."""
+    return tuple(_left_behind)
 
 
 class BackgroundJob:
@@ -59,10 +70,17 @@ class BackgroundJob:
         if not self.begun:
             self.state = "stopped"
 
-    def stop(self) -> None:
-        """End it, and wait until it has."""
+    def stop(self, silence: float | None = None) -> bool:
+        """End it, and wait until it has, while it goes on; False where nothing was heard of it for too long."""
         self.end()
-        self.wait()
+        patience = SILENCE_SECONDS if silence is None else silence
+        while not self.wait(min(patience, 1.0)) and self.state != "left behind":
+            if self._pace.silent_for() >= patience:
+                self.state = "left behind"
+                _left_behind.append(self._thread.name)
+                words = "gh200: %s was told to end, and nothing was heard of it for %s: it is left behind"
+                logger.warning(words, self._thread.name, format_seconds(patience))
+        return self.state != "left behind"
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended by itself; False where it had not by then."""

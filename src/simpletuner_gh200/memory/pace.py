@@ -74,15 +74,25 @@ class BackgroundPace(EndablePace):
         super().__init__()
         self._share = share
         self._local = threading.local()
+        self._heard = time.monotonic()
 
     def begin(self) -> None:
         if not hasattr(self._local, "since"):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux: of this thread alone
-        self._local.since = time.monotonic()
+        self._local.since = self._heard = time.monotonic()
+
+    def end(self) -> None:
+        self._heard = time.monotonic()
+        super().end()
+
+    def silent_for(self) -> float:
+        """Seconds since any of its threads was heard of, or since they were told to end."""
+        return time.monotonic() - self._heard
 
     def rest(self, size: int) -> None:
         """As long as the share asks for after the time that was worked."""
-        worked = time.monotonic() - self._local.since
+        self._heard = time.monotonic()
+        worked = self._heard - self._local.since
         if worked < LEAST_WORKED:
             return
         if self._share < 1.0:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -260,6 +263,72 @@ def test_what_goes_wrong_in_the_background_is_said_and_ends_nothing(caplog, fail
         assert job.wait(20)
     assert job.state == "failed"
     assert said in caplog.text
+
+
+NEVER_ENDS = """
+    import logging, sys, threading
+    from concurrent.futures import ThreadPoolExecutor
+    from simpletuner_gh200.launch import leave
+    from simpletuner_gh200.memory import background
+    logging.basicConfig(level=logging.WARNING)
+    background.SILENCE_SECONDS = 0.3
+    working = threading.Event()
+    def work(pace, effort):
+        with ThreadPoolExecutor(1) as pool:  # as filling does, in whose reading thread a file system hangs
+            pool.submit(lambda: (working.set(), threading.Event().wait())).result()
+    job = background.BackgroundJob(work, name="gh200-fill")
+    job.start()
+    working.wait()
+    print(job.stop(), job.stop(), job.state)
+    leave(3)
+"""
+
+
+def test_a_job_that_never_ends_is_said_and_left_behind_and_the_process_ends():
+    """In a process of its own, which hangs without it."""
+    code = textwrap.dedent(NEVER_ENDS)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "False False left behind\n"), ended.stderr
+    assert "gh200-fill was told to end, and nothing was heard of it" in ended.stderr
+    assert ended.stderr.count("left behind") == 1
+
+
+def test_a_job_that_goes_on_is_waited_for(monkeypatch):
+    """However long it has to write: it is silence that is not waited for."""
+    monkeypatch.setattr(background, "SILENCE_SECONDS", 1.0)
+
+    def work(pace, _effort):
+        while not pace.ended:
+            time.sleep(0.01)
+        for _ in range(30):
+            time.sleep(0.05)
+            pace.rest(0)
+
+    job = BackgroundJob(work, name="test")
+    job.start()
+    assert job.stop() and job.state == "stopped"
+
+
+def test_caches_leave_alone_what_a_job_that_does_not_end_works_on(tmp_path, files, monkeypatch, caplog):
+    monkeypatch.setattr(background, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(background, "_left_behind", [])
+    reading, go_on = threading.Event(), threading.Event()
+
+    def stuck(self, pace, effort):
+        reading.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(Caches, "_fill_in_background", stuck)
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill("background")
+    assert reading.wait(60)
+    caches.save()
+    caches.close()
+    assert caches.report()["vae-x"]["filling"] == "left behind"
+    assert "gh200-fill was told to end" in caplog.text
+    assert take_in(caches.tables["vae-x"], files[0]), "its memory is still mapped: a thread may be writing there"
+    assert list((tmp_path / "packs").rglob("*.pack")) == []
+    go_on.set()
 
 
 def test_background_threads_are_few_and_low():

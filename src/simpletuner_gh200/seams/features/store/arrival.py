@@ -118,7 +118,8 @@ class Ahead:
     def stop(self) -> None:
         """Nobody wants it any more."""
         self._pace.end()
-        wait((self.coming,), timeout=10)
+        if wait((self.coming,), timeout=10).not_done:
+            logger.warning("gh200: gh200-captions was told to end and has not: it is left behind")
 
 
 @dataclass
@@ -181,8 +182,8 @@ class Arrivals:
         if self._job is not None:
             self._job.end()
         self.group.hang_up()
-        if self._job is not None and not self._job.wait(10):
-            logger.warning("gh200: staging does not end; its thread is left behind")
+        if self._job is not None:
+            self._job.stop(silence=10)
 
     def _bring_all(self, pace: Pace, effort: Effort) -> None:
         for one in self._as_they_come():
