@@ -57,6 +57,11 @@ class Statistics:
         with self._lock:
             self._fallbacks[reason] += count
 
+    def miss(self, reason: str) -> None:
+        """An entry that was asked for could not be handed out, and SimpleTuner reads its file."""
+        self.misses.add()
+        self.fall_back(reason)
+
     @property
     def fallbacks(self) -> dict[str, int]:
         with self._lock:

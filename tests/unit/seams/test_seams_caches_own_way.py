@@ -9,6 +9,7 @@ import torch
 
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.fill import read_through
+from simpletuner_gh200.cache.tally import Statistics
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.seams.features.caches import own_way
 from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
@@ -24,50 +25,73 @@ def unsaid(monkeypatch):
     monkeypatch.setattr(own_way, "_said", set())
 
 
-def batch_path() -> BatchPath:
+FAILED = {"failed: MemoryRoomError": 1}
+
+
+@pytest.fixture
+def table():
+    return SimpleNamespace(find_all=failing, get=failing, admits=lambda key: False, statistics=Statistics())
+
+
+@pytest.fixture
+def path(table) -> BatchPath:
     tracker = SimpleNamespace(get_args=failing, get_accelerator=lambda: SimpleNamespace(device="cpu"))
-    table = SimpleNamespace(find_all=failing)
-    return BatchPath(SimpleNamespace(StateTracker=tracker), {"images": table}, latents=None, embeds=BufferPool())
+    collate = SimpleNamespace(StateTracker=tracker)
+    return BatchPath(collate, {"images": table}, latents=None, embeds=BufferPool(), text_tables=[table])
 
 
-def test_latents_are_left_to_upstream_and_it_is_said_once(caplog):
-    path = batch_path()
+def test_latents_are_left_to_upstream_and_it_is_said_once_and_counted(path, table, caplog):
     assert path.compute_latents(["a.png"], "images") is None
     assert path.compute_latents(["b.png"], "images") is None
     assert caplog.text.count("SimpleTuner does it itself") == 1
     assert "copies to the device have ended" in caplog.text
+    assert table.statistics.declined == {"failed: MemoryRoomError": 2}
 
 
-def test_stacking_is_left_to_upstream(monkeypatch):
-    path = batch_path()
+def test_what_was_never_ours_is_not_counted(path, table):
+    assert path.compute_latents(["a.png"], "other images") is None
+    assert path.compute_latents([], "images") is None
+    assert table.statistics.declined == {}
+
+
+def test_stacking_is_left_to_upstream(path, table, monkeypatch):
     monkeypatch.setattr(path, "stack_of", failing)
     assert path.check_latent_shapes(lambda latents: ["upstream", len(latents)], [torch.zeros(1)]) == ["upstream", 1]
+    assert table.statistics.declined == FAILED
 
 
-def test_what_upstream_itself_refuses_is_still_refused():
+def test_what_upstream_itself_refuses_is_still_refused(path):
     def refusing(_latents):
         raise ValueError("two aspect ratios in a batch")
 
     with pytest.raises(ValueError, match="two aspect ratios"):
-        batch_path().check_latent_shapes(refusing, [torch.zeros(1)])
+        path.check_latent_shapes(refusing, [torch.zeros(1)])
 
 
-def test_embeds_are_left_to_upstream(monkeypatch):
+def test_embeds_are_left_to_upstream(path, table, monkeypatch):
     monkeypatch.setattr("simpletuner_gh200.seams.features.caches.batch_path.join_embeds", failing)
     model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
-    assert batch_path().collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 2)}]) == {}
+    assert path.collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 2)}]) == {}
+    assert table.statistics.declined == FAILED
 
 
-def test_an_entry_that_fails_is_read_from_its_file(tmp_path):
+def test_embeds_that_do_not_join_are_counted(path, table):
+    """Of four dimensions, which SimpleTuner joins in another way."""
+    model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
+    assert path.collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 1, 1, 2)}]) == {}
+    assert list(table.statistics.declined.values()) == [1]
+
+
+def test_an_entry_that_fails_is_read_from_its_file(tmp_path, table):
     file = tmp_path / "entry.pt"
     torch.save(torch.ones(3), file)
     backend = SimpleNamespace(
         torch_load=lambda filename: torch.load(filename), torch_save=None, write=None, delete=None
     )
-    table = SimpleNamespace(get=failing, admits=lambda key: False)
     served = ServedBackend(backend, [Route(str(tmp_path), table)])
     loaded = served._load(backend.torch_load, backend, (str(file),), {})
     assert torch.equal(loaded, torch.ones(3))
+    assert (table.statistics.misses.value, table.statistics.fallbacks) == (1, FAILED)
 
 
 def test_an_entry_that_can_not_be_held_is_still_handed_out(tmp_path):

@@ -52,7 +52,7 @@ class ServedBackend:
         table = self.table_of(path) if path is not None else None
         if table is None or path is None:
             return wrapped(*args, **kwargs)
-        value = or_upstream("a cached entry", lambda: table.get(path), MISSING)
+        value = or_upstream("a cached entry", lambda: table.get(path), MISSING, table.statistics.miss)
         if value is not MISSING:
             return value
         _refuse_what_would_wait(path)
@@ -109,7 +109,7 @@ class ServedGrounding:
 
     def _retrieve(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
         path = normal(self._cache._cache_path(*args, **kwargs))
-        value = or_upstream("a cached entry", lambda: self._table.get(path), MISSING)
+        value = or_upstream("a cached entry", lambda: self._table.get(path), MISSING, self._table.statistics.miss)
         if value is not MISSING:
             return value
         return read_through(self._table, path, lambda: wrapped(*args, **kwargs))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -106,12 +107,16 @@ class BatchPath:
 
     def compute_latents(self, filepaths: Sequence[str], data_backend_id: str) -> list[Any] | None:
         """The latents of a batch, in upstream's form; None where upstream has to do it."""
-        return or_upstream("latents", lambda: self._latents_of(filepaths, data_backend_id), None)
-
-    def _latents_of(self, filepaths: Sequence[str], data_backend_id: str) -> list[Any] | None:
-        tracker = self._collate.StateTracker
         table = self._vae_tables.get(data_backend_id)
-        if table is None or not filepaths or "deepfloyd" in tracker.get_args().model_family:
+        if table is None or not filepaths:
+            return None
+        ours = partial(self._latents_of, table, filepaths, data_backend_id)
+        return or_upstream("latents", ours, None, table.statistics.decline)
+
+    def _latents_of(self, table: Table, filepaths: Sequence[str], data_backend_id: str) -> list[Any] | None:
+        tracker = self._collate.StateTracker
+        if "deepfloyd" in tracker.get_args().model_family:
+            table.statistics.decline("DeepFloyd's, which SimpleTuner makes anew")
             return None
         name_of = tracker.get_vaecache(id=data_backend_id).generate_vae_cache_filename
         paths = [normal(name_of(path)[0]) for path in filepaths]
@@ -164,7 +169,9 @@ class BatchPath:
         """Upstream's own checks of the samples, but no second look at the bytes and no second stack."""
         import torch
 
-        batch = or_upstream("stacking latents", lambda: self.stack_of(latents), None)
+        batch = or_upstream(
+            "stacking latents", lambda: self.stack_of(latents), None, _of_first(self._vae_tables.values())
+        )
         if batch is None:
             return wrapped(latents, *rest, **options)
         # Stand-ins that pass the checks of content; those of the samples (aspect ratios) are upstream's to make.
@@ -175,7 +182,7 @@ class BatchPath:
 
     def collating(self, model: Any) -> Any:
         """``model`` with upstream's default way of joining embeds done in reused memory."""
-        return _CollatingModel(model, self._embeds, self._hbm, self._count_joined)
+        return _CollatingModel(model, self._embeds, self._hbm, self._count_joined, _of_first(self._text_tables))
 
     def _count_joined(self, outputs: Sequence[Any]) -> None:
         """Embeds that were joined here: of the one text cache, or of the one whose memory they lie in."""
@@ -191,10 +198,16 @@ class _CollatingModel:
     """Answers like the model. A model with a ``collate_prompt_embeds`` of its own keeps it."""
 
     def __init__(
-        self, model: Any, pool: BufferPool, hbm: HbmTier | None, joined: Callable[[Sequence[Any]], None]
+        self,
+        model: Any,
+        pool: BufferPool,
+        hbm: HbmTier | None,
+        joined: Callable[[Sequence[Any]], None],
+        declined: Callable[[str], None],
     ) -> None:
         self._model = model
         self._joined = joined
+        self._declined = declined
         self._pool = pool
         self._hbm = hbm
 
@@ -206,13 +219,21 @@ class _CollatingModel:
         if own != {}:
             return own
         left_to_upstream: dict[str, torch.Tensor] = {}
-        return or_upstream("joining embeds", lambda: self._join(outputs), left_to_upstream)
+        return or_upstream("joining embeds", lambda: self._join(outputs), left_to_upstream, self._declined)
 
     def _join(self, outputs: Any) -> dict[str, torch.Tensor]:
         joined = join_embeds(outputs, self._pool, self._hbm)
         if "prompt_embeds" in joined:
             self._joined(outputs)
+        elif "prompt_embeds" in outputs[0]:
+            self._declined("embeds of different shapes or types, or no room on the device")
         return joined
+
+
+def _of_first(tables: Iterable[Table]) -> Callable[[str], None]:
+    """Where it can't be told whose batch it was: the first cache of the kind counts it. Nobody, where there is none."""
+    first = next(iter(tables), None)
+    return first.statistics.decline if first is not None else lambda _reason: None
 
 
 _JOINED = (

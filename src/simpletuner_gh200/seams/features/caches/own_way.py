@@ -16,12 +16,16 @@ T = TypeVar("T")
 _said: set[tuple[str, str]] = set()
 
 
-def or_upstream(what: str, ours: Callable[[], T], instead: T) -> T:
-    """What ``ours`` gives; ``instead``, which makes upstream do it, where it raises. Said once for each kind."""
+def or_upstream(what: str, ours: Callable[[], T], instead: T, count: Callable[[str], None]) -> T:
+    """What ``ours`` gives; ``instead``, which makes upstream do it, where it raises.
+
+    Said once for each kind, and handed to ``count`` each time, with the reason.
+    """
     try:
         return ours()
     except Exception as failure:  # whatever it is, upstream can still make the batch
         kind = (what, type(failure).__name__)
+        count(f"failed: {type(failure).__name__}")
         if kind not in _said:
             _said.add(kind)
             logger.warning(
