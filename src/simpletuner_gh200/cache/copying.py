@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import memmove
@@ -21,6 +22,9 @@ Job = tuple[int, int, int]
 
 PARALLEL_FROM = 4 << 20
 """Bytes below which handing out work costs more than it gains."""
+
+PIECE = 1 << 20
+"""Bytes that a thread takes on at a time."""
 
 MOST_THREADS = 8
 
@@ -38,11 +42,13 @@ def copy_rows(target: int, sources: Sequence[int], size: int, *, skip: int = 0) 
         library().gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
         return
     jobs = [(target + index * size, source + skip, size) for index, source in enumerate(sources)]
-    parts = split(jobs, threads)
-    waiting: list[Future[None]] = [_helpers().submit(_copy, part) for part in parts[1:]]
-    _copy(parts[0])
-    for one in waiting:
-        one.result()
+    # Whoever is free takes the next piece: a helper that is late, or never gets a core, is not waited for.
+    waiting = deque(split(jobs, max(threads, size * len(sources) // PIECE)))
+    helping: list[Future[None]] = [_helpers().submit(_copy_some, waiting) for _ in range(threads - 1)]
+    _copy_some(waiting)
+    for one in helping:
+        if not one.cancel():
+            one.result()
 
 
 def address_of(buffer: Bytes) -> int:
@@ -67,9 +73,14 @@ def split(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
     return [part for part in made if part]
 
 
-def _copy(jobs: Sequence[Job]) -> None:
-    for target, source, size in jobs:
-        memmove(target, source, size)
+def _copy_some(waiting: deque[list[Job]]) -> None:
+    while True:
+        try:
+            part = waiting.popleft()
+        except IndexError:
+            return
+        for target, source, size in part:
+            memmove(target, source, size)
 
 
 @cache
