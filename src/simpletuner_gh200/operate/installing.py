@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.upstream.tested import Tested, choose, constraints, find
+from simpletuner_gh200.upstream.tested import Tested, choose, constraints, find, tested_versions
 from simpletuner_gh200.upstream.versions import installed_distributions
 
 LAST_LINES = 12
@@ -64,7 +64,9 @@ def install(wanted: Tested, *, cpu: bool, dry_run: bool = False, show: bool = Fa
     with tempfile.TemporaryDirectory(prefix="gh200-setup-") as folder:
         pins = Path(folder, "constraints.txt")
         pins.write_text(constraints(wanted.release, cpu=cpu), encoding="utf-8")
-        words = [wanted.requirement(cpu=cpu), "-c", str(pins)]
+        # Named as well: what is here and pinned without SimpleTuner's needing it, our own codecs for instance.
+        here = sorted(before.keys() & tested_versions(wanted.release, cpu=cpu).keys() - {"simpletuner"})
+        words = [wanted.requirement(cpu=cpu), *here, "-c", str(pins)]
         if dry_run:
             installer, said = _first_that_works(["--dry-run", *words], show=False)
             return installer, changes(before, {**before, **planned(installer, said)})

@@ -86,6 +86,13 @@ def test_what_changed_is_what_the_environment_has_afterwards(uv, tmp_path):
     assert install(find("4.10.1"), cpu=True) == ("uv", ["torch-optimi none -> 0.3.3"])
 
 
+def test_whatever_is_here_and_pinned_gets_its_tested_version(uv, tmp_path):
+    for name, version in (("isal", "1.9.1"), ("simpletuner", "4.10.0"), ("somebodys_own", "1.0")):
+        distribution(tmp_path / "site", name, version)
+    install(find("4.10.1"), cpu=True)
+    assert " simpletuner[cpu]==4.10.1 isal -c " in Path(f"{uv}.called").read_text()
+
+
 def test_a_dry_run_installs_nothing_and_says_what_would_change(uv, tmp_path):
     distribution(tmp_path / "site", "torch", "2.15.0")
     Path(f"{uv}.plan").write_text(
