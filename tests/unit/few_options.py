@@ -40,7 +40,12 @@ TABLE = OptionTable(
     {option.name: option for option in _OPTIONS} | {"training_steps": Option("max_train_steps", "int")},
     older_flags=frozenset({"ignore_final_epochs"}),
     other_keys=frozenset({"repeats"}),
-    variables={"LEARNING_RATE": "learning_rate", "MODEL_TYPE": "model_type", "MAX_NUM_STEPS": "max_train_steps"},
+    variables={
+        "LEARNING_RATE": "learning_rate",
+        "MAX_NUM_STEPS": "max_train_steps",
+        "MODEL_NAME": "pretrained_model_name_or_path",
+        "MODEL_TYPE": "model_type",
+    },
     switch_words=frozenset({"true", "false", "1", "0"}),
     families={
         "flux": ModelFamily({"dev": "maker/dev", "kontext": "maker/kontext"}, "dev", ("FluxPipeline",), ("FluxBlock",)),

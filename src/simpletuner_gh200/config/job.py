@@ -62,19 +62,21 @@ def job_of(added: Mapping[str, str], environment: Mapping[str, str]) -> Job:
 
 
 def accelerate_file(environment: Mapping[str, str]) -> Path | None:
-    """accelerate's configuration: the one that is named, or the user's own."""
+    """accelerate's configuration: the one that is named, there or not, or the user's own."""
     named = environment.get(ACCELERATE_FILE)
-    if named and not Path(named).expanduser().is_file():
-        raise UsageError(f"accelerate_config: {named!r}: no such file", remedy="correct the path, or leave it out")
-    home = Path(environment.get("HF_HOME") or Path(environment.get("HOME", "~"), ".cache", "huggingface"))
-    candidates = [Path(named).expanduser()] if named else []
-    candidates.append(home / "accelerate" / "default_config.yaml")
-    return next((path for path in candidates if path.is_file()), None)
+    if named:
+        return Path(named).expanduser()
+    home = environment.get("HF_HOME") or os.path.join(environment.get("HOME", "~"), ".cache", "huggingface")
+    own = os.path.join(home, "accelerate", "default_config.yaml")
+    return Path(own) if os.path.isfile(own) else None
 
 
 def accelerate_text(environment: Mapping[str, str]) -> str:
+    """What it says; nothing where it is not there, which only a launch has to refuse."""
     file = accelerate_file(environment)
-    return file.read_text(encoding="utf-8", errors="replace") if file is not None else ""
+    if file is None or not os.path.isfile(file):
+        return ""
+    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def said_in(file: str, key: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from simpletuner_gh200.config.files import Located, env_variables, read_env_variables, take
 from simpletuner_gh200.config.job import (
+    ACCELERATE_FILE,
     LAUNCH_OPTIONS,
     NODES,
     Job,
@@ -134,6 +135,9 @@ def _launcher(
     """accelerate, as SimpleTuner starts it; several ranks without a GPU need torchrun instead."""
     extra_arguments = _words(environment.get("ACCELERATE_EXTRA_ARGS", ""))
     config_file, said = accelerate_file(environment), accelerate_text(environment)
+    if config_file is not None and not config_file.is_file():
+        named = environment[ACCELERATE_FILE]
+        raise UsageError(f"accelerate_config: {named!r}: no such file", remedy="correct the path, or leave it out")
     place, others = place_of(job, extra_arguments, said)
     if job.ranks > 1 and not accelerator_present():
         notice = "no accelerator here: several ranks run on the CPU under torchrun, where accelerate would start one"

@@ -17,7 +17,7 @@ class Field(NamedTuple):
 
 
 START = (
-    Field("kind", "`start`: the first record of a run, and of each resume"),
+    Field("kind", "`start`: the first record of a run and of each resume, repeated at the head of every further file"),
     Field("schema", "version of these records"),
     Field("time", "seconds since 1970"),
     Field("step", "optimizer step that the run starts from"),
