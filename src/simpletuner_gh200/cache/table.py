@@ -299,13 +299,14 @@ class Table:
         """Publish words of slots behind their keys; how many are. Callers hold the lock."""
         control = self.control
         segments = rows[:, 2] >> np.uint64(OFFSET_BITS)
-        if any(control.row(number) is None for number in np.unique(segments).tolist()):
+        numbers = set(segments.tolist())
+        if any(control.row(number) is None for number in numbers):
             return 0
         fresh = int(control.slots.capacity * MOST_FULL) - control.keys
         added, done = control.slots.put_many(rows, fresh)
         control.keys += added
-        for number, count in zip(*np.unique(segments[done], return_counts=True), strict=True):
-            control.count_live(int(number), int(count))
+        for number in numbers:
+            control.count_live(number, int((segments[done] == number).sum()))
         others = rows[~done].tolist()
         return int(done.sum()) + sum(self._enter_locked(Key(*row[:2]), Slot(*row[2:])) for row in others)
 
