@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from simpletuner_gh200.cache import pack as pack_module
+from simpletuner_gh200.cache.batch import DeviceDelivery, assemble
+from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.pack import DamagedPack, Pack, PackWriter
@@ -62,6 +64,26 @@ def test_what_was_packed_is_served_after_a_start(packed):
     check_all(table, paths)
     check_all(table, paths)
     assert table.statistics.fallbacks == {}
+
+
+def test_batches_are_read_from_packs_and_none_goes_to_a_device_from_there(tmp_path, saved):
+    """Whole entries, and a tensor that others lie in front of; some of them in memory."""
+    for kind, wrap in (
+        ("plain", lambda latent: latent),
+        ("dict", lambda latent: {"mask": latent[:1], "latents": latent}),
+    ):
+        latents = [torch.randn(4, 8, 8) for _ in range(6)]
+        paths = [saved(wrap(latent), f"{kind}/{number}.pt") for number, latent in enumerate(latents)]
+        first, packs = fresh_table(), PackFolder(tmp_path / kind / "packs")
+        packs.make(kind)
+        assert all(take_in(first, path) for path in paths[:4]) and packs.save(first, paths)
+        table, loaded = load(packs.folder)
+        assert loaded.entries == 4 and all(take_in(table, path) for path in paths[4:])
+        entries = table.find_all(paths)
+        assert [entry.address is None for entry in entries] == [True] * 4 + [False] * 2
+        leaves = [entry.layout.single or entry.layout.named["latents"] for entry in entries]
+        assert torch.equal(assemble(entries, leaves, BufferPool()), torch.stack(latents))
+        assert DeviceDelivery(copier=None).rows(entries, leaves) is None
 
 
 def test_packs_are_private_and_read_only(packed):
