@@ -70,7 +70,7 @@ def test_batches_are_read_from_packs_and_none_goes_to_a_device_from_there(tmp_pa
     """Whole entries, and a tensor that others lie in front of; some of them in memory."""
     for kind, wrap in (
         ("plain", lambda latent: latent),
-        ("dict", lambda latent: {"mask": latent[:1], "latents": latent}),
+        ("dict", lambda latent: {"mask": latent[:1].clone(), "latents": latent}),
     ):
         latents = [torch.randn(4, 8, 8) for _ in range(6)]
         paths = [saved(wrap(latent), f"{kind}/{number}.pt") for number, latent in enumerate(latents)]
