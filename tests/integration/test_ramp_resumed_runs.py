@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def killed_after(workbench: Any, step: int) -> Path:
     return max(checkpoints, key=lambda path: int(path.name.split("-")[1]))
 
 
+def half_written_by_two_ranks(whole: Path, folder: Path) -> None:
+    """As kill -9 of the first of two ranks leaves what it was saving: the second one has written its file."""
+    folder.mkdir()
+    shutil.copy(whole / "training_state.json", folder)
+    shutil.copy(whole / "random_states_0.pkl", folder / "random_states_1.pkl")
+
+
 def windows(ramp: GH200GradientRamp, first: int) -> list[int]:
     return [ramp.accumulation(step) for step in range(first, STEPS)]
 
@@ -52,8 +60,14 @@ def test_after_a_kill_the_same_windows_follow(workbench):
     assert RampState.from_json(state["ramp"]) == RampState.after(RAMP, 4)
     if (checkpoint / "checkpoint_manifest.json").exists():
         assert "gh200_state.json" in (checkpoint / "checkpoint_manifest.json").read_text()
+    half = checkpoint.with_name("checkpoint-6")
+    half_written_by_two_ranks(checkpoint, half)
     run = workbench.train(probe=PROBE)
     assert run.ok, run.explain()
+    assert f"{half} is incomplete: it has no " in run.log() and "this run resumes from checkpoint-4" in run.log()
+    aside = half.with_name("incomplete-checkpoint-6")
+    assert sorted(path.name for path in aside.iterdir()) == ["random_states_1.pkl", "training_state.json"]
+    assert newest_whole(half.parent) is not None and half.is_dir(), "written anew, and whole"
     assert run.summaries[0]["global_step"] == STEPS
     assert run.records[0]["windows"] == windows(RAMP, 4)
     assert [row["step"] for row in run.records[0]["logged"]] == list(range(5, STEPS + 1))

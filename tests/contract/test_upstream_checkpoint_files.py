@@ -1,4 +1,4 @@
-"""Where ranks after the first were in the dataset: saved and looked for under one name, or under two."""
+"""What a checkpoint of the installed release is: whether guarded, how it is found, where each rank's place is kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from packaging.version import Version
 
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.operate.checkpoints import PLACES_KEPT
+from simpletuner_gh200.seams.resuming import ASIDE
+from simpletuner_gh200.upstream.checkpoints import guarded
 
 pytestmark = pytest.mark.releases
 
@@ -20,3 +22,12 @@ def test_the_installed_release_is_one_that_we_warn_of_or_one_that_finds_them_aga
     assert 'f"training_state-rank{rank}.json"' in (training / "save_hooks.py").read_text(), "how it is saved"
     elsewhere = 'f"training_state-{get_rank()}.json"' in (training / "trainer.py").read_text()
     assert elsewhere == (Version(version("simpletuner")) < PLACES_KEPT)
+
+
+def test_the_installed_release_guards_its_checkpoints_if_its_version_says_so() -> None:
+    package = find_package("simpletuner")
+    assert package is not None
+    manager = (package / "helpers" / "utils" / "checkpoint_manager.py").read_text()
+    assert ("def write_guard" in manager) == guarded(version("simpletuner"))
+    lister = 'd.startswith("checkpoint") and not d.endswith("tmp")'
+    assert lister in manager and not ASIDE.startswith("checkpoint"), "what is kept aside is not among its own"
