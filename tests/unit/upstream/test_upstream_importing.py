@@ -213,6 +213,11 @@ def test_options_that_cannot_be_had_are_told_and_stop_nothing(
 def test_a_torn_entry_is_made_again(few_options: None, here: Path) -> None:
     check_import()
     (entry,) = (user_cache.cache_root() / importing.KIND).iterdir()
-    for torn in ('{"cause": null, "options": {"a": {"nonse', '{"cause": null}', "[]", '{"options": {"version": "9.9"}}'):
+    for torn in (
+        '{"cause": null, "options": {"a": {"nonse',
+        '{"cause": null}',
+        "[]",
+        '{"options": {"version": "9.9"}}',
+    ):
         entry.write_text(torn)
         assert check_import().table == TABLE

@@ -218,7 +218,7 @@ CHECKS = (
     Check(
         code="GH109",
         what="SimpleTuner's import",
-        why="SimpleTuner leaves the versions of its packages open: newer ones can break its import, and with it every run.",
+        why="SimpleTuner leaves the versions of its packages open: newer ones can break its import, and so every run.",
         run=simpletuner_imports,
     ),
 )
