@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -208,20 +207,6 @@ def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
     return found
 
 
-def main() -> None:
-    """In a process of its own: the cases as JSON lines in, what was measured as JSON lines out."""
-    import os
-
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        case = json.loads(line)
-        try:
-            found: dict[str, Any] = measure(case["family"], case["options"])
-        except Exception as failed:  # noqa: BLE001 - whatever SimpleTuner raises is the answer
-            found = {"error": f"{type(failed).__name__}: {failed}"}
-        print(json.dumps(found), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def measure_all(cases: Path, answers: Path) -> None:
+    """In a child of the forge, which has imported SimpleTuner: a list of cases, and what was measured of each."""
+    answers.write_text(json.dumps([measure(family, options) for family, options in json.loads(cases.read_text())]))

@@ -7,9 +7,10 @@ is predicted is the tracing child's answer to the same configuration.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from simpletuner_gh200.plan import traces
 from simpletuner_gh200.plan.buckets import between
 from simpletuner_gh200.seams.trace.counted import Counted
 from tests.integration import plan_families
-from tests.integration.workbench import clean_environment
+from tests.integration.workbench import Workbench
 
 TOLERANCE = 0.02
 
@@ -60,24 +61,29 @@ def predicted(cases: list[tuple[str, dict[str, Any]]]) -> list[Counted]:
     return [traces.Trace.from_json(answer).whole for answer in answers]
 
 
-def measured(cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    asked = "".join(json.dumps({"family": family, "options": options}) + "\n" for family, options in cases)
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.integration.plan_families"],
-        input=asked,
-        env={**clean_environment(), "HF_HUB_OFFLINE": "1", "SIMPLETUNER_LOG_LEVEL": "ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-        check=False,
-    )
-    found = [json.loads(line) for line in child.stdout.splitlines()]
-    assert len(found) == len(cases), child.stderr[-3000:]
-    assert [answer["error"] for answer in found if "error" in answer] == []
-    return found
+def measured(workbench: Workbench, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    asked, answers = folder / "cases.json", folder / "answers.json"
+    asked.write_text(json.dumps(cases))
+    child = workbench.train(code=CODE.format(asked=str(asked), answers=str(answers)), timeout=3600)
+    assert child.ok, child.explain()
+    return json.loads(answers.read_text())
 
 
-def compare(wanted: list[tuple[str, bool, bool, str]], **more: str) -> None:
+CODE = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.integration.plan_families import measure_all
+measure_all(Path({{asked!r}}), Path({{answers!r}}))
+"""
+
+
+@pytest.fixture
+def compare(workbench: Workbench, tmp_path: Path) -> Callable[..., None]:
+    return partial(compare_in, workbench, tmp_path)
+
+
+def compare_in(workbench: Workbench, folder: Path, wanted: list[tuple[str, bool, bool, str]], **more: str) -> None:
     cases = [
         (
             family,
@@ -89,7 +95,7 @@ def compare(wanted: list[tuple[str, bool, bool, str]], **more: str) -> None:
         for family, full, checkpointing, precision in wanted
     ]
     wrong = []
-    for case, foreseen, seen in zip(wanted, predicted(cases), measured(cases), strict=True):
+    for case, foreseen, seen in zip(wanted, predicted(cases), measured(workbench, folder, cases), strict=True):
         each = optimizers()["torch-adamw"].bytes_per_parameter("fp32" if case[3] == "no" else "bf16")
         assert each is not None
         pairs = {
@@ -101,22 +107,22 @@ def compare(wanted: list[tuple[str, bool, bool, str]], **more: str) -> None:
     assert wrong == []
 
 
-def test_two_that_stand_for_the_others():
+def test_two_that_stand_for_the_others(compare):
     compare(FEW)
 
 
 @pytest.mark.matrix
-def test_seven_families_full_and_lora_with_and_without_checkpointing():
+def test_seven_families_full_and_lora_with_and_without_checkpointing(compare):
     compare([(*case, "no") for case in product(plan_families.FAMILIES, (True, False), (True, False))])
 
 
 @pytest.mark.matrix
-def test_half_precision_under_autocast():
+def test_half_precision_under_autocast(compare):
     compare([(*case, "bf16") for case in product(("flux", "sd3", "sdxl"), (True, False), (True, False))])
 
 
 @pytest.mark.matrix
-def test_lycoris(tmp_path):
+def test_lycoris(compare, tmp_path):
     chosen = {"algo": "lokr", "multiplier": 1.0, "linear_dim": 8, "linear_alpha": 1, "factor": 4}
     chosen["apply_preset"] = {"target_module": ["Attention", "FeedForward"]}
     config = tmp_path / "lycoris.json"
