@@ -64,7 +64,7 @@ class Laboratory:
             self._pack()
         shutil.rmtree(self.project.output, ignore_errors=True)
         shutil.copytree(self._kept, self.packs)
-        self._index_again()
+        self.index_again()
         self.configure()
 
     def spread_packs(self, count: int) -> Iterator[tuple[int, Path]]:
@@ -87,9 +87,9 @@ class Laboratory:
         for path in self.project.output.iterdir():
             if path.name.startswith("checkpoint-"):
                 shutil.rmtree(path)
-        self._index_again()
+        self.index_again()
 
-    def _index_again(self) -> None:
+    def index_again(self) -> None:
         """Every run shuffles SimpleTuner's index and writes it; from the same index, runs are the same to the bit."""
         for path in self._bench.kept(self.project.images).glob("*.json"):
             shutil.copy2(path, self.project.images / path.name)
