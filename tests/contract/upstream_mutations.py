@@ -179,6 +179,18 @@ MUTATIONS = (
     ),
     Mutation("trainer.init_ema_model", "called on self", r"self\.init_ema_model\b", "self.init_shadows"),
     Mutation("trainer.init_ema_model", "sets ema_model", r"self\.ema_model = ", "self.shadow_model = "),
+    Mutation(
+        "trainer.init_resume_checkpoint",
+        "called on self",
+        r"self\.init_resume_checkpoint\b",
+        "self.init_resuming",
+    ),
+    Mutation(
+        "trainer.init_resume_checkpoint",
+        "reads what to resume from off the configuration",
+        r"self\.config\.resume_from_checkpoint",
+        "self.resume_from",
+    ),
     Mutation("ema.to", "shadows are a list", r"self\.shadow_params = \[p\.clone", "self.shadows = [p.clone"),
     Mutation("ema.to", "moves only where ema_device is cpu", r"self\.args\.ema_device", "self.device_choice"),
     Mutation(

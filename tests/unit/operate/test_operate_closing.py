@@ -12,6 +12,7 @@ import pytest
 from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.operate import launching, planned, preflight
 from simpletuner_gh200.operate.closing import closing_lines, feature_lines, time_split
+from simpletuner_gh200.upstream.checkpoints import GUARD, MANIFEST
 
 
 @pytest.fixture
@@ -19,8 +20,10 @@ def summary(tmp_path: Path) -> dict[str, Any]:
     output = tmp_path / "out put"
     for step in (2, 10, 9):
         (output / f"checkpoint-{step}").mkdir(parents=True)
-        for name in ("training_state.json", "random_states_0.pkl"):  # what a whole one has at least
-            (output / f"checkpoint-{step}" / name).write_text("{}")
+        (output / f"checkpoint-{step}" / GUARD).touch()  # a whole one, by its own word
+        (output / f"checkpoint-{step}" / MANIFEST).write_text(
+            json.dumps({"files": [GUARD]})
+        )
     (output / "checkpoint-12.tmp").mkdir()
     (output / "pytorch_lora_weights.safetensors").touch()
     return {

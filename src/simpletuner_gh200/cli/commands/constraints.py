@@ -30,7 +30,8 @@ def constraints(
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     chosen = release or tested.choose(python, platform.machine()).release
-    print(tested.constraints(chosen, cpu=cpu), end="")
+    pins = tested.constraints(chosen, cpu=cpu)
+    print(pins, end="")
 
 
 COMMAND = Command("constraints", constraints, panel="Before a run", order=6)
