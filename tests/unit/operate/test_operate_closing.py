@@ -21,9 +21,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
     for step in (2, 10, 9):
         (output / f"checkpoint-{step}").mkdir(parents=True)
         (output / f"checkpoint-{step}" / GUARD).touch()  # a whole one, by its own word
-        (output / f"checkpoint-{step}" / MANIFEST).write_text(
-            json.dumps({"files": [GUARD]})
-        )
+        (output / f"checkpoint-{step}" / MANIFEST).write_text(json.dumps({"files": [GUARD]}))
     (output / "checkpoint-12.tmp").mkdir()
     (output / "pytorch_lora_weights.safetensors").touch()
     return {
