@@ -16,18 +16,20 @@ from simpletuner_gh200.plan.learning import FEWEST, WARMING
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.telemetry.reading import read_run
+from simpletuner_gh200.upstream.importing import check_import
 
 PROBE = Path(__file__).with_name("probe_plan.py")
 
 
 def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
+    options = check_import().table
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # so that it is traced now
     telemetry = {"gh200_optimizations": {"enable_uvm_hints": True}}
     workbench.configure(blocks=telemetry, max_train_steps=WARMING + FEWEST, checkpoint_step_interval=50)
     log = tmp_path / "debug.log"
     log.write_text("of a run that goes on\n")
     with contextlib.chdir(tmp_path):
-        plan = make_plan(read_training(Located.at(workbench.project.config), {}), this_machine())
+        plan = make_plan(read_training(Located.at(workbench.project.config), {}, options=options), this_machine())
     assert log.read_text() == "of a run that goes on\n", "where SimpleTuner is imported it empties such a file"
     assert plan.notes == ()
     run = workbench.train(probe=PROBE)
@@ -48,7 +50,9 @@ def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
     output = workbench.project.output
     quick.keep(plan, output)
     planned.learn({"output_dir": str(output)}, run.summaries[0])
-    again = make_plan(read_training(Located.at(workbench.project.config), {}), this_machine(), trace=False)
+    again = make_plan(
+        read_training(Located.at(workbench.project.config), {}, options=options), this_machine(), trace=False
+    )
     assert again.machine.rate_sources["from_files"] == f"measured: run {output.name}"
     waits = [step["data_wait_seconds"] for step in read_run(output).steps[WARMING:]]
     batch = plan.evaluated.facts.batch

@@ -108,6 +108,8 @@ class Segments:
         return None
 
     def _reach(self, row: SegmentRow) -> Segment | PackSegment | None:
+        if row.is_pack and (known := self._own_pack(row)) is not None:
+            return known
         mode = os.O_RDONLY if row.is_pack else os.O_RDWR
         try:
             fd = os.open(f"/proc/{row.pid}/fd/{row.fd}", mode | os.O_CLOEXEC)
@@ -124,6 +126,13 @@ class Segments:
             return None
         finally:
             os.close(fd)
+
+    def _own_pack(self, row: SegmentRow) -> PackSegment | None:
+        """The same file as this process has it open: with one index, and there when the other rank is gone."""
+        known = self._mapped.get(self._packs.get(row.inode, 0))
+        if isinstance(known, PackSegment) and os.fstat(known.fd).st_dev == row.device:
+            return known
+        return None
 
     def _read_layout(self, slot: Slot) -> Layout | None:
         place = slot.layout_place

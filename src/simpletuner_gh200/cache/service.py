@@ -223,12 +223,14 @@ class Caches:
         self._settle(pace, effort)
 
     def _settle(self, pace: BackgroundPace, _effort: Effort) -> None:
-        """Into slabs what a device copies from there; into packs, for the next start, what they lack."""
+        """Into slabs what a device copies from there, each rank its part; into packs what they lack."""
+        part, parts = self.copies.position(self.group.local_rank)
         for name, packs in self._pack_folders.items() if self._copies else ():
             for path in list(packs.held):
                 if pace.ended:
                     return
-                self.tables[name].find(path)
+                if key_of(path).low % parts == part:
+                    self.tables[name].find(path)
                 pace.rest(0)
         if self.group.is_leader and self.packs is not None and not pace.ended:
             self._save_all(pace)

@@ -47,7 +47,8 @@ class Resumption:
         found = "; ".join(f"{path} is incomplete: {missing}" for path, missing in self.incomplete)
         kept = ", ".join(ASIDE + path.name for path, _ in self.incomplete)
         goes_on = f"resumes from {self.start}" if self.start else "starts anew, since there is no whole one"
-        return f"{found}. It is kept aside as {kept}; this run {goes_on}"
+        unless = f". If another release wrote it whole: name it back and touch its {GUARD}" if GUARD in found else ""
+        return f"{found}. It is kept aside as {kept}; this run {goes_on}{unless}"
 
 
 def resumption(asked: str, output: Path) -> Resumption:
@@ -90,7 +91,10 @@ def move_aside(checkpoint: Path) -> Path:
 
 def _put_right(asked: str, output: Path) -> str:
     """In the main process: what to resume from, once nothing half-written is in the way."""
-    found = resumption(asked, output)
+    try:
+        found = resumption(asked, output)
+    except OSError as unreadable:  # the other ranks wait for an answer
+        raise RunFailed(f"the checkpoints in {output} can't be listed: {unreadable}") from unreadable
     words = found.notice()
     for path, _ in found.incomplete:
         move_aside(path)

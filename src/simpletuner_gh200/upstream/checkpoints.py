@@ -24,6 +24,8 @@ MANIFEST = "checkpoint_manifest.json"
 STATE = "training_state.json"
 GUARDED = Version("4.3.2")
 """The first release that writes a guard file."""
+UNGUARDED = "0"
+"""Any release before it."""
 
 _NAME = re.compile(r"checkpoint-(\d+)(?:-(?!tmp$)\w+)?")
 _RANDOM = re.compile(r"random_states_(\d+)\.pkl")
@@ -119,14 +121,23 @@ def _files(checkpoint: Path) -> list[Path]:
 
 
 def _writer(checkpoint: Path) -> str | None:
-    """The release installed, if it can have written it: what is older than the installation was left by another one."""
+    """The release installed, if it can have written it: what is older than the installation was left by another one.
+
+    So was what comes after a whole checkpoint that has no guard: a release that guards leaves none such behind.
+    """
     package = find_package("simpletuner")
-    if package is None or checkpoint.stat().st_mtime < package.stat().st_mtime:
+    if package is None or checkpoint.stat().st_mtime < package.stat().st_mtime or _follows_unguarded(checkpoint):
         return None
     try:
         return importlib.metadata.version("simpletuner")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _follows_unguarded(checkpoint: Path) -> bool:
+    siblings = checkpoints(checkpoint.parent)
+    earlier = siblings[: siblings.index(checkpoint)] if checkpoint in siblings else []
+    return any(not (path / GUARD).exists() and flaw(path, UNGUARDED) is None for path in earlier)
 
 
 def _listed(checkpoint: Path) -> list[str] | None:

@@ -9,12 +9,14 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.service import Caches, Wanted
+from simpletuner_gh200.cache.slots import key_of
 from simpletuner_gh200.cache.table import DAMAGED, MISSING
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory import background, pace
@@ -209,6 +211,36 @@ def test_what_a_device_copies_from_is_copied_out_of_packs_behind_the_run(tmp_pat
         assert all(float(table.get(path)[0]) == number for number, path in enumerate(files))
         assert caches.report()["vae-x"]["filling"] == "done"
         caches.close()
+
+
+def test_each_rank_copies_its_part_out_of_packs(tmp_path, files, monkeypatch):
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    caches = opened(tmp_path, packs=tmp_path / "packs", copies=True)
+    monkeypatch.setattr(type(caches.copies), "position", lambda _self, _rank: (1, 2))
+    caches.fill("background")
+    assert caches.wait_until_filled(20)
+    copied = [path for path in files if (found := caches.tables["vae-x"].find(path, fetch=False)) and found.address]
+    assert copied == [path for path in files if key_of(path).low % 2 == 1]
+    caches.close()
+
+
+def test_a_pack_that_another_rank_lists_is_the_one_that_is_open_here(tmp_path, files):
+    """With one index for both, and served on when that rank is gone."""
+    first = opened(tmp_path, packs=tmp_path / "packs")
+    first.fill()
+    first.save()
+    first.close()
+    caches = opened(tmp_path, packs=tmp_path / "packs")
+    caches.fill()
+    table = caches.tables["vae-x"]
+    (listed,) = (row for row in table.control.rows() if row.is_pack)
+    gone = replace(listed, pid=2**22 + 1)  # beyond any process
+    assert table._segments._reach(gone) is table._segments.get(listed.number)
+    assert table._segments._reach(replace(gone, device=gone.device + 1)) is None
+    caches.close()
 
 
 def test_what_has_no_room_in_slabs_is_read_in_packs(tmp_path, files):

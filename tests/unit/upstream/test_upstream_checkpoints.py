@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -166,6 +168,19 @@ def test_what_is_older_than_the_installed_release_was_written_by_another(tmp_pat
     (before / "random_states_0.pkl").unlink()
     os.utime(before, (earlier, earlier))
     assert flaw(before) is not None
+
+
+def test_what_comes_after_a_whole_one_without_a_guard_was_written_by_another_release(tmp_path):
+    """The environment may be older than the run, or its files have no true times."""
+    first, second = (write(tmp_path / f"checkpoint-{step}", guarded=False) for step in (4, 8))
+    later = time.time() + 10
+    for path in (first, second):
+        os.utime(path, (later, later))
+    assert flaw(second) is None
+    assert (flaw(first) is not None) == guarded(version("simpletuner")), "it may be a first save that was cut off"
+    (first / "random_states_0.pkl").unlink()
+    os.utime(second, (later, later))
+    assert (flaw(second) is not None) == guarded(version("simpletuner"))
 
 
 FULL = {"training_state.json": 9, "random_states_0.pkl": 9, "training_state-images.json": 9, "scheduler.bin": 9}
