@@ -219,8 +219,9 @@ def test_each_rank_copies_its_part_out_of_packs(tmp_path, files, monkeypatch):
     first.save()
     first.close()
     caches = opened(tmp_path, packs=tmp_path / "packs", copies=True)
+    caches.fill("start", later=True)
     monkeypatch.setattr(type(caches.copies), "position", lambda _self, _rank: (1, 2))
-    caches.fill("background")
+    caches.go_on()
     assert caches.wait_until_filled(20)
     copied = [path for path in files if (found := caches.tables["vae-x"].find(path, fetch=False)) and found.address]
     assert copied == [path for path in files if key_of(path).low % 2 == 1]
