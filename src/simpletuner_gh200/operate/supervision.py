@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from simpletuner_gh200.memory.sharing import peer_of
-from simpletuner_gh200.seams.lifeline import LIFELINE, STOPS, address, die_with_parent, hear_no_stops
+from simpletuner_gh200.seams.lifeline import LIFELINE, RELEASE, STOPS, address, die_with_parent, hear_no_stops
 from simpletuner_gh200.seams.preemption import ASKING
 
 GRACE_SECONDS = 5.0
@@ -222,7 +222,12 @@ class _Supervisor:
                 rank.signal(signal.SIGTERM)
 
     def _wake_at_end_of(self, process: int) -> None:
-        self._selector.register(process, selectors.EVENT_READ, lambda: self._selector.unregister(process))
+        def ended() -> None:
+            self._selector.unregister(process)
+            if self._seen.signal is not None and self._seen.summaries:
+                self._expect_the_end()
+
+        self._selector.register(process, selectors.EVENT_READ, ended)
 
     def _hear(self, rank: _Rank) -> None:
         self._listen_to(rank)
@@ -239,12 +244,18 @@ class _Supervisor:
                 self._seen.summaries[name] = message["summary"]
                 if self._seen.signal is not None:
                     self._expect_the_end(failed=message["summary"].get("status") == "failed")
+                else:  # one that somebody else has interrupted
+                    rank.signal(RELEASE)
 
-    def _expect_the_end(self, *, failed: bool) -> None:
-        """Of a run that is to stop a rank has said its last word: it is about to end, and the others are to close."""
-        self._halt_middle()
-        # Ranks wait for ever for one that failed; once all have spoken, what is left is the interpreter's.
-        if failed or all(rank.name in self._seen.summaries for rank in self._ranks):
+    def _expect_the_end(self, *, failed: bool = False) -> None:
+        """Of a run that is to stop a rank has said its last word, or has ended.
+
+        Ranks wait for ever for one that failed; once all have spoken, what is left is the interpreter's. Until then the
+        middle goes on, and those that have spoken stay.
+        """
+        if failed or all(rank.name in self._seen.summaries or _ended(rank.process) for rank in self._ranks):
+            self._halt_middle()
+            self._tell_ranks(RELEASE)
             soon = time.monotonic() + GRACE_SECONDS
             self._deadline = soon if self._deadline is None else min(self._deadline, soon)
 

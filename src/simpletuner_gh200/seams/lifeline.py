@@ -31,6 +31,9 @@ LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What ends a run. The launcher and the ranks hear it, and nobody between them."""
 
+RELEASE = signal.SIGCONT
+"""From the launcher to ranks that were asked to stop: every one has said its last word. Means nothing to others."""
+
 MOST_DESCRIPTORS = 4
 _PR_SET_PDEATHSIG = 1
 _ANSWER_SECONDS = 30.0
@@ -62,6 +65,7 @@ class Lifeline:
         self._descriptors = descriptors
         """Never closed: whatever they hold, the output folder's lock, ends with the process."""
         self._pid = os.getpid()
+        self._released = threading.Event()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Lifeline | None:
@@ -90,6 +94,7 @@ class Lifeline:
         """From now on this process, and what it forks, ends with the launcher. Signals are for it again."""
         die_with_parent()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        signal.signal(RELEASE, lambda *_: self._released.set())
         self._watch()
         os.register_at_fork(after_in_child=self._watch)
 
@@ -99,6 +104,16 @@ class Lifeline:
             # A launcher that is gone takes this process with it.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._connection.sendall(b"%s\n" % json.dumps(message, default=str).encode())
+
+    def part(self, summary: Mapping[str, Any]) -> None:
+        """The last word. One that was asked to stop then waits for the others to say theirs.
+
+        torchrun ends the other ranks when one ends, and hosts the store that they may still need.
+        """
+        self._released.clear()
+        self.tell(summary=summary)
+        if summary.get("status") == "interrupted":
+            self._released.wait()
 
     def _watch(self) -> None:
         try:

@@ -179,12 +179,12 @@ def _conclude(runtime: Runtime, say: Say) -> int:
 
 def _leave_summary(runtime: Runtime) -> None:
     run_summary.leave(runtime)  # once more: how it ended is known only now
-    if runtime.lifeline is not None:
-        runtime.lifeline.tell(summary=runtime.summary())
     folder = os.environ.get(SUMMARY_FOLDER)
     if folder:
         rank = os.environ.get("RANK", "0")
         Path(folder, f"rank-{rank}.json").write_text(json.dumps(runtime.summary(), default=str), encoding="utf-8")
+    if runtime.lifeline is not None:
+        runtime.lifeline.part(runtime.summary())
 
 
 def _spoken(failure: GH200Error) -> str:

@@ -126,7 +126,7 @@ def test_a_full_disk_is_found_behind_other_exceptions():
 def test_a_run_under_gh200_train_tells_its_summary_over_the_line():
     """Without it a completed run looks like a rank that ended without a word."""
     runtime, told = Runtime(Launch()), []
-    runtime.lifeline = SimpleNamespace(tell=lambda **message: told.append(message))
+    runtime.lifeline = SimpleNamespace(part=lambda summary: told.append({"summary": summary}))
     runtime.outcome = RunOutcome(status="completed")
     rank._leave_summary(runtime)
     assert [message["summary"]["status"] for message in told] == ["completed"]
