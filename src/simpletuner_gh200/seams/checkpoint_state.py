@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simpletuner_gh200.errors import GH200Error, RunFailed
+from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
 
-FILE_NAME = "gh200_state.json"
 VERSION = 1
 
 Save = Callable[[], Mapping[str, Any]]

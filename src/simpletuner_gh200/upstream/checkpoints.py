@@ -22,6 +22,8 @@ from simpletuner_gh200.config.packages import find_package
 GUARD = ".guard"
 MANIFEST = "checkpoint_manifest.json"
 STATE = "training_state.json"
+OURS = "gh200_state.json"
+"""What we add. A run goes on without it, and says what it does not know then."""
 GUARDED = Version("4.3.2")
 """The first release that writes a guard file."""
 UNGUARDED = "0"
@@ -146,7 +148,7 @@ def _listed(checkpoint: Path) -> list[str] | None:
     except (FileNotFoundError, ValueError, RecursionError):  # a broken one is named among the files
         return None
     files = manifest.get("files") if isinstance(manifest, dict) else None
-    return [str(name) for name in files] if isinstance(files, list) else None
+    return [str(name) for name in files if name != OURS] if isinstance(files, list) else None
 
 
 def _places_inside(checkpoint: Path) -> bool:

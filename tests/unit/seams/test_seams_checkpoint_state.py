@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.seams.checkpoint_state import FILE_NAME, CheckpointState, read_state, write_state
+from simpletuner_gh200.seams.checkpoint_state import CheckpointState, read_state, write_state
+from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
 
 
 class Hooks:
