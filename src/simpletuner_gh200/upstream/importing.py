@@ -2,8 +2,8 @@
 
 One child for both, since nearly all that either costs is the import. Its answer is kept in the user's cache by
 everything it depends on, the versions of all installed packages above all; an import that neither worked nor failed in
-time is not kept. ``gh200 doctor`` and ``gh200 setup`` import anew every time, so that what was fixed outside of Python,
-a system library say, is noticed there.
+time is not kept. ``gh200 doctor`` and ``gh200 setup`` import anew, so that what was fixed outside of Python, a system
+library say, is noticed there; not the doctor at the start of a cluster's job (``--skip-allocation``).
 
 A start is never slower for it: ``train`` and ``config check`` need the options anyway. The commands that don't
 (``trusted_import``) ask the child only where versions are not those that were tested, and nobody asked before.

@@ -100,6 +100,7 @@ def test_the_doctor_looks_again_and_commands_believe_it(run: Run, tmp_path: Path
     trainer = tmp_path / "site" / "simpletuner" / "helpers" / "training" / "trainer.py"
     trainer.write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')")
     assert HIDDEN in run("plan", "config.json")[2], "by what is known for these versions"
+    assert HIDDEN in run("doctor", "--json", "--skip-allocation")[1], "as every job of train.sbatch begins"
     assert "libcudnn.so.9" in run("doctor", "--json")[1]
     assert "libcudnn.so.9" in run("plan", "config.json")[2]
 

@@ -31,7 +31,11 @@ def doctor(
         float, typer.Option("--oversubscription-scale", metavar="N", min=0.1, max=16, help="Allocate N times HBM.")
     ] = 1.5,
     skip_allocation: Annotated[
-        bool, typer.Option("--skip-allocation", help="Allocate nothing on the device and measure nothing.")
+        bool,
+        typer.Option(
+            "--skip-allocation",
+            help="Allocate nothing on the device, measure nothing, believe an earlier import of these versions.",
+        ),
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Explain every check, the skipped ones too.")
@@ -60,7 +64,7 @@ def doctor(
         config=config,
         allocate=not skip_allocation,
         oversubscription_scale=oversubscription_scale,
-        check_import=lambda: check_import(say_on_a_terminal, refresh=True),
+        check_import=lambda: check_import(say_on_a_terminal, refresh=not skip_allocation),
     )
     examination = examine(context)
     write_report(examination, output)
