@@ -10,10 +10,10 @@ import pytest
 from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.ramp.preview import outlook_of
 from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.unit.diagnostics.machine import Machine
+from tests.unit.machine_driver import MachineDriver
 from tests.unit.nobody import as_nobody
 
 ON_EMULATED_LIBRARIES = {
@@ -428,7 +428,7 @@ def test_datasets_are_counted_beside_the_whole_run(machine: Machine) -> None:
     context = machine.context()
     assert examine(context, [check]).rows[0][1].status == "pass", "no device: nothing is refused"
     context = machine.context()
-    context.driver = SimulatedDriver(MACHINES["gh200-96"])
+    context.driver = MachineDriver(MACHINES["gh200-96"])
     ((_, finding),) = examine(context, [check]).rows
     assert finding.status == "fail"
     assert "HBM has 89.4 GiB" in finding.found

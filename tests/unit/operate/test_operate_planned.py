@@ -20,9 +20,9 @@ from simpletuner_gh200.plan import calibration, learning, quick
 from simpletuner_gh200.plan.beside import Constants
 from simpletuner_gh200.plan.machines import MACHINES, RATES, this_machine
 from simpletuner_gh200.plan.planning import make_plan
-from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.units import GIB
+from tests.unit.machine_driver import MachineDriver
 
 CONFIG = {
     "model_family": "flux",
@@ -59,7 +59,7 @@ def recorded(output: Path, used: int, *, count: int = 3, step: dict[str, float] 
 
 
 def test_what_cannot_fit_is_refused_before_it_starts(located):
-    with detect.using(SimulatedDriver(MACHINES["gh200-96"])), pytest.raises(RunFailed, match="does not fit"):
+    with detect.using(MachineDriver(MACHINES["gh200-96"])), pytest.raises(RunFailed, match="does not fit"):
         planned.check(read_training(located, {}))
     with detect.using(NullDriver("no GPU here")):
         assert planned.check(read_training(located, {})).notes == (), "somebody tries it out"
@@ -70,7 +70,7 @@ def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
         raise ZeroDivisionError("of the plan")
 
     monkeypatch.setattr(quick, "quick_plan", mistaken)
-    with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
+    with detect.using(MachineDriver(MACHINES["gh200-96"])):
         (notice,) = planned.check(read_training(located, {})).notes
     assert "ZeroDivisionError: of the plan" in notice
 
@@ -111,11 +111,11 @@ def test_a_run_on_a_device_calibrates_the_next_plan(located, tmp_path, private_c
     plan = quick.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
     output = tmp_path / "output"
     quick.keep(plan, output)
-    with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
+    with detect.using(MachineDriver(MACHINES["gh200-96"])):
         here = this_machine()
 
     def learned() -> int:
-        with detect.using(SimulatedDriver(MACHINES["gh200-96"])):
+        with detect.using(MachineDriver(MACHINES["gh200-96"])):
             planned.learn({"output_dir": str(output)})
         return calibration.constants_for(here).context
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.shapes import Shape, read_data, shapes_of
-from simpletuner_gh200.plan.simulate import SimulatedDriver
 from simpletuner_gh200.units import GIB
+from tests.unit.machine_driver import MachineDriver
 
 FLUX = {
     "model_family": "flux",
@@ -107,37 +106,6 @@ def test_a_page_and_a_drawing_need_nothing_from_elsewhere(config, tmp_path):
         run(config, "-o", tmp_path / "plan.png")
 
 
-def test_the_simulator_grows_windows_with_the_ramp_and_meets_the_same_walls(config):
-    told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 4, "--json"))
-    (end,) = told["simulation"]
-    assert end["events"][-1] == "the run ends: optimizer state of 66.5 GiB, where 43.6 GiB of HBM are left"
-    ramp = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 1, "target_effective_batch_size": 4}
-    block = {"use_uvm": True, "uvm_access_pattern": "cpu_first", **ramp, "batch_rampup_steps": 4}
-    training_of(config, gh200_optimizations=block, set_grads_to_none=True)
-    told = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 6, "--json"))
-    moments = told["simulation"]
-    assert len(moments) == 6
-    lengths = [b["micro_batches"] - a["micro_batches"] for a, b in pairwise(moments)]
-    assert lengths == sorted(lengths)
-    assert lengths[-1] == 4
-    state = [event for moment in moments for event in moment["events"] if "optimizer state" in event]
-    assert state == ["optimizer state: 66.5 GiB in Grace"]
-    assert moments[-1]["hbm_peak"] > moments[0]["hbm_peak"], "gradients stay while a window is gathered"
-    training_of(config, set_grads_to_none=False)
-    kept = json.loads(run(config, "--machine", "gh200-96", "--no-trace", "--simulate", 2, "--json"))["simulation"]
-    assert kept[-1]["hbm"] - moments[-1]["hbm"] > 22 * GIB, "SimpleTuner's default keeps them between steps"
-
-
-def test_a_simulated_device_refuses_what_it_does_not_have():
-    driver = SimulatedDriver(MACHINES["gh200-96"])
-    address = driver.alloc_device(90 * 10**9, 0)
-    assert driver.memory_info(0) == (6 * 10**9, 96 * 10**9)
-    with pytest.raises(Exception, match="OUT_OF_MEMORY"):
-        driver.alloc_device(10 * 10**9, 0)
-    driver.free(address, 0)
-    assert driver.memory_info(0)[0] == 96 * 10**9
-
-
 # -- the cheap part --------------------------------------------------------------------------------------------
 
 
@@ -149,16 +117,14 @@ def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(confi
         "MemTotal: 480000000 kB\nMemFree: 460000000 kB\nMemAvailable: 470000000 kB\n"
     )
     with pytest.raises(RunFailed, match=r"does not fit: HBM has 89\.4 GiB") as refused:
-        quick.check_fit(training, driver=SimulatedDriver(MACHINES["gh200-96"]), root=host)
+        quick.check_fit(training, driver=MachineDriver(MACHINES["gh200-96"]), root=host)
     assert "--no-plan" in str(refused.value)
     assert "use_uvm" in str(refused.value)
     roomy = replace(MACHINES["gh200-96"], hbm=120 * 10**9)
-    assert quick.check_fit(training, driver=SimulatedDriver(roomy), root=host) is not None, (
-        "over only by what is assumed"
-    )
+    assert quick.check_fit(training, driver=MachineDriver(roomy), root=host) is not None, "over only by what is assumed"
     nothing = replace(MACHINES["gh200-96"], has_device=False)
     (host / "proc" / "meminfo").write_text("MemTotal: 8000000 kB\nMemFree: 8000000 kB\nMemAvailable: 8000000 kB\n")
-    assert quick.check_fit(training, driver=SimulatedDriver(nothing), root=host) is not None
+    assert quick.check_fit(training, driver=MachineDriver(nothing), root=host) is not None
 
 
 @pytest.mark.parametrize(
@@ -327,11 +293,11 @@ def test_the_same_question_has_the_same_key_and_another_has_another(private_cach
 
 
 def test_this_machine_is_what_the_driver_says():
-    found = this_machine(driver=SimulatedDriver(MACHINES["gh200-144"]))
+    found = this_machine(driver=MachineDriver(MACHINES["gh200-144"]))
     assert (found.name, found.hbm, found.has_device) == ("this", 144 * 10**9, True)
     assert found.h2d == MACHINES["gh200-144"].h2d
-    assert this_machine(driver=SimulatedDriver(MACHINES["gb10"])).one_pool
-    assert this_machine(driver=SimulatedDriver(MACHINES["h100"])).h2d == MACHINES["h100"].h2d
+    assert this_machine(driver=MachineDriver(MACHINES["gb10"])).one_pool
+    assert this_machine(driver=MachineDriver(MACHINES["h100"])).h2d == MACHINES["h100"].h2d
     with pytest.raises(UsageError, match="gh200-96"):
         machine("gh300")
 
@@ -348,7 +314,7 @@ def test_a_rate_that_is_another_machines_has_a_source_of_its_own():
 
 
 def test_the_memory_of_a_single_pool_was_asked_for_here():
-    one = this_machine(driver=SimulatedDriver(MACHINES["gb10"]))
+    one = this_machine(driver=MachineDriver(MACHINES["gb10"]))
     assert one.one_pool
     assert one.rate_sources["grace"] == "measured: asked here"
 

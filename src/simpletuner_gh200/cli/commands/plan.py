@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from simpletuner_gh200.plan.planning import Plan
-    from simpletuner_gh200.plan.simulate import Moment
 
 SHOWN_CHANGES = 6
-SHOWN_MOMENTS = 24
 
 
 def plan(
@@ -51,10 +49,6 @@ def plan(
     apply: Annotated[
         bool, typer.Option("--apply", help="Write the advised settings into a copy, CONFIG.planned.json.")
     ] = False,
-    simulate: Annotated[
-        int | None,
-        typer.Option("--simulate", min=1, help="Memory over this many optimizer steps, by the run's own policies."),
-    ] = None,
     trace: Annotated[
         bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that was not traced before.")
     ] = True,
@@ -74,8 +68,6 @@ def plan(
       gh200 plan config/config.json --machine gh200-96 --apply
 
       gh200 plan config/config.json --machine gh200-96 --ranks 8 --nodes 2
-
-      gh200 plan config/config.json --simulate 200 --json
     """
     from simpletuner_gh200.config.files import locate_training_config
     from simpletuner_gh200.config.training import read_training
@@ -84,7 +76,6 @@ def plan(
     from simpletuner_gh200.plan.machines import machine as machine_named
     from simpletuner_gh200.plan.machines import this_machine
     from simpletuner_gh200.plan.planning import make_plan, unknown_model
-    from simpletuner_gh200.plan.simulate import simulate as simulated
     from simpletuner_gh200.upstream.importing import check_import
 
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
@@ -103,15 +94,13 @@ def plan(
     made = make_plan(training, here, ranks=ranks, nodes=nodes, trace=trace)
     if (unknown := unknown_model(made)) is not None:
         raise unknown
-    moments = simulated(training, made.evaluated.facts, made.situation, simulate) if simulate else []
     if output is not None:
         _draw(made, output)
     applied = write_copy(training, made.advice.settings) if apply and made.advice is not None else None
     if as_json:
-        more = {"simulation": [moment.to_json() for moment in moments]} if simulate else {}
-        print(json.dumps({**made.to_json(), **more, "applied": str(applied) if applied else None}))
+        print(json.dumps({**made.to_json(), "applied": str(applied) if applied else None}))
     else:
-        _print(made, moments, screen())
+        _print(made, screen())
         for told in (f"drawn into {output}" if output else "", _applied(made, applied) if apply else ""):
             if told:
                 say(told)
@@ -136,7 +125,7 @@ def _draw(made: Plan, path: Path) -> None:
         raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
 
 
-def _print(made: Plan, moments: list[Moment], console: Console) -> None:
+def _print(made: Plan, console: Console) -> None:
     from simpletuner_gh200.plan.pictures import in_characters
     from simpletuner_gh200.plan.words import headline, nodes_lines, step_line, summary
 
@@ -157,8 +146,6 @@ def _print(made: Plan, moments: list[Moment], console: Console) -> None:
         paragraph(console, change.text(), first=f"  {'fits' if change.fits else 'not enough'}: ", indent="    ")
     for note in made.notes:
         paragraph(console, f"note: {note}")
-    if moments:
-        console.print(_moments(moments))
 
 
 def _table(made: Plan) -> Table:
@@ -181,19 +168,6 @@ def _buckets(made: Plan) -> Table:
         table.add_column(heading, justify="right" if heading not in ("bucket", "source") else "left")
     for bucket in made.buckets[:SHOWN_BUCKETS]:
         table.add_row(*bucket_cells(bucket))
-    return table
-
-
-def _moments(moments: list[Moment]) -> Table:
-    table = Table(title="simulated, one rank", title_justify="left")
-    for heading in ("step", "micro-batches", "HBM held", "HBM peak", "CPU memory"):
-        table.add_column(heading, justify="right")
-    table.add_column("what happened", overflow="fold")
-    every = max(1, len(moments) // SHOWN_MOMENTS)
-    for number, moment in enumerate(moments):
-        if number % every == 0 or moment.events or number == len(moments) - 1:
-            sizes = (format_bytes(size) for size in (moment.hbm, moment.hbm_peak, moment.grace))
-            table.add_row(str(moment.step), str(moment.micro_batches), *sizes, "; ".join(moment.events))
     return table
 
 
