@@ -395,13 +395,13 @@ def offered(run, machine="gh200-96") -> set[str]:
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
-        ({"deepspeed_config": "zero2.json"}, {"use_uvm", "activations"}),
-        ({"optimizer_cpu_offload_method": "torchao"}, {"use_uvm"}),
-        ({"ramtorch": True}, {"use_uvm", "activations"}),
-        ({"optimizer_release_gradients": "true"}, {"use_uvm"}),
-        ({"dynamo_backend": "inductor"}, {"activations"}),
-        ({"musubi_blocks_to_swap": "4"}, {"activations"}),
-        ({"ramtorch": "false", "optimizer_cpu_offload_method": "none", "dynamo_backend": "no"}, set()),
+        ({"deepspeed_config": "zero2.json"}, ("use_uvm", "activations")),
+        ({"optimizer_cpu_offload_method": "torchao"}, ("use_uvm",)),
+        ({"ramtorch": True}, ("use_uvm", "activations")),
+        ({"optimizer_release_gradients": "true"}, ("use_uvm",)),
+        ({"dynamo_backend": "inductor"}, ("activations",)),
+        ({"musubi_blocks_to_swap": "4"}, ("activations",)),
+        ({"ramtorch": "false", "optimizer_cpu_offload_method": "none", "dynamo_backend": "no"}, ()),
     ],
     ids=str,
 )
