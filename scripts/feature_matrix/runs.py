@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.feature_matrix.matrix import Skip
+from simpletuner_gh200.config.environment import KEEP_SUMMARY
 from simpletuner_gh200.demo.project import Project
 from simpletuner_gh200.demo.run import write_project_in_subprocess
-from simpletuner_gh200.operate.launching import KEEP_SUMMARY, accelerator_present
+from simpletuner_gh200.operate.launching import accelerator_present
 from simpletuner_gh200.seams.rank import train_script
 
 OBSERVER = Path(__file__).parent / "observer"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
+from simpletuner_gh200.config.environment import LIFELINE, local_rank, switched_off, text
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.background import left_behind
 from simpletuner_gh200.operate.preflight import check_rank
-from simpletuner_gh200.seams.lifeline import LIFELINE
-from simpletuner_gh200.seams.rank import KILL_SWITCH, run_rank
+from simpletuner_gh200.seams.rank import run_rank
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.redact import redact_text
 
@@ -23,7 +23,7 @@ from simpletuner_gh200.telemetry.redact import redact_text
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and say on standard error what came of it."""
     arguments = sys.argv[1:] if argv is None else argv
-    if _unchecked(os.environ):
+    if _unchecked():
         try:
             for note in check_rank(arguments, _tell):
                 _tell(note)
@@ -33,10 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_rank(arguments, _say)
 
 
-def _unchecked(environment: Mapping[str, str]) -> bool:
+def _unchecked() -> bool:
     """Was this rank started without ``gh200 train``, which checks first? One rank of a node speaks for all of it."""
-    ours = environment.get(KILL_SWITCH) != "0" and LIFELINE not in environment
-    return ours and environment.get("LOCAL_RANK", "0") == "0"
+    return not switched_off() and not text(LIFELINE) and local_rank() == 0
 
 
 def _tell(words: str) -> None:

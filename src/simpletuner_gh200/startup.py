@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-SWITCH = "SIMPLETUNER_GH200"
+from simpletuner_gh200.config.environment import SWITCH, local_rank, switched_off, switched_on
 
 IGNORED = (
     "gh200: the extension is off, and SimpleTuner alone takes no notice of --config: it trains what lies in config/. "
@@ -26,9 +26,9 @@ IGNORED = (
 
 def begin() -> None:
     """Called by the .pth line."""
-    if os.environ.get(SWITCH) == "1":
+    if switched_on():
         on_interpreter_start()
-    elif os.environ.get(SWITCH) != "0" and _names_a_file(sys.orig_argv):
+    elif not switched_off() and _names_a_file(sys.orig_argv):
         sys.stderr.write(IGNORED)
 
 
@@ -37,7 +37,7 @@ def _names_a_file(words: Sequence[str]) -> bool:
     script = next((word for word in words[1:4] if word.endswith("simpletuner/train.py")), None)
     if script is None or os.path.exists(os.path.join(os.path.dirname(script), "gh200")):
         return False
-    return any(word.split("=")[0] == "--config" for word in words) and os.environ.get("LOCAL_RANK", "0") == "0"
+    return any(word.split("=")[0] == "--config" for word in words) and local_rank() == 0
 
 
 def on_interpreter_start() -> None:

@@ -10,8 +10,8 @@ import pytest
 from simpletuner_gh200.bench.prove.proving import prove
 from simpletuner_gh200.bench.prove.subject import Subject
 from simpletuner_gh200.bench.prove.trials import Train
+from simpletuner_gh200.config.environment import TELEMETRY
 from simpletuner_gh200.demo.project import dataset_list, training_config
-from simpletuner_gh200.seams.features.telemetry.feature import SWITCH
 from tests.integration.workbench import Workbench
 
 TRAINED = ("stock", "caches", "state", "activations", "recompute")
@@ -21,7 +21,7 @@ def by_forge(workbench: Workbench) -> Train:
     """As ``gh200 train`` would, from a process that has imported SimpleTuner already."""
 
     def train(config: Path, log: Path) -> dict[str, Any] | None:
-        run = workbench.train(argv=["--config", str(config)], env={SWITCH: "1"})
+        run = workbench.train(argv=["--config", str(config)], env={TELEMETRY: "1"})
         log.write_text(run.log())
         return run.summaries[0] if run.ok and "status" in run.summaries[0] else None
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from simpletuner_gh200 import launch
+from simpletuner_gh200.config.environment import LIFELINE, SWITCH
 from simpletuner_gh200.errors import ConfigError, Problem
-from simpletuner_gh200.seams.lifeline import LIFELINE
-from simpletuner_gh200.seams.rank import KILL_SWITCH
 
 
 @pytest.fixture
 def called(monkeypatch):
     found = []
-    for name in (LIFELINE, KILL_SWITCH, "LOCAL_RANK"):
+    for name in (LIFELINE, SWITCH, "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launch, "run_rank", lambda arguments, _say: found.append(("trained", *arguments)) or 0)
     monkeypatch.setattr(
@@ -28,7 +27,7 @@ def test_it_is_checked_and_told_before_it_trains(called, capsys):
     assert capsys.readouterr().err == "gh200: a note\n"
 
 
-@pytest.mark.parametrize("variable", [(LIFELINE, "abc"), (KILL_SWITCH, "0"), ("LOCAL_RANK", "1")], ids=lambda v: v[0])
+@pytest.mark.parametrize("variable", [(LIFELINE, "abc"), (SWITCH, "0"), ("LOCAL_RANK", "1")], ids=lambda v: v[0])
 def test_it_is_not_checked_twice_nor_where_we_are_off(called, monkeypatch, variable):
     monkeypatch.setenv(*variable)
     assert launch.main([]) == 0

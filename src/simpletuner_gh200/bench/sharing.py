@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from simpletuner_gh200.bench.samples import make_files, make_latents
+from simpletuner_gh200.config.environment import for_child
 from simpletuner_gh200.memory.sharing import NodeGroup
 
 Kind = Literal["dataset", "cache"]
@@ -48,14 +49,8 @@ def _held(kind: Kind, data: Path, world: int, work: Path) -> int:
 
 class Rank:
     def __init__(self, kind: Kind, data: Path, rank: int, world: int, work: Path) -> None:
-        environment = {
-            **os.environ,
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(world),
-            "MASTER_PORT": str(os.getpid()),
-            "XDG_RUNTIME_DIR": "",
-            "TMPDIR": str(work),
-        }
+        place = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": str(os.getpid())}
+        environment = for_child({**place, "XDG_RUNTIME_DIR": "", "TMPDIR": str(work)})
         command = [sys.executable, "-m", __name__, kind, str(data)]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

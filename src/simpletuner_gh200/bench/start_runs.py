@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import NO_BYTECODE, for_child
 from simpletuner_gh200.errors import RunFailed
 
 DATA_BEGINS, DATA_ENDS = "Loading data backend config", "Loading diffusion model"
@@ -46,9 +47,9 @@ class RunServer:
     """Starts runs; ``with`` ends it."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment |= {"ACCELERATE_USE_CPU": "true", "SIMPLETUNER_LOG_LEVEL": "INFO"}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode the import takes a minute more
+        one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        on_cpu = {"ACCELERATE_USE_CPU": "true", "SIMPLETUNER_LOG_LEVEL": "INFO"}
+        environment = for_child({**one_thread, **on_cpu}, without=(NO_BYTECODE,))
         code = "from simpletuner_gh200.bench.start_runs import serve; serve()"
         self._server = subprocess.Popen(
             [sys.executable, "-c", code],

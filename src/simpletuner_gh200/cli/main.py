@@ -19,12 +19,11 @@ from simpletuner_gh200 import __version__
 from simpletuner_gh200.cli.command import Command, flowing
 from simpletuner_gh200.cli.process import prepare_process
 from simpletuner_gh200.cli.terminal import say
+from simpletuner_gh200.config.environment import DEBUG, text
 from simpletuner_gh200.errors import GH200Error, RunFailed
 from simpletuner_gh200.registry import contributions
 from simpletuner_gh200.telemetry.printable import keep_log_printable, printable
 from simpletuner_gh200.telemetry.redact import redact_text
-
-DEBUG = "GH200_DEBUG"
 
 
 class _Commands(TyperGroup):
@@ -133,7 +132,7 @@ def main() -> None:
 
 
 def _give_up(failure: GH200Error) -> NoReturn:
-    if os.environ.get(DEBUG):
+    if text(DEBUG):
         traceback.print_exc()
     say(f"gh200: {redact_text(str(failure))}", error=True)
     sys.exit(failure.exit_code)

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from simpletuner_gh200.config.blocks import ACTIVATIONS_VARIABLE, STATE_VARIABLES, StateSettings
+from simpletuner_gh200.config.blocks import STATE_VARIABLES, StateSettings
+from simpletuner_gh200.config.environment import ACTIVATIONS, ALLOCATOR, flag_from_text
 from simpletuner_gh200.config.packages import find_package
-from simpletuner_gh200.config.part import flag_from_text
-
-VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 OUR_KEYS = STATE_VARIABLES
 """Keys of the earlier guides, which only privately patched torch knows, and the variables that carry their meaning."""
@@ -165,7 +163,7 @@ def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[s
     overrides. A build of torch that knows the keys keeps them.
     """
     settled, told = dict(environment), []
-    for name in VARIABLES:
+    for name in ALLOCATOR:
         found = translate(settled.get(name, ""))
         if not found.changed or knows_uvm(find_torch()):
             continue
@@ -175,7 +173,7 @@ def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[s
         for key, value in found.settings.items():
             settled.setdefault(OUR_KEYS[key], str(value))
         if found.settings.get("use_uvm"):
-            settled.setdefault(ACTIVATIONS_VARIABLE, "auto")
+            settled.setdefault(ACTIVATIONS, "auto")
         told.append(notice(name, found))
     return settled, told
 

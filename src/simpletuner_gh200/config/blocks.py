@@ -7,14 +7,19 @@ config check``, the reference page and the environment's variables follow from t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
-from simpletuner_gh200.config.part import DATASET_BLOCK, Part, PartModel, flag_from_text
-
-HINTS_VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
+from simpletuner_gh200.config.environment import (
+    ACCESS_PATTERN,
+    ACTIVATIONS,
+    HINTS,
+    OVERSUBSCRIPTION_RATIO,
+    USE_UVM,
+    flag_from_text,
+)
+from simpletuner_gh200.config.part import DATASET_BLOCK, Part, PartModel
 
 MOST_WORKERS = 72
 """Cores of a Grace CPU; more loader threads than that were never useful to the earlier system either."""
@@ -99,12 +104,6 @@ class HintSettings(PartModel):
         description="Placement hints on batches and slabs. Overrides the environment; implied true by any cache of "
         "type unified_memory; false also returns the caches to standard.",
     )
-
-
-def hints_switch_in(environment: Mapping[str, str]) -> bool | None:
-    """What the environment says about hints; None where it says nothing. Raises ValueError for anything else."""
-    text = environment.get(HINTS_VARIABLE)
-    return flag_from_text(text) if text else None
 
 
 class StateSettings(PartModel):
@@ -199,13 +198,10 @@ def _check_state(model: StateSettings) -> list[tuple[str, str]]:
 
 
 STATE_VARIABLES = {
-    "use_uvm": "GH200_USE_UVM",
-    "uvm_oversubscription_ratio": "GH200_UVM_OVERSUBSCRIPTION_RATIO",
-    "uvm_access_pattern": "GH200_UVM_ACCESS_PATTERN",
+    "use_uvm": USE_UVM,
+    "uvm_oversubscription_ratio": OVERSUBSCRIPTION_RATIO,
+    "uvm_access_pattern": ACCESS_PATTERN,
 }
-
-
-ACTIVATIONS_VARIABLE = "GH200_ACTIVATIONS"
 
 
 class PrefetchSettings(PartModel):
@@ -344,7 +340,7 @@ PARTS = (
         "hints",
         HintSettings,
         title=PREFETCH_AND_HINTS,
-        environment={"enable_uvm_hints": HINTS_VARIABLE},
+        environment={"enable_uvm_hints": HINTS},
         from_environment={"enable_uvm_hints": flag_from_text},
     ),
     Part(
@@ -363,7 +359,7 @@ PARTS = (
         ActivationSettings,
         title="Memory: activations",
         switch="activations",
-        environment={"activations": ACTIVATIONS_VARIABLE},
+        environment={"activations": ACTIVATIONS},
     ),
     Part(
         "gh200_optimizations",

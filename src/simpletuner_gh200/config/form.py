@@ -18,8 +18,9 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from simpletuner_gh200.config.blocks import parts_of
+from simpletuner_gh200.config.environment import flag_from_text
 from simpletuner_gh200.config.legacy import OLDER_KEYS, modernise
-from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part, flag_from_text
+from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, Problem
 

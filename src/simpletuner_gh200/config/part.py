@@ -49,13 +49,3 @@ class Part:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.model.model_fields)
-
-
-def flag_from_text(text: str) -> bool:
-    """``1/true/yes/on`` and ``0/false/no/off``, as environment variables spell a switch."""
-    lowered = text.strip().lower()
-    if lowered in {"1", "true", "yes", "on"}:
-        return True
-    if lowered in {"0", "false", "no", "off"}:
-        return False
-    raise ValueError(f"{text!r} is not a switch; use 1 or 0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -16,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMMARY_FOLDER, for_child
 from simpletuner_gh200.demo.project import Project, write_project
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.operate.launching import KEEP_SUMMARY
 from simpletuner_gh200.seams.decide import all_features
-from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
 
 LOG = "training.log"
 MARKER = ".gh200-demo"
@@ -114,11 +112,9 @@ def write_project_in_subprocess(project: Project, blocks: dict[str, Any], datase
 def _train(project: Project, show: Callable[[str], None] | None) -> dict[str, Any]:
     """Through the same command a person types; its output goes to a file, and line by line to ``show``."""
     command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(project.config)]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, SimpleTuner takes a minute more to import
+    environment = for_child({"TOKENIZERS_PARALLELISM": "false"}, without=(NO_BYTECODE, SUMMARY_FOLDER))
     with tempfile.TemporaryDirectory(prefix="gh200-demo-") as folder:
         environment[KEEP_SUMMARY] = folder
-        environment.pop(SUMMARY_FOLDER, None)
         with (project.folder / LOG).open("w", encoding="utf-8") as log:
             target = log if show is None else subprocess.PIPE
             process = subprocess.Popen(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping
 
-from simpletuner_gh200.config.allocator import VARIABLES, carried_over
+from simpletuner_gh200.config.allocator import carried_over
+from simpletuner_gh200.config.environment import ALLOCATOR
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -20,7 +21,7 @@ def activate(environment: MutableMapping[str, str]) -> None:
     What they ask for goes on as our own variables, which child processes inherit.
     """
     settled, told = carried_over(environment)
-    for name in VARIABLES:
+    for name in ALLOCATOR:
         if name in environment and name not in settled:
             del environment[name]
     environment.update({name: value for name, value in settled.items() if environment.get(name) != value})

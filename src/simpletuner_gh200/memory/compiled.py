@@ -16,6 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.config.environment import cache_folder
 from simpletuner_gh200.errors import FeatureUnavailable
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -76,8 +77,7 @@ def private_folder() -> Path:
     """Our cache directory: the user's, and nobody else's to write."""
     remedy = "set XDG_CACHE_HOME to a folder of your own"
     try:
-        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        folder = (given if given.is_absolute() else Path.home() / ".cache") / "simpletuner-gh200"
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
     except (OSError, RuntimeError) as refused:  # the latter where the user has no home

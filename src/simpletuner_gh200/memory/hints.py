@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.config.blocks import HINTS_VARIABLE, STATE_VARIABLES, hints_switch_in
+from simpletuner_gh200.config.environment import ACCESS_PATTERN, HINTS, flag, text
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.advice import Advised, Side
@@ -85,10 +84,10 @@ def switch() -> Switch:
     """Whether hints are on, and who decided it."""
     if _override is not None:
         return Switch(_override, f"switched {'on' if _override else 'off'} by the configuration")
-    asked = hints_switch_in(os.environ)
+    asked = flag(HINTS)
     if asked is not None:
-        return Switch(asked, f"{HINTS_VARIABLE}={os.environ[HINTS_VARIABLE]}")
-    return Switch(False, f"{HINTS_VARIABLE} is not set and no configuration asks for hints")
+        return Switch(asked, f"{HINTS}={text(HINTS)}")
+    return Switch(False, f"{HINTS} is not set and no configuration asks for hints")
 
 
 def gh200_uvm_enabled() -> bool:
@@ -285,7 +284,7 @@ def optimize_batch_for_gh200(batch: Any, access_pattern: str | None = None) -> B
     report = BatchReport()
     if not gh200_uvm_enabled():
         return report
-    pattern = access_pattern or os.environ.get(STATE_VARIABLES["uvm_access_pattern"]) or "gpu_first"
+    pattern = access_pattern or text(ACCESS_PATTERN) or "gpu_first"
     for side, tensor in tensors_in(batch):
         if side is None:
             report.untouched += 1

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.config.environment import text
 from simpletuner_gh200.errors import SharingError
 
 PREFIX = "simpletuner-gh200"
@@ -29,7 +30,7 @@ _OUR_NAME = re.compile(rf"{PREFIX}-\d+-[0-9a-f]{{24}}-\w{{8}}")
 
 def runtime_folder() -> Path:
     """The user's own runtime folder where the system provides a private one, else the temporary folder."""
-    given = os.environ.get("XDG_RUNTIME_DIR")
+    given = text("XDG_RUNTIME_DIR")
     if given and _is_private(Path(given)):
         return Path(given)
     return Path(tempfile.gettempdir())

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.config.environment import local_rank, local_size, node_identity
 from simpletuner_gh200.errors import SharingError
 from simpletuner_gh200.memory.meeting_place import Host, Meeting, call, meeting
 
@@ -42,24 +43,6 @@ PATIENCE_SECONDS = 600.0
 BEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LARGEST_MESSAGE = 64 * 1024
-
-_LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
-_LOCAL_SIZE = (
-    "LOCAL_WORLD_SIZE",
-    "LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-)
-_IDENTITY = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "SLURM_JOB_ID",
-    "GROUP_RANK",
-)
-"""What the ranks of one node have in common, and no others: nodes may share the folder that they would meet in."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +59,10 @@ class NodePosition:
 
         ``purpose`` keeps the groups of different features apart.
         """
-        given = os.environ if environment is None else environment
-        size = _first_number(given, _LOCAL_SIZE, 1)
-        rank = _first_number(given, _LOCAL_RANK, 0) if size > 1 else 0
-        text = json.dumps([purpose, size, *(given.get(name, "") for name in _IDENTITY)])
+        size = local_size(environment)
+        rank = local_rank(environment) if size > 1 else 0
+        # Nodes may share the folder that their ranks would meet in.
+        text = json.dumps([purpose, size, *node_identity(environment)])
         return cls(rank, size, hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
@@ -319,14 +302,6 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 def _peer_user(connection: socket.socket) -> int:
     return peer_of(connection)[1]
-
-
-def _first_number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        text = environment.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return default
 
 
 _groups: weakref.WeakSet[NodeGroup] = weakref.WeakSet()

@@ -14,19 +14,22 @@ from simpletuner_gh200.config.allocator import (
     OUR_KEYS,
     PINNED_ADVICE,
     PINNED_KEY,
-    VARIABLES,
     TorchBuild,
     join_options,
     split_options,
 )
-from simpletuner_gh200.config.blocks import ACTIVATIONS_VARIABLE, STATE_VARIABLES
+from simpletuner_gh200.config.environment import (
+    ACCESS_PATTERN,
+    ACTIVATIONS,
+    ALLOCATOR,
+    HINTS,
+    OVERSUBSCRIPTION_RATIO,
+    SWITCH,
+    USE_UVM,
+    switched_off,
+)
 from simpletuner_gh200.config.settings import default_of, read_variables
 from simpletuner_gh200.errors import UsageError
-
-OPT_IN = "SIMPLETUNER_GH200"
-HINTS = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
-RATIO = "GH200_UVM_OVERSUBSCRIPTION_RATIO"
-PATTERN = "GH200_UVM_ACCESS_PATTERN"
 
 Options = list[tuple[str, str]]
 
@@ -42,7 +45,7 @@ class Exports:
 
 def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     """What a GH200 run wants set, keeping a ratio and pattern that are set already; ConfigError if they are bad."""
-    allocator = {name: split_options(environment[name]) for name in VARIABLES if environment.get(name)}
+    allocator = {name: split_options(environment[name]) for name in ALLOCATOR if environment.get(name)}
     chosen = _chosen(environment, allocator.values())
     exports = Exports({HINTS: "1", **chosen, "ACCELERATE_MIXED_PRECISION": "bf16"})
     _opt_in(environment, exports)
@@ -52,27 +55,25 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     if torch is not None and torch.cuda and torch.knows(PINNED_KEY):
         _advise_pinning(allocator.values(), exports)
     if torch is not None and torch.cuda and torch.knows("use_uvm"):
-        _tell_patched_torch(allocator.get(VARIABLES[0], []), exports)
+        _tell_patched_torch(allocator.get(ALLOCATOR[0], []), exports)
     return exports
 
 
 def _opt_in(environment: Mapping[str, str], exports: Exports) -> None:
     """Whoever prepares a shell for a GH200 wants the extension in what he starts there, plain launches included."""
-    if environment.get(OPT_IN) == "0":
-        exports.notes.append(f"{OPT_IN}=0 is set: the extension stays off; unset it to train with it")
+    if switched_off(environment):
+        exports.notes.append(f"{SWITCH}=0 is set: the extension stays off; unset it to train with it")
     else:
-        exports.values[OPT_IN] = "1"
+        exports.values[SWITCH] = "1"
 
 
 def _oversubscription(environment: Mapping[str, str], chosen: Mapping[str, str], exports: Exports) -> None:
-    use = STATE_VARIABLES["use_uvm"]
-    if chosen.get(use) == "1":
-        exports.values.setdefault(ACTIVATIONS_VARIABLE, environment.get(ACTIVATIONS_VARIABLE) or "auto")
+    if chosen.get(USE_UVM) == "1":
+        exports.values.setdefault(ACTIVATIONS, environment.get(ACTIVATIONS) or "auto")
         exports.notes.append(INSTEAD)
-    elif not environment.get(use):
-        exports.notes.append(
-            f"nothing is kept beyond HBM yet: {RATIO} takes effect with {use}=1, or use_uvm in the configuration"
-        )
+    elif not environment.get(USE_UVM):
+        switched = f"with {USE_UVM}=1, or use_uvm in the configuration"
+        exports.notes.append(f"nothing is kept beyond HBM yet: {OVERSUBSCRIPTION_RATIO} takes effect {switched}")
 
 
 def _chosen(environment: Mapping[str, str], allocator: Iterable[Options]) -> dict[str, str]:
@@ -80,7 +81,7 @@ def _chosen(environment: Mapping[str, str], allocator: Iterable[Options]) -> dic
     carried = {OUR_KEYS[key]: value for options in allocator for key, value in options if key in OUR_KEYS}
     known = {name: environment.get(name) or carried.get(name, "") for name in OUR_KEYS.values()}
     values = read_variables(known)
-    wanted = {RATIO, PATTERN, *carried}
+    wanted = {OVERSUBSCRIPTION_RATIO, ACCESS_PATTERN, *carried}
     return {name: _text(values.get(name, default_of(name))) for name in OUR_KEYS.values() if name in wanted}
 
 
@@ -106,16 +107,16 @@ def _advise_pinning(allocator: Iterable[Options], exports: Exports) -> None:
     if any(key == PINNED_KEY for options in allocator for key, _value in options):
         return
     exports.notes.append(
-        f"with RamTorch or block swapping, also put {PINNED_ADVICE} into {VARIABLES[0]}: this torch would otherwise "
+        f"with RamTorch or block swapping, also put {PINNED_ADVICE} into {ALLOCATOR[0]}: this torch would otherwise "
         "round every pinned weight up to a power of two"
     )
 
 
 def _tell_patched_torch(options: Options, exports: Exports) -> None:
-    ours = {"use_uvm": "True", "uvm_oversubscription_ratio": exports.values[RATIO]}
-    ours["uvm_access_pattern"] = exports.values[PATTERN]
+    ours = {"use_uvm": "True", "uvm_oversubscription_ratio": exports.values[OVERSUBSCRIPTION_RATIO]}
+    ours["uvm_access_pattern"] = exports.values[ACCESS_PATTERN]
     others = [option for option in options if option[0] not in ours]
-    exports.values[VARIABLES[0]] = join_options([*others, *ours.items()])
+    exports.values[ALLOCATOR[0]] = join_options([*others, *ours.items()])
     exports.notes.append("this torch is a patched build that knows use_uvm, so the setting is passed on to it")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import KEEP_SUMMARY, switched_off, text
 from simpletuner_gh200.config.files import Located, env_variables, read_env_variables, take
 from simpletuner_gh200.config.job import (
     ACCELERATE_FILE,
@@ -32,9 +33,6 @@ from simpletuner_gh200.operate.run_lock import locks_for_its_job
 from simpletuner_gh200.operate.supervision import rank_order, watch
 from simpletuner_gh200.seams.preemption import ASKING, TRY_AGAIN
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
-
-KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"
-"""A folder that is to get a copy of each rank's summary (the demo and the baseline ask for it)."""
 
 _DASHED = tuple("--" + block.replace("_", "-") for block in TRAINING_BLOCKS if "_" in block)
 
@@ -197,7 +195,7 @@ def run(
         once_ours()
         watched = watch(planned.command, environment, lock, checkpoint_on=asking)
     summaries = [watched.summaries[rank] for rank in sorted(watched.summaries, key=rank_order)]
-    keep = os.environ.get(KEEP_SUMMARY)
+    keep = text(KEEP_SUMMARY)
     for rank, summary in watched.summaries.items() if keep else ():
         Path(str(keep), f"rank-{rank}.json").write_text(json.dumps(summary), encoding="utf-8")
     code = _exit_code(watched.returned, watched.signal, summaries, heard=len(watched.phases))
@@ -240,6 +238,6 @@ def _exit_code(
     # A rank's own code is truer than the launcher's, which knows only that something failed.
     if any(summary.get("exit_code") == 2 for summary in summaries):
         return 2
-    if returned == 0 and not summaries and os.environ.get("SIMPLETUNER_GH200") == "0":
+    if returned == 0 and not summaries and switched_off():
         return 0  # the kill switch is on: stock SimpleTuner, which leaves no summary
     return returned or 1

@@ -6,7 +6,6 @@ nothing about us.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import SWITCH, for_child, python_path
 from simpletuner_gh200.errors import RunFailed, UsageError
 
 Outcomes = Mapping[str, str]
@@ -93,8 +93,7 @@ def run_tests(checkout: Path, arguments: Sequence[str], *, extension: bool) -> O
         options = ["-p", "no:cacheprovider", "-q", "--continue-on-collection-errors"]
         options += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
         command = [sys.executable, "-c", WITH if extension else WITHOUT, *options, *arguments]
-        path = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": path, "SIMPLETUNER_GH200": "1" if extension else "0"}
+        environment = for_child({"PYTHONPATH": python_path(checkout), SWITCH: "1" if extension else "0"})
         done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
         if not report.is_file():
             raise RunFailed(f"pytest left no report (exit code {done.returncode}): {done.stderr.strip()[-500:]}")

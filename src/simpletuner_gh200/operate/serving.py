@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from simpletuner_gh200.config.environment import SWITCH, switched_off
 from simpletuner_gh200.operate import preflight
-from simpletuner_gh200.operate.environment import OPT_IN
 
 
 def serve(arguments: Sequence[str], say: Callable[[str], None]) -> NoReturn:
@@ -31,5 +31,5 @@ def environment_of_server(environment: Mapping[str, str], python: Path) -> dict[
     beside, path = str(python.parent), environment.get("PATH", os.defpath)
     folders = path.split(os.pathsep)
     path = path if beside in folders else os.pathsep.join((beside, *folders))
-    asked = "0" if environment.get(OPT_IN) == "0" else "1"
-    return {**environment, OPT_IN: asked, "PATH": path}
+    asked = "0" if switched_off(environment) else "1"
+    return {**environment, SWITCH: asked, "PATH": path}

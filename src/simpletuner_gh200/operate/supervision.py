@@ -24,8 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from simpletuner_gh200.config.environment import LIFELINE
 from simpletuner_gh200.memory.sharing import peer_of
-from simpletuner_gh200.seams.lifeline import LIFELINE, RELEASE, STOPS, address, die_with_parent, hear_no_stops
+from simpletuner_gh200.seams.lifeline import RELEASE, STOPS, address, die_with_parent, hear_no_stops
 from simpletuner_gh200.seams.preemption import ASKING
 
 GRACE_SECONDS = 5.0

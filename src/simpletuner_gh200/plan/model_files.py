@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import hub_folder
 from simpletuner_gh200.plan.rows import Source
 from simpletuner_gh200.upstream.flavours import flavours_of
 
@@ -82,10 +83,9 @@ def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:
         return None
     if os.path.isdir(weights):
         return Path(weights)
-    home = Path(environment.get("HF_HOME") or Path(environment.get("HOME", "~"), ".cache", "huggingface")).expanduser()
-    hub = Path(environment.get("HF_HUB_CACHE") or home / "hub")
     snapshots = sorted(
-        hub.glob(f"models--{weights.replace('/', '--')}/snapshots/*"), key=lambda path: path.stat().st_mtime
+        hub_folder(environment).glob(f"models--{weights.replace('/', '--')}/snapshots/*"),
+        key=lambda path: path.stat().st_mtime,
     )
     return snapshots[-1] if snapshots else None
 

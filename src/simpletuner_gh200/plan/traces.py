@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import SWITCH, for_child
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.seams import trace as tracing
 from simpletuner_gh200.seams.trace.counted import Counted
@@ -162,16 +162,10 @@ def ask(requests: Sequence[Mapping[str, Any]], *, timeout: float = 600) -> list[
 
 
 def _run_child(requests: Sequence[Mapping[str, Any]], timeout: float) -> list[dict[str, Any]]:
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "SIMPLETUNER_LOG_LEVEL": "ERROR",
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "SIMPLETUNER_GH200": "0",
-    }
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SIMPLETUNER_SKIP_TORCH"):
-        environment.pop(name, None)
+    quiet = {"HF_HUB_OFFLINE": "1", "SIMPLETUNER_LOG_LEVEL": "ERROR", SWITCH: "0"}
+    on_cpu = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    environment = for_child({**quiet, **on_cpu}, without=(*ranks, "SIMPLETUNER_SKIP_TORCH"))
     asked = "".join(json.dumps(request) + "\n" for request in requests)
     command = [sys.executable, "-m", "simpletuner_gh200.seams.trace"]
     try:

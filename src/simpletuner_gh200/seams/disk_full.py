@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 
+from simpletuner_gh200.config.environment import text
 from simpletuner_gh200.units import MIB, format_bytes
 
 FULL = 16 * MIB
@@ -28,7 +29,7 @@ def disk_full(failure: BaseException, places: Iterable[str]) -> str | None:
     if not certain and not any(sign in str(each) for each in chain for sign in _SIGNS):
         return None
     named = [str(each.filename) for each in chain if isinstance(each, OSError) and isinstance(each.filename, str)]
-    for place in (*named, *places, os.getcwd(), os.environ.get("TMPDIR", "/tmp")):
+    for place in (*named, *places, os.getcwd(), text("TMPDIR") or "/tmp"):
         free = _free(place)
         if free is not None and free < FULL:
             return f"the disk of {place} is full ({format_bytes(free)} left)"

@@ -22,11 +22,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from simpletuner_gh200.config.environment import LIFELINE
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.memory.sharing import peer_of
-
-LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
-"""The random part of the socket's name, in the environment of every process of a job."""
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """What ends a run. The launcher and the ranks hear it, and nobody between them."""

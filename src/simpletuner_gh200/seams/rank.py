@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from simpletuner_gh200.config.environment import SUMMARY_FOLDER, rank, switched_off, text
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.seams import run_summary
@@ -28,12 +29,6 @@ from simpletuner_gh200.seams.whose import whose
 from simpletuner_gh200.telemetry.redact import redact_text
 
 logger = logging.getLogger("simpletuner_gh200")
-
-KILL_SWITCH = "SIMPLETUNER_GH200"
-"""0: stock SimpleTuner, also under ``gh200 train``."""
-
-SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
-"""A folder in which each rank is to leave its summary; ``gh200 train`` gets it over the lifeline."""
 
 SIMPLETUNER_LOG = "debug.log"
 """In the working directory, where SimpleTuner keeps it."""
@@ -54,7 +49,7 @@ def run_rank(arguments: Sequence[str], say: Say) -> int:
     except GH200Error as failure:
         say(_spoken(failure))
         return failure.exit_code
-    if os.environ.get(KILL_SWITCH) == "0":
+    if switched_off():
         _run_script(script, flags)
         return 0
     runtime = activate(Launch(config_path=config, flags=tuple(flags)))
@@ -179,10 +174,9 @@ def _conclude(runtime: Runtime, say: Say) -> int:
 
 def _leave_summary(runtime: Runtime) -> None:
     run_summary.leave(runtime)  # once more: how it ended is known only now
-    folder = os.environ.get(SUMMARY_FOLDER)
+    folder = text(SUMMARY_FOLDER)
     if folder:
-        rank = os.environ.get("RANK", "0")
-        Path(folder, f"rank-{rank}.json").write_text(json.dumps(runtime.summary(), default=str), encoding="utf-8")
+        Path(folder, f"rank-{rank()}.json").write_text(json.dumps(runtime.summary(), default=str), encoding="utf-8")
     if runtime.lifeline is not None:
         runtime.lifeline.part(runtime.summary())
 

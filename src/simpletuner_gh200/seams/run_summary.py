@@ -6,10 +6,10 @@ The first rank writes it, where a feature is on. The launcher's lines and the de
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simpletuner_gh200.config.environment import rank
 from simpletuner_gh200.telemetry.reading import FILE as TELEMETRY
 from simpletuner_gh200.telemetry.redact import redact
 from simpletuner_gh200.telemetry.sink import write_whole
@@ -44,5 +44,5 @@ def leave(runtime: Runtime) -> None:
 def _path(runtime: Runtime) -> Path | None:
     """None where there is nothing to write, or where it is not this rank's to write."""
     output = runtime.outcome.output_dir
-    first = os.environ.get("RANK", "0") == "0"
+    first = rank() == 0
     return Path(output) / FILE if output and first and runtime.features_on else None

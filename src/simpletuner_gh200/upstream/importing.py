@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child, text
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import user_cache
@@ -124,7 +125,7 @@ def _ask(deadline: float) -> dict[str, Any]:
             ended = subprocess.run(
                 PROBE,
                 cwd=folder,
-                env=_environment(os.environ),
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=deadline,
@@ -178,18 +179,16 @@ def _kept(entry: str, version: str) -> ImportVerdict | None:
     return verdict if _decided(answer, verdict) else None
 
 
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """The child finds the same packages in the same order as we do, and no extension in SimpleTuner."""
-    dropped = {"SIMPLETUNER_SKIP_TORCH", "PYTHONDONTWRITEBYTECODE"}  # without bytecode an import takes a minute more
     found = os.pathsep.join(dict.fromkeys(os.path.abspath(place) for place in sys.path))
-    kept = {name: value for name, value in own.items() if name not in dropped}
-    return {**kept, "SIMPLETUNER_GH200": "0", "PYTHONPATH": found}
+    return for_child({SWITCH: "0", "PYTHONPATH": found}, without=("SIMPLETUNER_SKIP_TORCH", NO_BYTECODE))
 
 
 def _key(package: Path, version: str) -> str:
     """What the answer depends on: the release and where it is, its sources, what is installed, the kind of machine."""
     digest = hashlib.blake2b(digest_size=20)
-    libraries = os.environ.get("LD_LIBRARY_PATH")
+    libraries = text("LD_LIBRARY_PATH")
     here = (SCHEMA, version, package.absolute(), sys.version, platform.machine(), _has_gpu(), libraries)
     for part in (*here, *sorted(installed_distributions().items()), *_states(package)):
         digest.update(f"{part}\0".encode())

@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import cache_folder
+
 
 def cache_root() -> Path:
     """Our folder in the user's cache, private to the user; made when first asked for."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    root = Path(base) / "simpletuner-gh200"
+    root = cache_folder()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     return root
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simpletuner_gh200.config.blocks import ActivationSettings, CacheSettings
-from simpletuner_gh200.config.part import flag_from_text
+from simpletuner_gh200.config.environment import flag_from_text
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import ConfigError
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from simpletuner_gh200.config.environment import node_count
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, DatasetCorrupt, DatasetTooLarge, FeatureUnavailable
 from simpletuner_gh200.seams.features.store import shard
@@ -231,9 +232,9 @@ def test_a_shard_is_staged_at_the_first_deal_and_refused_where_nobody_tells_of_d
 
 
 def test_nodes_are_counted_from_the_launchers_words() -> None:
-    assert shard.node_count({}) == 1
-    assert shard.node_count({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == 2
-    assert shard.node_count({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}) == 1
+    assert node_count({}) == 1
+    assert node_count({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}) == 2
+    assert node_count({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}) == 1
 
 
 def test_a_share_includes_the_files_beside_each_sample(tmp_path: Path) -> None:

@@ -112,8 +112,10 @@ def test_the_child_has_no_extension_and_leaves_nothing_here(
     assert [path.name for path in tmp_path.iterdir()] == ["site"] and capfd.readouterr() == ("", "")
 
 
-def test_without_bytecode_an_import_takes_a_minute_more() -> None:
-    found = importing._environment({"PYTHONDONTWRITEBYTECODE": "1", "HF_HOME": "/x"})
+def test_without_bytecode_an_import_takes_a_minute_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("PYTHONDONTWRITEBYTECODE", "1"), ("HF_HOME", "/x")):
+        monkeypatch.setenv(name, value)
+    found = importing._environment()
     assert found["HF_HOME"] == "/x" and "PYTHONDONTWRITEBYTECODE" not in found
     assert all(Path(place).is_absolute() for place in found["PYTHONPATH"].split(":"))
 

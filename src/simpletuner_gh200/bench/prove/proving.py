@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import time
@@ -17,6 +16,7 @@ from simpletuner_gh200.bench.prove.arms import Arm, arms, left_out
 from simpletuner_gh200.bench.prove.rounds import MOST_ROUNDS, Compared, compare
 from simpletuner_gh200.bench.prove.subject import Subject
 from simpletuner_gh200.bench.prove.trials import Train, Trial, by_command, trial
+from simpletuner_gh200.config.environment import text
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import Examination, examine
 from simpletuner_gh200.diagnostics.selftest.bench import measure_machine, nothing_measured
@@ -105,7 +105,7 @@ def _blotted(words: Any, names: Sequence[str]) -> Any:
 def whose() -> list[str]:
     """The longest first; not what half of all machines and users are called."""
     host = platform.node()
-    found = {host, host.partition(".")[0], os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
+    found = {host, host.partition(".")[0], text("USER"), text("LOGNAME")}
     return sorted((name for name in found if len(name) > 2 and name not in _COMMON), key=len, reverse=True)
 
 

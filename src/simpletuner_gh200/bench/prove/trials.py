@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -16,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.bench.prove.arms import Arm, Summary
+from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMMARY_FOLDER, TELEMETRY, for_child
 from simpletuner_gh200.errors import GH200Error
-from simpletuner_gh200.operate.launching import KEEP_SUMMARY
-from simpletuner_gh200.seams.features.telemetry.feature import SWITCH
-from simpletuner_gh200.seams.rank import SUMMARY_FOLDER
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 
 LOG = "training.log"
 _SENDING = ("SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "SIMPLETUNER_WEBHOOK_CONFIG")
-_UNSET = ("PYTHONDONTWRITEBYTECODE", SUMMARY_FOLDER, *_SENDING)
+_UNSET = (NO_BYTECODE, SUMMARY_FOLDER, *_SENDING)
 """Without bytecode SimpleTuner takes a minute more; and no trial sends anything away."""
 
 WARM_UP = 2
@@ -95,9 +92,7 @@ def _median(recorded: Recorded, name: str) -> float | None:
 def by_command(config: Path, log: Path) -> Summary | None:
     """``gh200 train`` in a process of its own; telemetry listens in every arm, in stock too."""
     command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config), "--no-plan"]
-    environment = {**os.environ, SWITCH: "1", "TOKENIZERS_PARALLELISM": "false"}
-    for name in _UNSET:
-        environment.pop(name, None)
+    environment = for_child({TELEMETRY: "1", "TOKENIZERS_PARALLELISM": "false"}, without=_UNSET)
     with tempfile.TemporaryDirectory(prefix="gh200-prove-") as folder, log.open("w", encoding="utf-8") as file:
         environment[KEEP_SUMMARY] = folder
         subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)

@@ -13,6 +13,7 @@ from typing import Any
 import simpletuner_gh200
 from simpletuner_gh200.bench.hook_steps import seconds_per_step
 from simpletuner_gh200.bench.suite import Suite, interleaved
+from simpletuner_gh200.config.environment import SWITCH, for_child
 
 PTH_LINE = (
     'import os, sys; gh200 = type(sys)("simpletuner.gh200"); '
@@ -51,10 +52,7 @@ def _startup(repeats: int) -> dict[str, float]:
         paths = os.pathsep.join((package, dependencies))
 
         def start(folder: str, switch: str | None) -> Callable[[], object]:
-            environment = {**os.environ, "PYTHONPATH": paths}
-            environment.pop("SIMPLETUNER_GH200", None)
-            if switch:
-                environment["SIMPLETUNER_GH200"] = switch
+            environment = for_child({"PYTHONPATH": paths}, without=(SWITCH,)) | ({SWITCH: switch} if switch else {})
             code = f"import site; site.addsitedir({folder!r})"
             return lambda: subprocess.run([sys.executable, "-S", "-c", code], env=environment, check=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import typer
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say, stdout_kept_for_json
 from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
+from simpletuner_gh200.config.environment import SWITCH, switched_off
 from simpletuner_gh200.telemetry.redact import redact, redact_command, redact_text
 
 if TYPE_CHECKING:
@@ -92,11 +92,10 @@ def _prepare(
 ) -> tuple[preflight.Ready, planned.Checked]:
     """Everything that can be known before anything is started; raises where the run may not start."""
     from simpletuner_gh200.operate import planned, preflight
-    from simpletuner_gh200.seams.rank import KILL_SWITCH
 
-    if os.environ.get(KILL_SWITCH) == "0":
+    if switched_off():
         ready = preflight.check_stock(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
-        _say(f"{KILL_SWITCH}=0: this is stock SimpleTuner, without the extension")
+        _say(f"{SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
         ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
     found = planned.check(ready.checked.training) if plan and ready.checked.config else planned.Checked()

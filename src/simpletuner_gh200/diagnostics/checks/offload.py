@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.config.allocator import PINNED_ADVICE, PINNED_KEY, VARIABLES, split_options
+from simpletuner_gh200.config.allocator import PINNED_ADVICE, PINNED_KEY, split_options
 from simpletuner_gh200.config.blocks import RampSettings
-from simpletuner_gh200.config.part import flag_from_text
+from simpletuner_gh200.config.environment import ALLOCATOR, flag_from_text
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.diagnostics.check import Check, Finding, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
@@ -17,7 +17,7 @@ def pinned_rounding(context: Context) -> Finding:
     torch = context.torch
     if torch is None or not torch.cuda:
         return skipped("no CUDA build of torch here")
-    given = {key for name in VARIABLES for key, _value in split_options(context.environment.get(name, ""))}
+    given = {key for name in ALLOCATOR for key, _value in split_options(context.environment.get(name, ""))}
     if PINNED_KEY in given:
         return passed(f"{PINNED_KEY} is set")
     pinning = _pinning(context.training) if context.training else []
@@ -27,7 +27,7 @@ def pinned_rounding(context: Context) -> Finding:
         return passed(f"torch {torch.version} knows {PINNED_KEY}; worth setting with RamTorch or block swapping")
     return warned(
         f"{' and '.join(pinning)} pins weights, each rounded up to a power of two",
-        f"export {VARIABLES[0]}={PINNED_ADVICE} (beside what it holds already)",
+        f"export {ALLOCATOR[0]}={PINNED_ADVICE} (beside what it holds already)",
     )
 
 

@@ -7,7 +7,8 @@ from importlib.metadata import distributions
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.config.allocator import INSTEAD, OUR_KEYS, VARIABLES, rejected_keys
+from simpletuner_gh200.config.allocator import INSTEAD, OUR_KEYS, rejected_keys
+from simpletuner_gh200.config.environment import ALLOCATOR, SWITCH, switched_off
 from simpletuner_gh200.config.settings import our_variables, read_variables
 from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
@@ -48,7 +49,7 @@ def _torch_fix(machine: str) -> str:
 
 
 def allocator_options(context: Context) -> Finding:
-    given = {name: context.environment[name] for name in VARIABLES if context.environment.get(name)}
+    given = {name: context.environment[name] for name in ALLOCATOR if context.environment.get(name)}
     if not given:
         return passed("not set")
     rejected = {name: keys for name, text in given.items() if (keys := rejected_keys(text, context.torch))}
@@ -158,10 +159,10 @@ def codec_libraries(context: Context) -> Finding:
 
 
 def environment_variables(context: Context) -> Finding:
-    ours = ("SIMPLETUNER_GH200", *(variable for variable, _part, _key in our_variables()))
+    ours = (SWITCH, *(variable for variable, _part, _key in our_variables()))
     given = {name: context.environment[name] for name in ours if name in context.environment}
-    if given.get("SIMPLETUNER_GH200") == "0":
-        return warned("SIMPLETUNER_GH200=0: the extension is switched off, also for `gh200 train`", "unset it")
+    if switched_off(given):
+        return warned(f"{SWITCH}=0: the extension is switched off, also for `gh200 train`", "unset it")
     try:
         read_variables(given)
     except ConfigError as invalid:

@@ -7,7 +7,6 @@ this machine can't tell (no device, an emulated one, no CUDA torch); an error of
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import EMULATED, text
 from simpletuner_gh200.diagnostics.bandwidth import measure as measure_link
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.host import host_memory
@@ -143,7 +143,7 @@ def _pool(found: Found, mechanism: Mechanism) -> GracePool | None:
     """None where kernels can't be run."""
     import torch
 
-    if not torch.cuda.is_available() or os.environ.get("GH200_EMULATED"):
+    if not torch.cuda.is_available() or text(EMULATED):
         return None
     ordinal, room = found.caps.ordinal, 8 * SIZE + allocator_held()
     return GracePool(mechanism, limit=room, why="the self-test", ordinal=ordinal, node=found.caps.host_node)

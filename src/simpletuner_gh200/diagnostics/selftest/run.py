@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from simpletuner_gh200 import __version__
+from simpletuner_gh200.config.environment import EMULATED, text
 from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped, all_checks
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Driver
@@ -98,7 +98,7 @@ def without_paths(text: str) -> str:
 
 def selftest(driver: Driver, *, ordinal: int = 0) -> SelfTest:
     """Run every check on one device."""
-    bench = Bench(driver, ordinal, emulated=bool(os.environ.get("GH200_EMULATED")))
+    bench = Bench(driver, ordinal, emulated=bool(text(EMULATED)))
     rows = tuple(_run(check, bench) for check in all_checks())
     return SelfTest(rows, asdict(bench.caps), bench.measured, bench.emulated)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from simpletuner_gh200.config.environment import local_rank
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
 from simpletuner_gh200.memory.driver.bindings import NOT_FOUND
 from simpletuner_gh200.memory.driver.interface import Driver
@@ -74,8 +75,7 @@ def open_driver() -> Driver:
 
 def home_device(environment: Mapping[str, str], count: int) -> int:
     """The device of this rank: its place on the node, as launchers tell it, among the devices it sees."""
-    rank = environment.get("LOCAL_RANK", "0")
-    return int(rank) % count if rank.isdigit() else 0
+    return local_rank(environment) % count
 
 
 def torch_refusal(version: ModuleType | None) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simpletuner_gh200.config.environment import text
 from simpletuner_gh200.errors import FeatureUnavailable
 
 _LINK_METRICS = ("NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC", "NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC")
@@ -112,7 +113,7 @@ class NvmlDevice:
 
 def visible(ordinal: int, environment: Mapping[str, str]) -> int | str:
     """What NVML calls CUDA's device ``ordinal``: CUDA_VISIBLE_DEVICES hides and reorders, and NVML ignores it."""
-    listed = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    listed = [name.strip() for name in text("CUDA_VISIBLE_DEVICES", environment).split(",") if name.strip()]
     if ordinal >= len(listed):
         return ordinal
     return int(listed[ordinal]) if listed[ordinal].isdigit() else listed[ordinal]

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from simpletuner_gh200.config.environment import SWITCH, for_child
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.pool.pool import MECHANISMS, Allocator, Mechanism
@@ -104,7 +105,7 @@ def _in_a_child(mechanism: Mechanism, caps: Capabilities) -> Trial:
     node = "" if caps.host_node is None else str(caps.host_node)
     command = [sys.executable, "-m", "simpletuner_gh200.memory.pool.probe", mechanism, str(caps.ordinal), node]
     # The extension itself is not to start in there, and Python's path is this process's.
-    surroundings = {**os.environ, "SIMPLETUNER_GH200": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    surroundings = for_child({SWITCH: "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     try:
         done = subprocess.run(
             command, env=surroundings, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config import environment as variables
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
@@ -97,9 +98,7 @@ def _command(folder: Path, flags: Sequence[str], *, steps: int, nsys: bool) -> l
     if nsys:
         trace = ["nsys", "profile", f"--output={(folder / 'trace').absolute()}", "--trace=cuda,nvtx,osrt"]
         command = (*trace, "--force-overwrite=true", *command)
-    return launching.LaunchCommand(
-        command, {**planned.environment, "SIMPLETUNER_GH200_TELEMETRY": "1"}, planned.notices
-    )
+    return launching.LaunchCommand(command, {**planned.environment, variables.TELEMETRY: "1"}, planned.notices)
 
 
 @contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child, python_path
 from simpletuner_gh200.operate.rebase.components import HOME, VENDOR
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.check import check
@@ -46,7 +46,7 @@ def integration(root: Path) -> list[Trial]:
         _parses(root, HOME),
         _contract(root),
         _imports(root, on, "active, with the public names"),
-        _imports(root, off, "kill switch", {"SIMPLETUNER_GH200": "0"}),
+        _imports(root, off, "kill switch", {SWITCH: "0"}),
     ]
 
 
@@ -61,8 +61,7 @@ def matrices(root: Path) -> list[Trial]:
 
 def _matrix(root: Path, suite: str) -> Trial:
     script = f"scripts/test_{suite}_features.sh"
-    path = os.pathsep.join(filter(None, (str(root / VENDOR), str(root), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "GH200_PYTHON": sys.executable}
+    environment = for_child({"PYTHONPATH": python_path(root / VENDOR, root), "GH200_PYTHON": sys.executable})
     done = subprocess.run(["bash", script, "--json"], cwd=root, env=environment, capture_output=True, text=True)
     try:
         found = json.loads((done.stdout.strip().splitlines() or [""])[-1])
@@ -95,8 +94,7 @@ def _contract(root: Path) -> Trial:
 
 def _imports(root: Path, code: str, name: str, added: dict[str, str] | None = None) -> Trial:
     """Import from the tree; skipped where what SimpleTuner needs is not installed in this Python."""
-    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **(added or {})}
+    environment = for_child({"PYTHONPATH": python_path(root), NO_BYTECODE: "1", **(added or {})})
     guarded = (
         f"import simpletuner, sys; assert simpletuner.__file__.startswith({str(root)!r}), simpletuner.__file__; {code}"
     )

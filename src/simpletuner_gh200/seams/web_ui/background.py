@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,8 @@ import threading
 import time
 from collections.abc import Sequence
 from typing import IO, Any
+
+from simpletuner_gh200.config.environment import SWITCH, for_child
 
 COMMAND = (sys.executable, "-m", "simpletuner_gh200")
 
@@ -42,7 +43,7 @@ class BackgroundCommand:
         self._written = output, errors
         self._begun, self._ended = time.monotonic(), None
         # The child only looks: with the variable, it would take itself for a process of SimpleTuner's.
-        environment = {name: value for name, value in os.environ.items() if name != "SIMPLETUNER_GH200"}
+        environment = for_child({}, without=(SWITCH,))
         self._process = subprocess.Popen(
             [*COMMAND, *arguments, "--json"],
             stdin=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import SWITCH, for_child
 from simpletuner_gh200.config.form import form_problems, our_values
 from simpletuner_gh200.seams.web_ui.background import COMMAND
 from simpletuner_gh200.seams.web_ui.fields import values_for_page
@@ -99,7 +100,7 @@ async def _report(output: Path) -> tuple[bool, str]:
             str(page),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if name != "SIMPLETUNER_GH200"},
+            env=for_child({}, without=(SWITCH,)),
         )
         _out, errors = await child.communicate()
         if child.returncode == 0:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings
+from simpletuner_gh200.config.environment import ALLOCATOR, text
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.ceilings import Allowance, state_allowance, state_reserve
 from simpletuner_gh200.memory.driver import detect
@@ -54,7 +54,7 @@ def check(settings: StateSettings, trainer: Any, *, by_name: bool) -> Trial | No
         logger.warning("gh200: host memory stands in for Grace: %s", driver.reason)
         return None
     caps = driver.capabilities(ordinal_of(trainer))
-    conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+    conf = next(filter(None, map(text, ALLOCATOR)), "")
     refusal = device_refusal(caps, by_name=by_name) or torch_refusal(torch.__version__, conf)
     if refusal is not None:
         raise unavailable(refusal)

@@ -14,6 +14,7 @@ from typing import Any
 
 from simpletuner_gh200.config.blocks import CacheSettings, InMemorySettings
 from simpletuner_gh200.config.datasets import Dataset
+from simpletuner_gh200.config.environment import node_count
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, GH200Error
 from simpletuner_gh200.memory.host import HostMemory, host_memory
@@ -22,7 +23,7 @@ from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.store.arrival import Ahead, Arrivals, CountingPace
 from simpletuner_gh200.seams.features.store.backend import backend_class
-from simpletuner_gh200.seams.features.store.shard import dealt_stems, gather_stems, node_count, stem
+from simpletuner_gh200.seams.features.store.shard import dealt_stems, gather_stems, stem
 from simpletuner_gh200.store.coming import ComingDataset, is_caption
 from simpletuner_gh200.store.discovery import Listing, part_of
 from simpletuner_gh200.store.reader import StagedDataset
@@ -107,7 +108,7 @@ class StoreFeature(Feature):
         if entry is None:
             return None
         name = str(config.id)
-        later = entry.sharded and node_count(os.environ) > 1
+        later = entry.sharded and node_count() > 1
         if name not in self._staged:
             self._staged[name] = StagedDataset(nothing_staged()) if later else self._whole(name, entry)
         compress = builder._get_compression_setting(config)

@@ -14,12 +14,6 @@ from simpletuner_gh200.memory.mapping import create_memfd
 from simpletuner_gh200.memory.sharing import NodeGroup
 
 
-def node_count(environment: dict[str, str] | os._Environ[str]) -> int:
-    """How many nodes the launcher spread the run over."""
-    world, local = environment.get("WORLD_SIZE", "1"), environment.get("LOCAL_WORLD_SIZE", "1")
-    return -(-int(world) // int(local)) if world.isdigit() and local.isdigit() and int(local) else 1
-
-
 def dealt_stems(metadata: Any) -> set[bytes]:
     """Paths of this rank's samples without their extension: captions and masks share them."""
     buckets: dict[str, list[str]] = metadata.aspect_ratio_bucket_indices

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from simpletuner_gh200.config.part import flag_from_text
+from simpletuner_gh200.config.environment import TELEMETRY, flag
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -21,7 +21,6 @@ from simpletuner_gh200.telemetry.sink import JsonLines
 
 logger = logging.getLogger("simpletuner_gh200")
 
-SWITCH = "SIMPLETUNER_GH200_TELEMETRY"
 """1: record even where no block of ours is set; 0: never."""
 
 OF_THE_LOOP = "train_loss"
@@ -58,12 +57,12 @@ class TelemetryFeature(Feature):
         self._steps = 0
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
-        switch = environment.get(SWITCH)
-        if switch:
-            try:
-                return "auto" if flag_from_text(switch) else "off"
-            except ValueError as bad:
-                raise ConfigError([Problem(SWITCH, str(bad))]) from None
+        try:
+            recorded = flag(TELEMETRY, environment)
+        except ValueError as bad:
+            raise ConfigError([Problem(TELEMETRY, str(bad))]) from None
+        if recorded is not None:
+            return "auto" if recorded else "off"
         return "auto" if settings.any_given or settings.in_memory_datasets else "off"
 
     # -- moments ---------------------------------------------------------------------------------------
