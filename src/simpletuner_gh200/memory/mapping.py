@@ -29,7 +29,7 @@ logger = logging.getLogger("simpletuner_gh200")
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
-_PROT_READ_WRITE = 0x1 | 0x2
+_PROT_READ, _PROT_WRITE = 0x1, 0x2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x20, 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -56,19 +56,20 @@ CONTENT_SEALS = SIZE_SEALS | fcntl.F_SEAL_WRITE
 class Region:
     """So many bytes at an address. The memory goes back when the last view of it is gone."""
 
-    def __init__(self, address: int, size: int, release: Callable[[], None]) -> None:
+    def __init__(self, address: int, size: int, release: Callable[[], None], *, readonly: bool = False) -> None:
         self.address = address
         self.size = size
+        self._readonly = readonly
         self._releases = [release]
         # At interpreter exit the kernel and the driver take everything back, and the driver may be gone by then.
         weakref.finalize(self, _unwind, self._releases).atexit = False
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self.address, False)}
+        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self.address, self._readonly)}
 
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """All bytes, writable, zero-copy; the array keeps the region alive."""
+        """All bytes, zero-copy; the array keeps the region alive."""
         return np.asarray(self)
 
     def before_release(self, step: Callable[[], None]) -> None:
@@ -95,15 +96,20 @@ def map_anonymous(size: int) -> Region:
     return _mapped(size, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
 
 
-def map_file(fd: int, size: int, *, private: bool = False) -> Region:
-    """Map a memfd: shared with everyone who maps it, or ``private``, where writes stay with this mapping."""
+def map_file(fd: int, size: int, *, offset: int = 0, private: bool = False) -> Region:
+    """Map a memfd: shared with everyone who maps it, read-only where it is sealed; or ``private``, where writes stay
+    with this mapping. ``offset``: a multiple of the page size."""
     actual = os.fstat(fd).st_size
-    if actual < size:
+    if actual < offset + size:
         raise MemoryRoomError(
-            f"the shared memory behind descriptor {fd} holds {actual} bytes, {size} were to be mapped",
+            f"the shared memory behind descriptor {fd} holds {actual} bytes, {offset + size} were to be mapped",
             remedy="attach with the size the creator used",
         )
-    return _mapped(size, _MAP_PRIVATE | _MAP_NORESERVE if private else _MAP_SHARED, fd)
+    if private:
+        return _mapped(size, _MAP_PRIVATE | _MAP_NORESERVE, fd, offset)
+    return _mapped(
+        size, _MAP_SHARED, fd, offset, readonly=bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+    )
 
 
 def create_memfd(label: str, size: int = 0, seals: int = 0) -> int:
@@ -120,6 +126,11 @@ def create_memfd(label: str, size: int = 0, seals: int = 0) -> int:
 
 def seal(fd: int, seals: int = CONTENT_SEALS) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+
+
+def is_sealed(fd: int) -> bool:
+    """Are its seals final?"""
+    return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL)
 
 
 def map_readonly(fd: int) -> mmap.mmap | None:
@@ -142,10 +153,11 @@ def advise_pages(address: int, size: int, advice: int, _madvise: Callable[..., i
     return _madvise(address, size, advice) == 0
 
 
-def _mapped(size: int, flags: int, fd: int) -> Region:
+def _mapped(size: int, flags: int, fd: int, offset: int = 0, *, readonly: bool = False) -> Region:
     if size <= 0:
         raise ValueError(f"a mapping needs at least one byte, {size} asked for")
-    address = _libc.mmap(None, size, _PROT_READ_WRITE, flags, fd, 0)
+    rights = _PROT_READ if readonly else _PROT_READ | _PROT_WRITE
+    address = _libc.mmap(None, size, rights, flags, fd, offset)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise MemoryRoomError(
@@ -153,7 +165,7 @@ def _mapped(size: int, flags: int, fd: int) -> Region:
             remedy="lower the memory limit, or raise the container's",
         )
     # The function is bound here: module globals may be gone before the last view is.
-    return Region(address, size, partial(_unmap, _libc.munmap, address, size))
+    return Region(address, size, partial(_unmap, _libc.munmap, address, size), readonly=readonly)
 
 
 def _unmap(unmap: Callable[[int, int], int], address: int, size: int) -> None:
