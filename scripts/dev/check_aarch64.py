@@ -30,7 +30,7 @@ COMPILER = "aarch64-linux-gnu-gcc"
 EMULATOR = "qemu-aarch64"
 PACKAGE = ROOT / "src" / "simpletuner_gh200"
 ALLOCATOR = PACKAGE / "memory" / "pool" / "allocator.c"
-FILES = PACKAGE / "store" / "files.c"
+FILES = PACKAGE / "held" / "bulk.c"
 TESTS = ROOT / "tests" / "emulator"
 
 

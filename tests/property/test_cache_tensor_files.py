@@ -6,7 +6,6 @@ import gzip
 import io
 import random
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from simpletuner_gh200.cache import batch_fill, tensor_files
 from simpletuner_gh200.cache import fill as filling
 from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import fill
-from simpletuner_gh200.cache.native import library
 from simpletuner_gh200.cache.table import MISSING, Table
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -246,28 +244,3 @@ def test_more_than_the_budget_is_not_taken(way, tmp_path):
     assert table.statistics.published.value == 10
     assert table.statistics.fallbacks["over budget"] == 20
     table.close()
-
-
-@QUICK
-@given(
-    data=st.binary(max_size=3000),
-    level=st.integers(0, 9),
-    strategy=st.sampled_from([0, 1, 2, 3, 4]),
-    cut=st.integers(0, 99),
-)
-def test_inflate_is_zlibs(data, level, strategy, cut):
-    squeezer = zlib.compressobj(level, zlib.DEFLATED, -15, 9, strategy)
-    packed = squeezer.compress(data * 3) + squeezer.flush()
-    out = np.zeros(len(data) * 3 + 1, np.uint8)
-    assert library().gh200_inflate(packed, len(packed), out.ctypes.data, len(data) * 3) == len(data) * 3
-    assert out[:-1].tobytes() == data * 3
-    assert out[-1] == 0, "and nothing behind its end"
-    short = packed[: len(packed) * cut // 100]
-    assert library().gh200_inflate(short, len(short), out.ctypes.data, len(data) * 3) < len(data) * 3 or not data
-
-
-@QUICK
-@given(data=st.binary(max_size=2000), again=st.integers(1, 5))
-def test_crc32_is_zlibs(data, again):
-    whole = data * again
-    assert library().gh200_crc32(whole, len(whole)) == zlib.crc32(whole)

@@ -18,7 +18,8 @@ from simpletuner_gh200.cache.control import Control
 from simpletuner_gh200.cache.fill import fill
 from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.table import Table
-from simpletuner_gh200.cache.tensor_files import TAKEN, FileTaker, Shapes
+from simpletuner_gh200.cache.tensor_files import FileTaker, Shapes
+from simpletuner_gh200.held.bulk import TAKEN
 from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.pace import Effort, Pace
 

@@ -8,17 +8,8 @@ import numpy as np
 
 from simpletuner_gh200.cache.entries import Ready
 from simpletuner_gh200.cache.table import Table
-from simpletuner_gh200.cache.tensor_files import (
-    CHANGED,
-    GONE,
-    MOST_FILES,
-    MOST_SHAPES,
-    REFUSED,
-    TAKEN,
-    FileTaker,
-    Shapes,
-    described,
-)
+from simpletuner_gh200.cache.tensor_files import MOST_FILES, MOST_SHAPES, FileTaker, Shapes, described
+from simpletuner_gh200.held.bulk import CHANGED, GONE, REFUSED, TAKEN
 
 NOT_READ_NATIVELY = "read one by one"
 """Counted for each file that is not as torch usually writes it; what became of it is counted besides."""

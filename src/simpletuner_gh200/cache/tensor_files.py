@@ -1,4 +1,4 @@
-"""``tensor_files.c`` as Python calls it: batches of ``.pt`` files taken apart without the interpreter lock.
+"""Batches of ``.pt`` files taken apart without the interpreter lock.
 
 In a cache thousands of files carry the same pickle. It is understood once, by torch's own safe loader: the file is
 loaded from a mapping, so that where each tensor's bytes lie tells which part of which storage they are. Every other
@@ -18,15 +18,20 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.cache.layout import parse
-from simpletuner_gh200.cache.native import library
 from simpletuner_gh200.cache.record import EXPONENTS, Record, Unrepresentable, encode
 from simpletuner_gh200.cache.slots import FINITE, ORDINARY, many_source_words
+from simpletuner_gh200.held import bulk
+from simpletuner_gh200.held.bulk import (
+    FILE_FIELDS,
+    NO_ROOM,
+    REFUSED,
+    UNKNOWN,
+    inflating_library,
+)
 from simpletuner_gh200.memory.mapping import create_memfd
-from simpletuner_gh200.memory.regular_files import open_regular
 
 logger = logging.getLogger("simpletuner_gh200")
 
-TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED = range(8)
 MOST_STORAGES = 64
 MOST_SHAPES = 256
 """Pickles that are remembered. A cache whose every file has its own goes the old way."""
@@ -34,21 +39,18 @@ MOST_SHAPES = 256
 BUFFER_BYTES = 768 << 10
 """Of inflated files at a time: they stay in the processor's cache until they are written out."""
 SCRATCH_BYTES = 1 << 20
+"""For what is gzipped, and for the state of whoever inflates it."""
 MOST_FILES = 256
 """Of a batch."""
 LARGEST_BYTES = 64 << 20
 """Larger files are read one by one: what a batch saves is nothing beside them."""
 
 _LEAF = np.dtype([(name, np.uint64) for name in ("storage", "start", "size", "at", "word", "exponent")])
-LOOK = np.dtype(
-    [(name, np.uint64) for name in ("plain", "size", "mtime_ns", "ctime_ns", "inode", "ordinary")],
-)
-FILE = np.dtype(
+TENSOR_FILE = np.dtype(
     [
-        *((name, np.uint64) for name in ("status", "shape", "size", "mtime_ns", "ctime_ns", "inode", "ordinary")),
-        *((name, np.uint64) for name in ("content", "content_size", "pickle", "pickle_size")),
+        *FILE_FIELDS,
+        *((name, np.uint64) for name in ("shape", "pickle", "pickle_size", "finite")),
         ("storages", np.uint64, MOST_STORAGES),
-        ("finite", np.uint64),
     ]
 )
 
@@ -175,10 +177,11 @@ class FileTaker:
     """Takes batches of files apart. For one thread: it owns its buffers."""
 
     def __init__(self, shapes: Shapes, *, look_for_nan: bool) -> None:
-        self._take, self._put = library().gh200_take_files, library().gh200_put_payloads
+        library = inflating_library()
+        self._take, self._put = library.gh200_take_files, library.gh200_put_payloads
         self._shapes = shapes
         self._look_for_nan = look_for_nan
-        self._files = np.zeros(MOST_FILES, FILE)
+        self._files = np.zeros(MOST_FILES, TENSOR_FILE)
         self._files_at = self._files.ctypes.data  # asking for an address costs more than some files do
         self.counts = (ctypes.c_uint64 * (REFUSED + 1))()
         """Of the last batch: how many files have each status."""
@@ -200,7 +203,7 @@ class FileTaker:
         while wanted:
             count = self._take_once(encoded, wanted)
             files = self._files[:count]
-            if self.counts[NO_ROOM] and self._make_room(paths[0]):
+            if self.counts[NO_ROOM] and self._make_room():
                 continue
             if not self.counts[UNKNOWN] or not self._learn(files):
                 return files
@@ -213,22 +216,13 @@ class FileTaker:
         )
         return done
 
-    def _make_room(self, path: str) -> bool:
+    def _make_room(self) -> bool:
         """For a file that is larger than all of the buffer; False where it is too large for a batch altogether."""
-        needed = int(self._files["content_size"][0]) or self._inflated_size(path)
+        needed = int(max(self._files["size"][0], self._files["content_size"][0])) + 1
         if not self._buffer.nbytes < needed <= LARGEST_BYTES:
             return False
         self._use_buffer(needed)
         return True
-
-    @staticmethod
-    def _inflated_size(path: str) -> int:
-        try:
-            with open(open_regular(path), "rb") as file:
-                file.seek(-4, os.SEEK_END)
-                return int.from_bytes(file.read(4), "little")
-        except OSError:
-            return 0
 
     def _learn(self, files: np.ndarray) -> bool:
         """Understand the pickles that weren't; True if there were some, so that it pays to look again."""
@@ -259,10 +253,8 @@ def described(files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def look_at(paths: Sequence[str]) -> np.ndarray:
-    """How files look now: a row each, whose first word is 0 where there is no plain file."""
-    looks = np.zeros(len(paths), LOOK)
-    library().gh200_look_at("\0".join(paths).encode("utf-8", "surrogateescape"), len(paths), looks.ctypes.data)
-    return looks
+    """How files look now: a row each."""
+    return bulk.look_at([path.encode("utf-8", "surrogateescape") for path in paths])
 
 
 def _storages(content: bytes) -> list[tuple[int, int]] | None:

@@ -19,7 +19,6 @@ from simpletuner_gh200.cache.pack_folder import PackFolder
 from simpletuner_gh200.cache.pack_place import LOCK, MARKER
 from simpletuner_gh200.cache.source import identify, source_of
 from simpletuner_gh200.cache.table import MISSING, Table
-from simpletuner_gh200.cache.tensor_files import FileTaker
 from tests.unit.bounded import bounded
 
 
@@ -89,12 +88,6 @@ def test_a_cache_file_that_grows_as_fast_as_it_is_read_has_an_end(tmp_path):
     assert identify(str(path), source_of(str(path))).size == 100_000
     os.fstat = grown_by_looking
     assert len(read_file(str(path))) == told[-1]
-
-
-@bounded
-def test_a_gzipped_cache_file_that_became_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "a.pt")
-    assert FileTaker._inflated_size(str(tmp_path / "a.pt")) == 0
 
 
 @pytest.fixture

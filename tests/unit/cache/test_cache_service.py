@@ -41,7 +41,7 @@ def test_listing_gives_signs_of_life(tmp_path, monkeypatch):
     """A cache of millions on a slow file system takes minutes, in which the other ranks wait for this one."""
     group, beats = alone(), []
     monkeypatch.setattr(group, "beat", lambda: beats.append(True))
-    monkeypatch.setattr("simpletuner_gh200.cache.listing.ENTRIES_BYTES", 4096)
+    monkeypatch.setattr("simpletuner_gh200.held.bulk.ENTRIES_BYTES", 4096)
     for letter in "abcdefghijklmnopqrst":
         (tmp_path / "many" / letter).mkdir(parents=True)
     wide = tmp_path / "wide"

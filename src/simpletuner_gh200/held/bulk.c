@@ -1,23 +1,192 @@
-/* Takes torch's files apart, many at a time: what filling a cache asks of the file system, of zip and gzip, and of
- * the index.
+/* Many files at a time: list a folder, look at files, read them, take torch's files apart.
  *
- * From Python every call on the way from a file to a tensor gives the interpreter lock away and takes it back; in a run,
- * where others want it too, that costs more than the calls. Here a whole batch passes between giving and taking.
- * Only the usual case is handled: a zip of stored members as torch writes it, gzipped or not, whose pickle is known.
- * Whatever is anything else is marked, and Python looks at it with all the care it needs. Nothing is taken from a file
- * whose checksums don't fit, or that changed while it was read.
+ * From Python every system call gives the interpreter lock away and takes it back; in a run, where others want it too,
+ * that costs more than the calls. Here a whole batch passes between giving and taking. Only the usual case is handled:
+ * plain files that hold still and, of torch's, a zip of stored members as torch writes it, gzipped or not, whose pickle is
+ * known. Whatever is anything else is marked, and Python looks at it with all the care it needs. Nothing is taken from a
+ * file that changed while it was read, nor a tensor from one whose checksums don't fit.
  */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "inflate.h"
-
 enum { TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED, STATUSES };
+
+struct look { /* how a file looks; ordinary: it has one name and is no link */
+    uint64_t plain, size, mtime_ns, ctime_ns, inode, ordinary;
+};
+
+struct file {
+    uint64_t status;
+    struct look look;
+    uint64_t content, content_size; /* in the buffer: all of it, inflated */
+};
+
+static void note(struct look *look, const struct stat *found) {
+    look->plain = S_ISREG(found->st_mode);
+    look->size = (uint64_t)found->st_size, look->inode = found->st_ino;
+    look->mtime_ns = (uint64_t)found->st_mtim.tv_sec * 1000000000u + (uint64_t)found->st_mtim.tv_nsec;
+    look->ctime_ns = (uint64_t)found->st_ctim.tv_sec * 1000000000u + (uint64_t)found->st_ctim.tv_nsec;
+}
+
+/* -- which files there are -------------------------------------------------------------------------------------- */
+
+#define NO_FILE UINT64_MAX /* a folder, a link, a device, or what can't be asked */
+
+struct record { /* as getdents64(2) describes it; the C library does not declare it */
+    uint64_t inode;
+    int64_t offset;
+    unsigned short length;
+    unsigned char type;
+    char name[];
+};
+
+/* The next entries of an open folder: their names, each with its zero, into names; their sizes, or NO_FILE, into sizes.
+ * Both must have room for what scratch can hold. Plain files whose name does not end with suffix are left out. Sizes are
+ * asked only where measure is set, which takes ten times as long as the names. Returns how many; 0 at the end, -errno
+ * where the folder can't be read. */
+int gh200_list_folder(int folder, const char *suffix, int measure, char *scratch, size_t room, char *names, size_t *used,
+                      uint64_t *sizes) {
+    size_t ending = strlen(suffix);
+    int count = 0;
+    *used = 0;
+    while (count == 0) {
+        long filled;
+        do filled = syscall(SYS_getdents64, folder, scratch, room);
+        while (filled < 0 && errno == EINTR);
+        if (filled <= 0) return filled < 0 ? -errno : 0;
+        for (long at = 0; at < filled;) {
+            struct record *entry = (struct record *)(scratch + at);
+            at += entry->length;
+            if (!strcmp(entry->name, ".") || !strcmp(entry->name, "..")) continue;
+            size_t length = strlen(entry->name);
+            int wanted = length >= ending && !memcmp(entry->name + length - ending, suffix, ending);
+            if (entry->type == DT_REG && !wanted) continue;
+            struct stat found = {.st_size = 0};
+            int plain = entry->type == DT_REG;
+            if (measure && (plain || entry->type == DT_UNKNOWN))
+                plain = fstatat(folder, entry->name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode);
+            memcpy(names + *used, entry->name, length + 1);
+            *used += length + 1;
+            sizes[count++] = plain ? (uint64_t)found.st_size : NO_FILE;
+        }
+    }
+    return count;
+}
+
+/* How files look, by names in an open folder or paths, each with its zero. */
+void gh200_look_at(int folder, const char *names, int count, struct look *looks) {
+    for (int at = 0; at < count; at++, names += strlen(names) + 1) {
+        struct stat found;
+        memset(looks + at, 0, sizeof *looks);
+        if (fstatat(folder, names, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        int link = S_ISLNK(found.st_mode);
+        if (link && fstatat(folder, names, &found, 0) != 0) continue;
+        note(looks + at, &found);
+        looks[at].ordinary = !link && found.st_nlink == 1;
+    }
+}
+
+/* -- what is in them -------------------------------------------------------------------------------------------- */
+
+#define ASK_EVERY 16
+
+struct room { /* where files are read to, and which of them the kernel was asked for already */
+    unsigned char *buffer;
+    size_t size, used;
+    int fetched;
+};
+
+/* Has the file to come from the disk? No where its file system can't tell, as most network ones can't. */
+static int is_cold(int file) {
+    char byte;
+    struct iovec one = {&byte, 1};
+    return preadv2(file, &one, 1, 0, RWF_NOWAIT) < 0 && errno == EAGAIN;
+}
+
+static void fetch_ahead(int folder, const char *names, int count) {
+    for (int at = 0; at < count; at++, names += strlen(names) + 1) {
+        int file = openat(folder, names, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (file < 0) continue;
+        posix_fadvise(file, 0, 0, POSIX_FADV_WILLNEED);
+        close(file);
+    }
+}
+
+static int same_time(struct timespec a, struct timespec b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
+
+/* Was it neither changed nor replaced? Whoever puts another file under its name takes one name from it. */
+static int held_still(const struct stat *before, const struct stat *after) {
+    return before->st_size == after->st_size && before->st_nlink == after->st_nlink &&
+           same_time(before->st_mtim, after->st_mtim) && same_time(before->st_ctim, after->st_ctim);
+}
+
+/* All of an open file of that size; one byte more is asked for, so that growth and a size that is none show. */
+static int read_all(int fd, unsigned char *to, size_t size) {
+    size_t done = 0;
+    do {
+        ssize_t got = pread(fd, to + done, size + 1 - done, (off_t)done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return OTHER;
+        if (got == 0) break;
+        done += (size_t)got;
+    } while (done < size);
+    return done == size ? TAKEN : CHANGED;
+}
+
+/* Reads one file to the end of what the buffer holds. A link is told by opening, not by a look of its own. left: how many
+ * names there are from this one on, which are fetched ahead where this one has to come from the disk. */
+static int read_one(int folder, const char *name, int left, int give_back, struct room *room, struct file *file) {
+    struct stat before, after;
+    int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK, fd = openat(folder, name, flags | O_NOFOLLOW);
+    int link = fd < 0 && errno == ELOOP, status = OTHER;
+    if (link) fd = openat(folder, name, flags);
+    if (fd < 0) return errno == ENOENT ? GONE : OTHER;
+    if (fstat(fd, &before) == 0 && S_ISREG(before.st_mode)) {
+        note(&file->look, &before);
+        file->look.ordinary = !link && before.st_nlink == 1;
+        file->content = room->used, file->content_size = file->look.size;
+        if (!room->fetched && left % ASK_EVERY == 0 && is_cold(fd)) {
+            fetch_ahead(folder, name, left);
+            room->fetched = 1;
+        }
+        status = NO_ROOM;
+        if (file->look.size < room->size - room->used) status = read_all(fd, room->buffer + room->used, file->look.size);
+        if (status == TAKEN && (fstat(fd, &after) != 0 || !held_still(&before, &after))) status = CHANGED;
+        if (status == TAKEN && give_back) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    }
+    close(fd);
+    return status;
+}
+
+static void keep(struct room *room, const struct file *file) {
+    room->used += (file->content_size + 63) / 64 * 64;
+    if (room->used > room->size) room->used = room->size;
+}
+
+/* Reads files of one folder one behind the other, each with its status: what is not TAKEN takes no room. Gives the page
+ * cache of what was read back if asked to. */
+void gh200_read_files(const char *path, const char *names, int count, unsigned char *buffer, size_t size, int give_back,
+                      struct file *files) {
+    struct room room = {buffer, size, 0, 0};
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (int at = 0; at < count; at++, names += strlen(names) + 1) {
+        memset(files + at, 0, sizeof *files);
+        int status = folder < 0 ? OTHER : read_one(folder, names, count - at, give_back, &room, files + at);
+        files[at].status = (uint64_t)status;
+        if (status == TAKEN) keep(&room, files + at);
+    }
+    if (folder >= 0) close(folder);
+}
+
+/* -- torch's files ---------------------------------------------------------------------------------------------- */
 
 #define MOST_STORAGES 64
 
@@ -37,13 +206,10 @@ struct shape { /* a pickle that was understood */
     uint64_t refused; /* it is understood that this can't be held */
 };
 
-struct file {
-    uint64_t status, shape;
-    uint64_t size, mtime_ns, ctime_ns, inode, ordinary; /* how it looked, before and after */
-    uint64_t content, content_size;                     /* in the buffer: all of it, inflated */
-    uint64_t pickle, pickle_size;
+struct tensor_file {
+    struct file file;
+    uint64_t shape, pickle, pickle_size, finite;
     uint64_t storages[MOST_STORAGES]; /* where each begins in the buffer */
-    uint64_t finite;
 };
 
 struct member {
@@ -57,23 +223,36 @@ struct storage { /* as the directory describes it; size UINT64_MAX: there is non
     uint32_t crc;
 };
 
-struct room { /* where files are read to */
-    unsigned char *buffer, *scratch;
-    size_t size, used, scratch_size;
-    int gzipped; /* the last file was: those of one cache are alike */
-};
-
 static uint64_t number(const unsigned char *at, int bytes) {
     uint64_t value = 0;
     memcpy(&value, at, (size_t)bytes);
     return value;
 }
 
-/* -- gzip ------------------------------------------------------------------------------------------------------- */
+/* -- ISA-L: inflating and checksums ----------------------------------------------------------------------------- */
 
-static int is_gzip(const unsigned char *data, size_t size) { return size >= 18 && data[0] == 0x1f && data[1] == 0x8b; }
+struct inflate_state { /* how ISA-L's begins; all of it is smaller than STATE_BYTES */
+    unsigned char *next_out;
+    uint32_t avail_out, total_out;
+    const unsigned char *next_in;
+    uint64_t read_in;
+    uint32_t avail_in;
+    int32_t read_in_length;
+};
 
-/* Where the compressed bytes begin; 0 where the header is none that we know. */
+#define STATE_BYTES (256 << 10)
+
+struct isal { /* of the library that Python's isal package brings */
+    void (*inflate_init)(struct inflate_state *);
+    int (*inflate)(struct inflate_state *);
+    uint32_t (*crc32)(uint32_t, const unsigned char *, uint64_t);
+};
+
+static struct isal isal;
+
+void gh200_use_isal(const struct isal *given) { isal = *given; }
+
+/* Where the compressed bytes of a gzip file begin; 0 where the header is none that we know. */
 static size_t gzip_body(const unsigned char *data, size_t size) {
     unsigned flags = data[3];
     size_t at = 10;
@@ -88,17 +267,66 @@ static size_t gzip_body(const unsigned char *data, size_t size) {
     return at + 8 < size ? at : 0;
 }
 
-/* Status of unpacking one whole gzip file into out; *made is how large it came out. */
-static int gunzip(const unsigned char *data, size_t size, unsigned char *out, size_t room, size_t *made) {
-    size_t body = gzip_body(data, size), used = 0;
-    uint64_t expected = number(data + size - 4, 4);
+/* Unpacks the gzip file that lies at the end of what the buffer holds to where it lies, by way of scratch. */
+static int gunzip(const struct room *room, unsigned char *scratch, size_t scratch_size, struct file *file) {
+    size_t size = file->content_size;
+    unsigned char *out = room->buffer + room->used, *packed = scratch + STATE_BYTES;
+    if (size > scratch_size - STATE_BYTES) return OTHER;
+    memcpy(packed, out, size);
+    size_t body = gzip_body(packed, size);
     if (!body) return OTHER;
-    if (expected > room) return NO_ROOM;
-    int64_t got = inflate_raw(data + body, size - body - 8, out, expected, &used);
-    if (got < 0 || (uint64_t)got != expected || body + used + 8 != size) return DAMAGED; /* or several in one: rare */
-    if (crc32_of(out, expected) != number(data + size - 8, 4)) return DAMAGED;
-    *made = expected;
-    return TAKEN;
+    file->content_size = number(packed + size - 4, 4);
+    if (file->content_size >= room->size - room->used) return NO_ROOM;
+    struct inflate_state *state = (struct inflate_state *)scratch;
+    isal.inflate_init(state);
+    state->next_in = packed + body, state->avail_in = (uint32_t)(size - body - 8);
+    state->next_out = out, state->avail_out = (uint32_t)file->content_size;
+    if (isal.inflate(state) != 0 || state->avail_out || state->avail_in) return DAMAGED; /* or several in one: rare */
+    return isal.crc32(0, out, file->content_size) == number(packed + size - 8, 4) ? TAKEN : DAMAGED;
+}
+
+/* -- numbers that are none -------------------------------------------------------------------------------------- */
+
+/* Made for several processors, of which the loader chooses, where it can. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define MANY_AT_ONCE __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
+#else
+#define MANY_AT_ONCE
+#endif
+
+#define LOOKED_AT_ONCE 16384 /* stays in the innermost cache from its checksum to the look at it */
+
+/* Adding one to exponent bits that are all set carries into the sign bit, which they never reach otherwise. Done on
+ * eight bytes at a time, whatever the size of a number: nothing carries from one into the next. */
+struct search {
+    uint64_t mask, one; /* the exponent bits of each number in a word, and the lowest of them; 0: nothing is looked for */
+    uint64_t found;     /* mask + one in any of its bits where a number is none */
+};
+
+MANY_AT_ONCE static uint64_t carries(const unsigned char *data, size_t words, uint64_t mask, uint64_t one) {
+    uint64_t found = 0, word;
+    for (size_t at = 0; at < words; at++) {
+        memcpy(&word, data + 8 * at, 8);
+        found |= (word & mask) + one;
+    }
+    return found;
+}
+
+static void search_in(const unsigned char *data, size_t size, struct search *search) {
+    uint64_t last = 0;
+    memcpy(&last, data + size / 8 * 8, size % 8);
+    search->found |= carries(data, size / 8, search->mask, search->one) | ((last & search->mask) + search->one);
+}
+
+static uint32_t crc32_searching(const unsigned char *data, size_t size, struct search *search) {
+    if (!search->mask) return isal.crc32(0, data, size);
+    uint32_t crc = 0;
+    for (size_t at = 0; at < size; at += LOOKED_AT_ONCE) {
+        size_t some = size - at < LOOKED_AT_ONCE ? size - at : LOOKED_AT_ONCE;
+        crc = isal.crc32(crc, data + at, some);
+        search_in(data + at, some, search);
+    }
+    return crc;
 }
 
 /* -- zip -------------------------------------------------------------------------------------------------------- */
@@ -180,7 +408,7 @@ static int known_besides(const unsigned char *data, const struct member *member,
 }
 
 /* Finds the pickle and the storages of one file in memory. Checksums are checked of all but the storages. */
-static int open_zip(const unsigned char *data, size_t size, struct file *file, struct storage *storages) {
+static int open_zip(const unsigned char *data, size_t size, struct tensor_file *file, struct storage *storages) {
     size_t directory, bytes, count, root = 0;
     const unsigned char *root_name = NULL;
     if (!find_directory(data, size, &directory, &bytes, &count)) return OTHER;
@@ -204,7 +432,7 @@ static int open_zip(const unsigned char *data, size_t size, struct file *file, s
             file->storages[storage] = member.at, storages[storage] = (struct storage){member.size, member.crc};
             continue;
         }
-        if (crc32_of(data + member.at, member.size) != member.crc) return DAMAGED;
+        if (isal.crc32(0, data + member.at, member.size) != member.crc) return DAMAGED;
         if (named(&member, root, "data.pkl")) {
             if (file->pickle_size || !member.size) return OTHER;
             file->pickle = member.at, file->pickle_size = member.size;
@@ -217,25 +445,25 @@ static int open_zip(const unsigned char *data, size_t size, struct file *file, s
 /* -- what is in it ---------------------------------------------------------------------------------------------- */
 
 /* What to look for in a leaf that can hold numbers that are none. */
-static struct look look_for(const struct leaf *leaf) {
-    struct look look = {0, 0, 0};
+static struct search search_for(const struct leaf *leaf) {
+    struct search search = {0, 0, 0};
     for (uint64_t at = 0; leaf && leaf->exponent && at < 8; at += leaf->word) {
-        look.mask |= leaf->exponent << 8 * at;
-        look.one |= (leaf->exponent & -leaf->exponent) << 8 * at;
+        search.mask |= leaf->exponent << 8 * at;
+        search.one |= (leaf->exponent & -leaf->exponent) << 8 * at;
     }
-    return look;
+    return search;
 }
 
 /* Whole numbers are finite; what can't be asked counts as not finite. */
-static int is_finite(const struct leaf *leaf, const struct look *look) {
-    return leaf->exponent ? !(look->found & (look->mask + look->one)) : leaf->word != 0;
+static int is_finite(const struct leaf *leaf, const struct search *search) {
+    return leaf->exponent ? !(search->found & (search->mask + search->one)) : leaf->word != 0;
 }
 
 /* Does its checksum fit? In the same pass: are the numbers of the leaf finite that is all of the storage, if one is? */
 static int is_whole(const unsigned char *data, const struct storage *storage, const struct leaf *leaf, uint64_t *finite) {
-    struct look look = look_for(leaf);
-    uint32_t crc = crc32_looking(0, data, storage->size, &look);
-    if (leaf && *finite) *finite = (uint64_t)is_finite(leaf, &look);
+    struct search search = search_for(leaf);
+    uint32_t crc = crc32_searching(data, storage->size, &search);
+    if (leaf && *finite) *finite = (uint64_t)is_finite(leaf, &search);
     return crc == storage->crc;
 }
 
@@ -255,7 +483,7 @@ static const struct leaf *leaf_of(const struct shape *shape, uint64_t number, co
     return NULL;
 }
 
-static const struct shape *shape_of(const unsigned char *data, const struct file *file, const struct shape *shapes,
+static const struct shape *shape_of(const unsigned char *data, const struct tensor_file *file, const struct shape *shapes,
                                     uint64_t count) {
     for (const struct shape *shape = shapes; shape < shapes + count; shape++)
         if (shape->pickle_size == file->pickle_size && !memcmp(data + file->pickle, shape->pickle, shape->pickle_size))
@@ -264,7 +492,7 @@ static const struct shape *shape_of(const unsigned char *data, const struct file
 }
 
 /* Checks the storages, and tells whether the pickle is one that was understood. */
-static int recognise(const unsigned char *data, struct file *file, const struct storage *storages,
+static int recognise(const unsigned char *data, struct tensor_file *file, const struct storage *storages,
                      const struct shape *shapes, uint64_t count, int look_for_nan) {
     const struct shape *shape = shape_of(data, file, shapes, count);
     int understood = shape && fits(shape, storages), looking = look_for_nan && understood && !shape->refused;
@@ -281,80 +509,12 @@ static int recognise(const unsigned char *data, struct file *file, const struct 
     for (uint64_t at = 0; at < shape->leaf_count && finite; at++) {
         const struct leaf *leaf = shape->leaves + at;
         if (leaf->size && leaf == leaf_of(shape, leaf->storage, storages + leaf->storage)) continue;
-        struct look look = look_for(leaf);
-        look_at(data + file->storages[leaf->storage] + leaf->from, leaf->size, &look);
-        finite = (uint64_t)is_finite(leaf, &look);
+        struct search search = search_for(leaf);
+        search_in(data + file->storages[leaf->storage] + leaf->from, leaf->size, &search);
+        finite = (uint64_t)is_finite(leaf, &search);
     }
     file->finite = finite;
     return TAKEN;
-}
-
-/* -- files ------------------------------------------------------------------------------------------------------ */
-
-static void note(struct file *file, const struct stat *found) {
-    file->size = (uint64_t)found->st_size, file->inode = found->st_ino;
-    file->mtime_ns = (uint64_t)found->st_mtim.tv_sec * 1000000000u + (uint64_t)found->st_mtim.tv_nsec;
-    file->ctime_ns = (uint64_t)found->st_ctim.tv_sec * 1000000000u + (uint64_t)found->st_ctim.tv_nsec;
-}
-
-static int same(const struct file *file, const struct stat *found) {
-    struct file now;
-    note(&now, found);
-    return now.size == file->size && now.inode == file->inode && now.mtime_ns == file->mtime_ns && now.ctime_ns == file->ctime_ns;
-}
-
-static int read_all(int fd, unsigned char *to, size_t size) {
-    for (size_t done = 0; done < size;) {
-        ssize_t got = pread(fd, to + done, size - done, (off_t)done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return 0;
-        done += (size_t)got;
-    }
-    return 1;
-}
-
-static int is_kind(const unsigned char *start, int gzipped) {
-    return gzipped ? start[0] == 0x1f && start[1] == 0x8b : start[0] == 'P' && start[1] == 'K';
-}
-
-/* All of an open file to the end of what the buffer holds, through scratch where it is gzipped, taking it for what the
- * last one was. *mistaken becomes 1 where it is not. */
-static int read_as(int fd, struct room *room, struct file *file, int *mistaken) {
-    unsigned char start[2], *out = room->buffer + room->used, *to = room->gzipped ? room->scratch : out;
-    size_t left = room->size - room->used, most = room->gzipped ? room->scratch_size : left, size = file->size;
-    if (size < 2 || !read_all(fd, size > most ? start : to, size > most ? 2 : size)) return OTHER;
-    if (!is_kind(size > most ? start : to, room->gzipped)) {
-        *mistaken = 1;
-        return OTHER;
-    }
-    file->content_size = room->gzipped ? 0 : size;
-    if (size > most) return room->gzipped ? OTHER : NO_ROOM;
-    if (!room->gzipped) return TAKEN;
-    size_t made = 0;
-    int status = is_gzip(to, size) ? gunzip(to, size, out, left, &made) : OTHER;
-    file->content_size = made;
-    return status;
-}
-
-/* Reads one file to the end of what the buffer holds. A link is told by opening, not by a look of its own. */
-static int read_one(const char *path, struct room *room, struct file *file) {
-    struct stat found;
-    int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK, fd = open(path, flags | O_NOFOLLOW), link = fd < 0 && errno == ELOOP;
-    if (link) fd = open(path, flags);
-    if (fd < 0) return errno == ENOENT ? GONE : OTHER;
-    int status = OTHER, mistaken = 0;
-    if (fstat(fd, &found) == 0 && S_ISREG(found.st_mode)) {
-        note(file, &found);
-        file->ordinary = !link && found.st_nlink == 1;
-        status = read_as(fd, room, file, &mistaken);
-        if (mistaken) {
-            room->gzipped = !room->gzipped;
-            status = read_as(fd, room, file, &mistaken);
-        }
-        if (fstat(fd, &found) != 0 || !same(file, &found)) status = CHANGED;
-    }
-    close(fd);
-    return status;
 }
 
 /* Reads and takes apart files one after the other until the buffer is full; each with its status. paths: each with its
@@ -362,26 +522,25 @@ static int read_one(const char *path, struct room *room, struct file *file) {
  * counts: how many have each status. */
 int gh200_take_files(const char *paths, int count, unsigned char *buffer, size_t size, unsigned char *scratch,
                      size_t scratch_size, const struct shape *shapes, uint64_t shape_count, int look_for_nan,
-                     struct file *files, uint64_t *counts) {
+                     struct tensor_file *files, uint64_t *counts) {
+    struct room room = {buffer, size, 0, 0};
     memset(counts, 0, STATUSES * sizeof *counts);
-    struct room room = {buffer, scratch, size, 0, scratch_size, 0};
     for (int at = 0; at < count; at++, paths += strlen(paths) + 1) {
-        struct file *file = files + at;
-        memset(file, 0, offsetof(struct file, storages));
-        file->finite = 0;
-        file->content = room.used;
-        int status = read_one(paths, &room, file);
-        if (status == NO_ROOM && at) return at;
+        struct tensor_file *one = files + at;
         struct storage storages[MOST_STORAGES];
-        const unsigned char *data = buffer + room.used;
-        if (status == TAKEN) status = open_zip(data, file->content_size, file, storages);
-        if (status == TAKEN) status = recognise(data, file, storages, shapes, shape_count, look_for_nan);
-        file->status = (uint64_t)status;
+        unsigned char *data = buffer + room.used;
+        memset(one, 0, offsetof(struct tensor_file, storages));
+        int status = read_one(AT_FDCWD, paths, count - at, 0, &room, &one->file);
+        int gzipped = status == TAKEN && one->file.look.size >= 18 && data[0] == 0x1f && data[1] == 0x8b;
+        if (gzipped) status = gunzip(&room, scratch, scratch_size, &one->file);
+        if (status == NO_ROOM && at) return at;
+        if (status == TAKEN) status = open_zip(data, one->file.content_size, one, storages);
+        if (status == TAKEN) status = recognise(data, one, storages, shapes, shape_count, look_for_nan);
+        one->file.status = (uint64_t)status;
         counts[status]++;
         if (status == NO_ROOM) return 1;
         /* What is taken stays in the buffer until it is written out; so does a pickle that is to be learned. */
-        if (status == TAKEN || status == UNKNOWN) room.used += (file->content_size + 63) / 64 * 64;
-        if (room.used > size) room.used = size;
+        if (status == TAKEN || status == UNKNOWN) keep(&room, &one->file);
     }
     return count;
 }
@@ -411,15 +570,15 @@ static int write_out(struct writing *out) {
 /* Writes the payloads of taken files: through the descriptor where there is one, since pages that are written whole
  * needn't be cleared first, and neighbours at once, since every call locks the file; else to memory. Returns 0, or the
  * error. */
-int gh200_put_payloads(const unsigned char *buffer, const struct shape *shapes, const struct file *files,
+int gh200_put_payloads(const unsigned char *buffer, const struct shape *shapes, const struct tensor_file *files,
                        const uint32_t *which, const uint64_t *offsets, int count, int fd, unsigned char *memory) {
     struct writing out = {.count = 0, .fd = fd};
     for (int at = 0; at < count; at++) {
-        const struct file *file = files + which[at];
+        const struct tensor_file *file = files + which[at];
         const struct shape *shape = shapes + file->shape;
         for (uint64_t leaf = 0; leaf < shape->leaf_count; leaf++) {
             const struct leaf *one = shape->leaves + leaf;
-            const unsigned char *from = buffer + file->content + file->storages[one->storage] + one->from;
+            const unsigned char *from = buffer + file->file.content + file->storages[one->storage] + one->from;
             uint64_t to = offsets[at] + one->at;
             if (!one->size) continue;
             if (fd < 0) {
@@ -436,69 +595,6 @@ int gh200_put_payloads(const unsigned char *buffer, const struct shape *shapes, 
         }
     }
     return write_out(&out);
-}
-
-/* -- which files there are -------------------------------------------------------------------------------------- */
-
-struct record { /* as getdents64(2) describes it; the C library does not declare it */
-    uint64_t inode;
-    int64_t offset;
-    unsigned short length;
-    unsigned char type;
-    char name[];
-};
-
-/* The next entries of an open folder that end with suffix and are plain files: names, each with its zero. Whatever
- * else there is goes to others, likewise. Each has room for all that scratch can hold. counts: of names, of
- * others, and how many bytes these two take. Returns 1, 0 at the end, -errno where the folder can't be read. */
-int gh200_list_tensors(int folder, const char *suffix, char *scratch, size_t room, char *names, char *others,
-                       uint64_t *counts) {
-    size_t ending = strlen(suffix);
-    memset(counts, 0, 4 * sizeof *counts);
-    long filled;
-    do filled = syscall(SYS_getdents64, folder, scratch, room);
-    while (filled < 0 && errno == EINTR);
-    if (filled <= 0) return filled < 0 ? -errno : 0;
-    for (long at = 0; at < filled;) {
-        struct record *entry = (struct record *)(scratch + at);
-        at += entry->length;
-        if (!strcmp(entry->name, ".") || !strcmp(entry->name, "..")) continue;
-        size_t length = strlen(entry->name);
-        int wanted = length >= ending && !memcmp(entry->name + length - ending, suffix, ending);
-        if (entry->type == DT_REG && !wanted) continue;
-        if (entry->type == DT_REG) {
-            memcpy(names + counts[2], entry->name, length + 1);
-            counts[0]++, counts[2] += length + 1;
-        } else {
-            memcpy(others + counts[3], entry->name, length + 1);
-            counts[1]++, counts[3] += length + 1;
-        }
-    }
-    return 1;
-}
-
-/* How files look, by path, each with its zero; six words each: whether it is a plain file, size, times of change of
- * content and of anything, inode, and whether it has one name and is no link. */
-void gh200_look_at(const char *paths, int count, uint64_t *rows) {
-    for (int at = 0; at < count; at++, paths += strlen(paths) + 1, rows += 6) {
-        struct stat found;
-        struct file file;
-        memset(rows, 0, 6 * sizeof *rows);
-        if (lstat(paths, &found) != 0) continue;
-        int link = S_ISLNK(found.st_mode);
-        if (link && stat(paths, &found) != 0) continue;
-        note(&file, &found);
-        rows[0] = S_ISREG(found.st_mode), rows[1] = file.size, rows[2] = file.mtime_ns, rows[3] = file.ctime_ns;
-        rows[4] = file.inode, rows[5] = !link && found.st_nlink == 1;
-    }
-}
-
-/* Sizes of files of an open folder, names each with its zero; 0 for what is not there any more. */
-void gh200_file_sizes(int folder, const char *names, int count, uint64_t *sizes) {
-    for (int at = 0; at < count; at++, names += strlen(names) + 1) {
-        struct stat found;
-        sizes[at] = fstatat(folder, names, &found, 0) == 0 ? (uint64_t)found.st_size : 0;
-    }
 }
 
 /* -- the index -------------------------------------------------------------------------------------------------- */
@@ -563,12 +659,4 @@ int gh200_enter_slots(uint64_t *words, uint64_t slots, const uint64_t *rows, int
 /* Rows of one size, wherever they lie, without the bytes each begins with, one behind the other. */
 void gh200_copy_rows(unsigned char *to, const uint64_t *rows, int count, size_t size, size_t skip) {
     for (int at = 0; at < count; at++, to += size) memcpy(to, (const void *)(uintptr_t)(rows[at] + skip), size);
-}
-
-/* For tests: the two that everything rests on. */
-uint32_t gh200_crc32(const unsigned char *data, size_t size) { return crc32_of(data, size); }
-
-int64_t gh200_inflate(const unsigned char *data, size_t size, unsigned char *out, size_t room) {
-    size_t used = 0;
-    return inflate_raw(data, size, out, room, &used);
 }
