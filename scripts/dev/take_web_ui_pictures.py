@@ -13,8 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from simpletuner_gh200.demo.project import dataset_list
-from simpletuner_gh200.demo.tiny_model import write_tiny_sdxl
+from simpletuner_gh200.demo.project import dataset_list, write_tiny_sdxl
 from tests.unit.operate.browser import Browser
 from tests.web_ui.server import Server, click, open_dataset, open_page, open_tab, write_page_project
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from scripts.feature_matrix.matrix import Skip
 from simpletuner_gh200.config.environment import KEEP_SUMMARY
-from simpletuner_gh200.demo.project import Project
-from simpletuner_gh200.demo.run import write_project_in_subprocess
+from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.operate.launching import accelerator_present
 from simpletuner_gh200.seams.rank import train_script
 
@@ -84,8 +83,8 @@ class Bench:
                 run.summary = json.loads(path.read_text(encoding="utf-8"))
         return run
 
-    def _project(self, steps: int, config: dict[str, Any], dataset: dict[str, Any]) -> Project:
-        project = Project(self.folder, steps=steps)
+    def _project(self, steps: int, config: dict[str, Any], dataset: dict[str, Any]) -> DemoProject:
+        project = DemoProject(self.folder, steps=steps)
         shutil.rmtree(project.output, ignore_errors=True)
         write_project_in_subprocess(project, config, dataset)
         return project

@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from peft import LoraConfig
 
-from simpletuner_gh200.demo.tiny_model import tiny_unet
+from simpletuner_gh200.demo.project import tiny_unet
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.model.activations.arena import Arena
 from simpletuner_gh200.model.activations.link import HostLink

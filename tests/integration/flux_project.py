@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.demo.tiny_model import clip_text_encoder, clip_tokenizer
+from simpletuner_gh200.demo.project import clip_text_encoder, clip_tokenizer
 from tests.integration.workbench import Workbench
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.bench.prove.proving import prove
+from simpletuner_gh200.bench.prove.comparing import Train
+from simpletuner_gh200.bench.prove.proof import prove
 from simpletuner_gh200.bench.prove.subject import Subject
-from simpletuner_gh200.bench.prove.trials import Train
 from simpletuner_gh200.config.environment import TELEMETRY
 from simpletuner_gh200.demo.project import dataset_list, training_config
 from tests.integration.workbench import Workbench
@@ -33,11 +33,11 @@ def test_every_arm_trains(workbench, tmp_path):
     project = workbench.project
     tiny = Subject("the tiny SDXL", training_config(project), dataset_list(project, {}), tiny=True)
     found = prove(lambda: tiny, tmp_path, minutes=60, steps=3, rounds=1, train=by_forge(workbench))
-    rows = {row["name"]: row for row in found.to_json()["ab"]}
+    rows = {row["name"]: row for row in found["ab"]}
     assert {name: rows[name]["status"] for name in TRAINED} == dict.fromkeys(TRAINED, "ok"), rows
     assert {row["status"] for name, row in rows.items() if name not in TRAINED} == {"skip"}
     assert all(rows[name]["step_s"] > 0 for name in TRAINED)
     assert "samples came from slabs" in rows["caches"]["told"]
     assert "tensors" in rows["state"]["told"]
     assert "bytes moved" in rows["activations"]["told"]
-    assert found.ok
+    assert found["ok"]

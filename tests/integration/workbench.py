@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.demo.project import Project, dataset_list, training_config, write_project
+from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config, write_project
 
 FORGE = Path(__file__).with_name("forge.py")
 RANKS = [pytest.param(1, marks=pytest.mark.one_release("3.")), pytest.param(2, marks=pytest.mark.one_release("4."))]
@@ -101,7 +101,7 @@ class Workbench:
 
     def __init__(self, forge: Forge, folder: Path, *, steps: int = 8) -> None:
         self.forge = forge
-        self.project = Project(folder / "project", steps=steps)
+        self.project = DemoProject(folder / "project", steps=steps)
         self._snapshot = folder / "snapshot"
         self._runs = folder / "runs"
         self._known: dict[tuple[object, ...], JobResult] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scripts.dev.page_libraries import answer
-from simpletuner_gh200.demo.project import Project, training_config, write_tiny_images
+from simpletuner_gh200.demo.project import DemoProject, training_config, write_tiny_images
 from simpletuner_gh200.operate.serving import command, environment_of_server
 from tests.unit.operate.browser import Browser
 
@@ -55,7 +55,7 @@ class Server:
     """
 
     def __init__(self, folder: Path, *, kind: Literal["on", "off", "stock"] = "on", port: int | None = None) -> None:
-        self.project = Project(folder, steps=STEPS)
+        self.project = DemoProject(folder, steps=STEPS)
         self.configs = folder / "configs"
         self.config = self.configs / NAME / "config.json"
         self.datasets = self.configs / NAME / "multidatabackend.json"
@@ -183,7 +183,7 @@ def free_port() -> int:
 
 def write_page_project(folder: Path) -> None:
     """The demo's tiny project, where the server keeps configurations; the model is there already."""
-    project = Project(folder, steps=STEPS)
+    project = DemoProject(folder, steps=STEPS)
     write_tiny_images(project.images, count=8)
     place = folder / "configs" / NAME
     place.mkdir(parents=True)

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from simpletuner_gh200.config.form import our_values
-from simpletuner_gh200.demo.project import dataset_list
-from simpletuner_gh200.demo.tiny_model import write_tiny_sdxl
+from simpletuner_gh200.demo.project import dataset_list, write_tiny_sdxl
 from simpletuner_gh200.telemetry.reading import read_run
 from tests.unit.operate.browser import Browser
 from tests.web_ui.server import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from simpletuner_gh200.bench.suite import interleaved
+from simpletuner_gh200.bench.suite import measure
 from simpletuner_gh200.cache.batch import HostDelivery
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.service import Wanted, opened
@@ -41,11 +41,10 @@ def measure_simpletuner(folder: Path, samples: int, repeats: int) -> dict[str, A
                 with _served(vae, text, tables):
                     _epochs(examples)
 
-            seconds = interleaved({"plain": lambda: _epochs(examples), "ours": ours}, repeats=repeats)
+            seconds = measure({"plain": lambda: _epochs(examples), "ours": ours}, repeats=repeats).wall
     return {
         "samples_per_s_vs_plain": seconds["plain"] / seconds["ours"],
         "samples_per_s": samples * EPOCHS / seconds["ours"],
-        "samples": samples,
     }
 
 

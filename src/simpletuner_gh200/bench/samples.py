@@ -1,9 +1,11 @@
-"""What is measured: files and latents made on the spot, and the way into the page cache and out of it."""
+"""What is measured: files and steps made on the spot, and the way into the page cache and out of it."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 EXTENSIONS = (
@@ -15,6 +17,7 @@ EXTENSIONS = (
 SIZES = {"400B": 400, "100KB": 100_000, "2MB": 2_000_000}
 FOLDER_FILES = 500
 JPEG_SIDE = 320
+CAPTIONED_SIDE = 72
 
 
 def jpeg_head() -> bytes:
@@ -73,6 +76,50 @@ def make_latents(folder: Path, shape: tuple[int, ...], count: int) -> list[str]:
         torch.save(noise[number : number + shape[0]].clone(), path)
         paths.append(str(path))
     return paths
+
+
+def make_cache_files(folder: Path, numbers: int, count: int, *, gzipped: bool) -> list[str]:
+    """As SimpleTuner writes them: one pickle of so many bfloat16 numbers, other numbers in each."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number in range(count):
+        out = io.BytesIO()
+        torch.save(torch.randn(numbers).to(torch.bfloat16), out)
+        path = folder / f"{number:05d}.pt"
+        path.write_bytes(gzip.compress(out.getvalue()) if gzipped else out.getvalue())
+        paths.append(str(path))
+    return paths
+
+
+def make_captioned(folder: Path, count: int) -> None:
+    """Small captioned images, no two alike."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        path = folder / f"sample_{number:06d}.png"
+        colour = (number % 256, number // 256 % 256, number * 7 % 256)
+        path.with_suffix(".txt").write_text(f"a plain picture, number {number}", encoding="utf-8")
+        Image.new("RGB", (CAPTIONED_SIDE, CAPTIONED_SIDE), colour).save(path)
+
+
+def training_step(side: int) -> Callable[[], None]:
+    """Forward and backward of the demo's UNet over two latents of ``side`` times ``side``, done once already."""
+    import torch
+
+    from simpletuner_gh200.demo.project import tiny_unet
+
+    unet = tiny_unet()
+    latents, text = torch.randn(2, 4, side, side), torch.randn(2, 77, 64)
+    added = {"text_embeds": torch.randn(2, 32), "time_ids": torch.randn(2, 6)}
+
+    def step() -> None:
+        unet(latents, 500, text, added_cond_kwargs=added).sample.square().mean().backward()
+
+    step()
+    return step
 
 
 def warm(paths: list[str]) -> None:

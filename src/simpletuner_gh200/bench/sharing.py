@@ -1,7 +1,7 @@
 """What ranks hold together, by Pss, which counts shared pages once: of a staged dataset, and of a cache.
 
-Ranks are interpreters of their own, started with this module as their program: each takes a step when asked, answers
-with a number, and ends when nobody asks any more.
+Ranks are interpreters of their own, started with this module as their program. Each reads everything when it is handed
+a line, then answers with what it holds when it is handed another: only when all have read is a page shared by all.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from simpletuner_gh200.bench.samples import make_files, make_latents
 from simpletuner_gh200.config.environment import for_child
 from simpletuner_gh200.memory.sharing import NodeGroup
-
-Kind = Literal["dataset", "cache"]
 
 DATASET_RANKS = 4
 LATENT_SHAPE = (16, 128, 128)
@@ -27,69 +25,57 @@ LATENT_BYTES = 16 * 128 * 128 * 2
 
 
 def measure_dataset(folder: Path, size: int, count: int) -> dict[str, Any]:
-    """Every rank reads every file; none ends before all have reported."""
     make_files(folder / "data", size, count)
     held = _held("dataset", folder / "data", DATASET_RANKS, folder)
     return {"pss_ratio": held / (size * count), "ranks": DATASET_RANKS, "dataset_bytes": size * count}
 
 
 def measure_cache(folder: Path, count: int) -> dict[str, Any]:
-    """``held_ratio`` of one rank, ``pss_ratio`` of two; every rank has read every entry once."""
+    """``held_ratio`` of one rank, ``sharing/pss_ratio`` of two."""
     make_latents(folder / "latents", LATENT_SHAPE, count)
     alone, together = (_held("cache", folder / "latents", world, folder) for world in (1, 2))
-    return {"held_ratio": alone / (count * LATENT_BYTES), "pss_ratio": together / (count * LATENT_BYTES)}
+    whole = count * LATENT_BYTES
+    return {"held_ratio": alone / whole, "sharing": {"pss_ratio": together / whole}}
 
 
-def _held(kind: Kind, data: Path, world: int, work: Path) -> int:
-    with _ranks(kind, data, world, work) as started:
-        for rank in started:
-            rank.ask("read everything")  # only when all have is a page shared by all
-        return sum(rank.ask("report") for rank in started)
-
-
-class Rank:
-    def __init__(self, kind: Kind, data: Path, rank: int, world: int, work: Path) -> None:
-        place = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": str(os.getpid())}
-        environment = for_child({**place, "XDG_RUNTIME_DIR": "", "TMPDIR": str(work)})
-        command = [sys.executable, "-m", __name__, kind, str(data)]
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, step: str) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(step + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def end(self) -> None:
+def _held(kind: str, data: Path, world: int, work: Path) -> int:
+    with ExitStack() as ending:
+        ranks = [ending.enter_context(_start(kind, data, rank, world, work)) for rank in range(world)]
         try:
-            self._process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+            for rank in ranks:
+                _ask(rank)
+            return sum(map(_ask, ranks))
+        except BaseException:
+            for rank in ranks:  # one that died leaves the others waiting for it
+                rank.kill()
+            raise
 
 
-@contextmanager
-def _ranks(kind: Kind, data: Path, world: int, work: Path) -> Iterator[list[Rank]]:
-    """``world`` of them; none ends before the block does."""
-    started = [Rank(kind, data, rank, world, work) for rank in range(world)]
-    try:
-        yield started
-    finally:
-        for rank in started:
-            rank.end()
+def _start(kind: str, data: Path, rank: int, world: int, work: Path) -> subprocess.Popen[str]:
+    place = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": str(os.getpid())}
+    environment = for_child({**place, "XDG_RUNTIME_DIR": "", "TMPDIR": str(work)})
+    command = [sys.executable, "-m", __name__, kind, str(data)]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _ask(rank: subprocess.Popen[str]) -> int:
+    assert rank.stdin is not None
+    assert rank.stdout is not None
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+    return int(rank.stdout.readline())
 
 
 # -- in the rank -------------------------------------------------------------------------------------
 # Each kind imports what it measures when it starts: what the other needs would count as held.
 
 
-def _answer(step: Callable[[str], int]) -> None:
-    """Do what is asked until nobody asks any more. Standard output is the pipe to whoever measures."""
-    for line in sys.stdin:
-        sys.stdout.write(f"{step(line.strip())}\n")
+def _answer(read_everything: Callable[[], None], held: Callable[[], int]) -> None:
+    """Until nobody asks any more. Standard output is the pipe to whoever measures."""
+    for number, _line in enumerate(sys.stdin):
+        if number == 0:
+            read_everything()
+        sys.stdout.write(f"{held()}\n")
         sys.stdout.flush()
 
 
@@ -107,14 +93,12 @@ def _be_a_dataset_rank(folder: Path) -> None:
         memory = receive_memory(group, "data")
     dataset = StagedDataset(memory)
 
-    def step(what: str) -> int:
-        if what == "read everything":
-            for parent, _folders, names in os.walk(folder):
-                for name in names:
-                    assert dataset.view(os.path.join(parent, name)) is not None
-        return _pss_of_everything()
+    def read_everything() -> None:
+        for parent, _folders, names in os.walk(folder):
+            for name in names:
+                assert dataset.view(os.path.join(parent, name)) is not None
 
-    _answer(step)
+    _answer(read_everything, _pss_of_everything)
 
 
 def _be_a_cache_rank(folder: Path) -> None:
@@ -130,24 +114,20 @@ def _be_a_cache_rank(folder: Path) -> None:
     caches.fill()
     table = caches.tables["latents"]
 
-    def step(what: str) -> int:
-        if what == "read everything":
-            while table.find_all(paths) is None:  # the other rank may still be at its part
-                time.sleep(0.05)
-            for path in paths:
-                table.get(path).sum()
-        return _pss_without_libraries() - before
+    def read_everything() -> None:
+        while table.find_all(paths) is None:  # the other rank may still be at its part
+            time.sleep(0.05)
+        for path in paths:
+            table.get(path).sum()
 
-    _answer(step)
+    _answer(read_everything, lambda: _pss_without_libraries() - before)
     caches.close()
 
 
 def _pss_of_everything() -> int:
     """The interpreter included: four of them are little beside a dataset."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("Pss:"))
 
 
 def _pss_without_libraries() -> int:

@@ -1,12 +1,13 @@
-"""A benchmark suite, and measuring fairly on a noisy machine: candidates interleaved, medians over repeats."""
+"""A benchmark suite, and the one way to measure fairly on a noisy machine: in turns, medians over repeats."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.registry import contributions
@@ -16,22 +17,20 @@ from simpletuner_gh200.registry import contributions
 class Suite:
     """Exported as ``SUITE`` by one file in ``bench/suites``; ``gh200 bench NAME`` runs it.
 
-    ``measure(quick)`` returns a nested dict; keys that are there stay, more are welcome. ``quick`` asks for
-    sizes small enough for a test that only looks at the shape of the result.
+    ``measure(quick, samples)`` returns a nested dict; keys of the contract stay, more are welcome. ``quick`` asks for
+    sizes small enough for a test that only looks at the shape of the result; ``samples`` is None unless somebody asked
+    for so many, which only a suite that ``takes_samples`` is handed.
     """
 
     name: str
     help: str
-    measure: Callable[[bool], dict[str, Any]]
-    measure_samples: Callable[[bool, int], dict[str, Any]] | None = None
-    """The same with so many samples, where that can be asked for."""
+    measure: Callable[[bool, int | None], dict[str, Any]]
+    takes_samples: bool = False
 
     def run(self, quick: bool, samples: int | None) -> dict[str, Any]:
-        if samples is None:
-            return self.measure(quick)
-        if self.measure_samples is None:
+        if samples is not None and not self.takes_samples:
             raise UsageError(f"suite {self.name!r} has no --samples", remedy="leave it out")
-        return self.measure_samples(quick, samples)
+        return self.measure(quick, samples)
 
 
 def all_suites() -> dict[str, Suite]:
@@ -46,14 +45,52 @@ def find_suite(name: str) -> Suite:
     return suites[name]
 
 
-def interleaved(
-    candidates: Mapping[str, Callable[[], object]], *, repeats: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
-    """Median seconds of each candidate by ``clock``; every round runs all of them, so that noise hits them alike."""
-    taken: dict[str, list[float]] = {name: [] for name in candidates}
+class Medians(NamedTuple):
+    """Seconds of each subject: on the wall's clock, of CPU in all threads, of CPU in the measuring thread."""
+
+    wall: dict[str, float]
+    cpu: dict[str, float]
+    thread: dict[str, float]
+
+
+def measure(
+    subjects: Mapping[str, Callable[[], object]], *, repeats: int, before: Callable[[str], object] | None = None
+) -> Medians:
+    """Every round runs all subjects, so that noise hits them alike. ``before`` gets a subject's name, and is not timed.
+
+    What a subject returns is held until its time is taken, and then closed if it has a ``close``: giving back is not
+    timed either.
+    """
+    taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in subjects}
     for _ in range(repeats):
-        for name, candidate in candidates.items():
-            started = clock()
-            candidate()
-            taken[name].append(clock() - started)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+        for name, subject in subjects.items():
+            if before is not None:
+                before(name)
+            began = clocks()
+            kept = subject()
+            taken[name].append(tuple(now - then for now, then in zip(clocks(), began, strict=True)))
+            if hasattr(kept, "close"):
+                kept.close()
+            del kept
+    by_clock = range(len(Medians._fields))
+    return Medians(
+        *({name: statistics.median(turn[at] for turn in turns) for name, turns in taken.items()} for at in by_clock)
+    )
+
+
+def clocks() -> tuple[float, float, float]:
+    """As Medians."""
+    return time.perf_counter(), time.process_time(), time.thread_time()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Where CPU time of the measuring thread is compared, torch does its work there as well."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMMARY_FOLDER, for_child
-from simpletuner_gh200.demo.project import Project, write_project
+from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.errors import RunFailed, UsageError
+from simpletuner_gh200.operate.closing import Lines, closing_lines
 from simpletuner_gh200.seams.decide import all_features
+from simpletuner_gh200.seams.seam import WAITING
 
 LOG = "training.log"
 MARKER = ".gh200-demo"
@@ -28,7 +31,7 @@ MARKER = ".gh200-demo"
 class DemoResult:
     """What ran and what it left."""
 
-    project: Project
+    project: DemoProject
     summary: Mapping[str, Any]
     checkpoint: Path
     seconds: dict[str, float] = field(default_factory=dict)
@@ -55,7 +58,7 @@ def run_demo(folder: Path, *, steps: int, show: Callable[[str], None] | None = N
     ``show`` is handed each line of training's output as it comes, beside the log.
     """
     started = time.perf_counter()
-    project = Project(folder.absolute(), steps=steps)
+    project = DemoProject(folder.absolute(), steps=steps)
     _claim(project.folder)
     shutil.rmtree(project.output, ignore_errors=True)  # a second run trains again; model, images and caches stay
     write_project_in_subprocess(project, *demo_blocks())
@@ -93,23 +96,7 @@ def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:
     return blocks, dataset
 
 
-def write_project_in_subprocess(project: Project, blocks: dict[str, Any], dataset: dict[str, Any]) -> None:
-    """Make the model in a process of its own, once: torch and diffusers stay out of this one."""
-    if (project.model / "model_index.json").is_file():
-        write_project(project, blocks=blocks, dataset=dataset)
-        return
-    code = (
-        "import json, sys; from pathlib import Path; from simpletuner_gh200.demo.project import Project, write_project;"
-        "job = json.load(sys.stdin);"
-        "write_project(Project(Path(job['folder']), steps=job['steps']), blocks=job['blocks'], dataset=job['dataset'])"
-    )
-    job = {"folder": str(project.folder), "steps": project.steps, "blocks": blocks, "dataset": dataset}
-    made = subprocess.run([sys.executable, "-c", code], input=json.dumps(job), text=True, capture_output=True)
-    if made.returncode:
-        raise RunFailed(f"the tiny model could not be made:\n{made.stderr[-2000:]}")
-
-
-def _train(project: Project, show: Callable[[str], None] | None) -> dict[str, Any]:
+def _train(project: DemoProject, show: Callable[[str], None] | None) -> dict[str, Any]:
     """Through the same command a person types; its output goes to a file, and line by line to ``show``."""
     command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(project.config)]
     environment = for_child({"TOKENIZERS_PARALLELISM": "false"}, without=(NO_BYTECODE, SUMMARY_FOLDER))
@@ -132,3 +119,33 @@ def _train(project: Project, show: Callable[[str], None] | None) -> dict[str, An
             )
         summary: dict[str, Any] = json.loads(left[0].read_text(encoding="utf-8"))
     return summary
+
+
+# -- what people see -------------------------------------------------------------------------------------------------
+
+_PHASES = (
+    ("Loading data backend config", "filling datasets and caches"),
+    ("Loading diffusion model", "loading the model"),
+)
+"""(a line of SimpleTuner's log, what begins with it)"""
+_STEPS = re.compile(r"Steps:.*?(\d+)/(\d+) \[")
+
+
+def progress_in(line: str) -> tuple[str | None, int | None]:
+    """What a line of the log says about how far training is: the phase that begins, the step that was reached."""
+    steps = _STEPS.findall(line)  # a bar that was drawn over may come as one line
+    if steps:
+        return "training", int(steps[-1][0])
+    return next((phase for text, phase in _PHASES if text in line), None), None
+
+
+def summary_lines(result: Mapping[str, Any], summary: Mapping[str, Any]) -> Lines:
+    """(label, text) pairs from the demo's JSON and the summary of the run behind it."""
+    versions = f"SimpleTuner {result['simpletuner']}, torch {result['torch']}, Python {result['python']}"
+    # A place in a module that no training imports, as those of the Web UI, is not lost.
+    lost = [(name, status) for name, status in result["seams"].items() if status not in ("ok", str(WAITING))]
+    return [
+        ("ran", f"{versions}: a LoRA on a tiny SDXL"),
+        *closing_lines({**summary, "seconds": result["seconds"]}),
+        *(("seam", f"{name} is {status}") for name, status in lost),
+    ]

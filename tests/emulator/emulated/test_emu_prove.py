@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.bench.prove.earlier import calibrate
 from simpletuner_gh200.bench.prove.page import as_html
-from simpletuner_gh200.bench.prove.proving import prove
+from simpletuner_gh200.bench.prove.proof import calibrate, prove
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.plan.machines import this_machine
@@ -27,7 +26,7 @@ def test_prove_ends_with_rates(
     emulator.set_hbm(1 << 30)
     context = Context(root=tmp_path, allocate=False, check_import=lambda: ImportVerdict(None))
     context.__dict__["driver"] = driver
-    told = prove(subject, tmp_path, minutes=60, train=training(), context=context).to_json()
+    told = prove(subject, tmp_path, minutes=60, train=training(), context=context)
     assert told["ok"], [row for row in told["selftest"]["checks"] if row["status"] == "fail"]
     assert told["emulated"]
     assert told["link"]["h2d"] > 0 < told["link"]["d2h"]
@@ -41,7 +40,7 @@ def test_a_full_device_leaves_the_rates_out_and_says_so(driver: CudaDriver, emul
     emulator.set_hbm(8 << 20)
     context = Context(root=tmp_path, allocate=False, check_import=lambda: ImportVerdict(None))
     context.__dict__["driver"] = driver
-    told = prove(subject, tmp_path, minutes=60, train=training(), context=context).to_json()
+    told = prove(subject, tmp_path, minutes=60, train=training(), context=context)
     assert told["link"] == {"h2d": None, "d2h": None}
     assert any("rates could not be measured" in note for note in told["notes"])
     assert {row["status"] for row in told["ab"]} == {"ok", "skip"}, "the runs are compared all the same"

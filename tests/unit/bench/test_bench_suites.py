@@ -1,46 +1,145 @@
-"""Suites are found by name, and what they measure with is fair."""
+"""Suites are found by name, measure fairly, give the keys of the contract, and their references do what they say."""
 
 from __future__ import annotations
 
+import io
+import os
 from pathlib import Path
 
+import lz4.frame
 import pytest
 
-from simpletuner_gh200.bench.sharing import DATASET_RANKS, measure_dataset
-from simpletuner_gh200.bench.suite import all_suites, find_suite, interleaved
+from simpletuner_gh200.bench import suite as suites
+from simpletuner_gh200.bench.filling import KINDS, measure_fill, measure_packs, measure_scaling, measure_step_slowdown
+from simpletuner_gh200.bench.runs import Timed
+from simpletuner_gh200.bench.samples import jpeg_head, make_captioned, make_files
+from simpletuner_gh200.bench.sharing import measure_cache, measure_dataset
+from simpletuner_gh200.bench.suite import Suite, all_suites, find_suite, measure
+from simpletuner_gh200.bench.suites.activations import measure_activations
+from simpletuner_gh200.bench.suites.cache import measure_memory, measure_warm_start
+from simpletuner_gh200.bench.suites.start import DATA_BEGINS, DATA_ENDS, data_phase, ratio
+from simpletuner_gh200.bench.suites.store import (
+    measure_index,
+    measure_reading,
+    measure_staging,
+    measure_walk,
+    thread_lz4_dict,
+)
 from simpletuner_gh200.errors import UsageError
 
 
-def test_every_suite_says_what_it_measures() -> None:
-    suites = all_suites()
-    assert set(suites) == {"activations", "cache", "hooks", "start", "store"}
-    assert all(suite.help.endswith(".") for suite in suites.values())
-
-
-def test_an_unknown_suite_is_refused_with_those_that_are_known() -> None:
+def test_every_suite_says_what_it_measures_and_an_unknown_one_is_refused_with_those_that_are_known():
+    found = all_suites()
+    assert set(found) >= {"activations", "cache", "hooks", "start", "store"}
+    assert all(suite.help.endswith(".") for suite in found.values())
     with pytest.raises(UsageError, match="'nope'") as refused:
         find_suite("nope")
-    assert "activations, cache, hooks, start, store" in str(refused.value)
+    assert ", ".join(found) in str(refused.value)
 
 
-def test_candidates_take_turns_and_the_median_counts() -> None:
+def test_samples_can_be_requested_of_the_suite_that_has_them():
+    assert find_suite("start").takes_samples
+    plain = Suite("plain", "", lambda quick, samples: {"quick": quick, "samples": samples})
+    assert plain.run(True, None) == {"quick": True, "samples": None}
+    with pytest.raises(UsageError, match="no --samples"):
+        plain.run(True, 5)
+
+
+def test_subjects_take_turns_and_the_median_counts_without_what_comes_before_and_after(monkeypatch):
     now, turns = 0.0, []
     costs = {"a": iter([1.0, 9.0, 2.0]), "b": iter([5.0, 4.0, 30.0])}
 
-    def candidate(name: str):
-        def work() -> None:
+    class Kept:
+        def close(self) -> None:
+            nonlocal now
+            now += 100
+
+    def subject(name: str):
+        def work() -> Kept:
             nonlocal now
             turns.append(name)
             now += next(costs[name])
+            return Kept()
 
         return work
 
-    taken = interleaved({name: candidate(name) for name in costs}, repeats=3, clock=lambda: now)
-    assert turns == ["a", "b"] * 3
-    assert taken == {"a": 2.0, "b": 5.0}
+    def before(name: str) -> None:
+        nonlocal now
+        turns.append(f"before {name}")
+        now += 1000
+
+    monkeypatch.setattr(suites, "clocks", lambda: (now, now / 2, now / 4))
+    taken = measure({name: subject(name) for name in costs}, repeats=3, before=before)
+    assert turns == ["before a", "a", "before b", "b"] * 3
+    assert taken.wall == {"a": 2.0, "b": 5.0}
+    assert (taken.cpu["b"], taken.thread["b"]) == (2.5, 1.25)
 
 
-def test_ranks_answer_and_end(tmp_path: Path) -> None:
-    found = measure_dataset(tmp_path, 5000, 6)
-    assert found["ranks"] == DATASET_RANKS
-    assert found["pss_ratio"] > 1
+def test_ratios_of_starts_are_between_neighbours():
+    """A machine that is twice as slow in the second round slows both sides: the ratio is what it was."""
+    stock, ours = ([Timed({DATA_BEGINS: 1.0, DATA_ENDS: 1 + s}, {}) for s in row] for row in ((1, 2, 1), (0.5, 1, 0.5)))
+    assert ratio(ours, stock, data_phase) == 0.5
+
+
+def every_part(folder: Path) -> dict[str, tuple[dict[str, float], set[str]]]:
+    """What a part of a suite gives, and which of its keys the contract names."""
+    batch, hit = measure_memory(folder / "memory", "32KB", 32, 1)
+    staging = measure_staging(folder / "staging", 5000, 6, 1)
+    rates = {"gb_per_s", "vs_read_limit", "vs_thread_lz4_dict"}
+    reading = {"view_vs_local", "view_vs_memcpy", "bytes_vs_local"}
+    found = {
+        "batch16": (batch, {"vs_torch_load", "vs_memcpy"}),
+        "hit": (hit, {"us", "vs_memcpy"}),
+        "warm_start": (measure_warm_start(folder / "warm", 4, 1), {"vs_read_limit", "vs_pt_files"}),
+        "staging, header": (staging.pop("header"), rates),
+        "staging": (staging, rates),
+        "read": (measure_reading(folder / "read", 5000, 6, 1), reading),
+        "walk": (measure_walk(folder / "walk", 20, 1), {"vs_rglob"}),
+        "index": (measure_index(2000, 1), {"bytes_per_key", "lookup_us"}),
+        "packs": (measure_packs(folder / "packs", 6, 1), {"us_per_entry"}),
+        "scaling": ({"scaling": measure_scaling(folder / "scaling", 4, 1)}, {"scaling"}),
+    }
+    found["read, beyond the cache"] = (found["read"][0].pop("beyond_cache"), reading)
+    found |= {kind: (measure_fill(folder / kind, kind, 4, 1), {"vs_limit", "vs_torch_load"}) for kind in KINDS}
+    return found
+
+
+def test_every_part_gives_what_the_contract_names(tmp_path):
+    found = every_part(tmp_path)
+    assert {part: named - given.keys() for part, (given, named) in found.items() if named - given.keys()} == {}
+    assert {part: given for part, (given, _named) in found.items() if min(given.values()) <= 0} == {}
+    assert found["index"][0]["bytes_per_key"] <= 80
+    assert measure_step_slowdown(tmp_path / "steps", 8, 1, steps=1) > -1
+
+
+def test_activations_give_what_the_contract_names():
+    found = measure_activations(True, None)
+    assert found.keys() >= {"us_per_tensor", "us_per_tensor_doing_nothing", "us_per_moved", "vs_upstream"}
+    assert 0 < found["moved"] < found["tensors"], "some of them only stay"
+    assert 0.5 < found["moved_vs_saved"] <= 1.5
+    assert found["vs_save_on_cpu"] > 0
+
+
+def test_the_reference_holds_every_file_compressed(tmp_path):
+    paths = make_files(tmp_path, 5000, 3)
+    held = thread_lz4_dict(tmp_path)
+    assert {str(path): lz4.frame.decompress(packed) for path, packed in held.items()} == {
+        path: Path(path).read_bytes() for path in paths
+    }
+
+
+def test_made_images_open_and_have_captions_of_their_own(tmp_path):
+    from PIL import Image
+
+    assert Image.open(io.BytesIO(jpeg_head() + b"noise")).size == (512, 512)
+    make_captioned(tmp_path / "images", 3)
+    captions = {path.read_text() for path in (tmp_path / "images").glob("*.txt")}
+    assert len(captions) == len(list((tmp_path / "images").glob("*.png"))) == 3
+
+
+@pytest.mark.skipif(os.environ.get("GH200_SLOW_TESTS") != "1", reason="slow: set GH200_SLOW_TESTS=1")
+def test_ranks_hold_one_copy(tmp_path):
+    assert measure_dataset(tmp_path / "dataset", 2_000_000, 150)["pss_ratio"] < 1.6, "300 MB once, four interpreters"
+    found = measure_cache(tmp_path / "cache", 64)
+    assert found["held_ratio"] < 1.6
+    assert found["sharing"]["pss_ratio"] < 1.6, "32 MB once, and what two ranks need to find it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,30 +15,53 @@ OURS = ("caches", "state", "activations")
 
 @dataclass(frozen=True)
 class Arm:
-    """``was_on`` says what the run's summary shows of it, or None where it was off."""
-
     name: str
     title: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Blocks of ours and SimpleTuner's own options."""
-    was_on: Callable[[Summary], str | None] = lambda _summary: "nothing of ours was on"
     feature: str | None = None
     option: str | None = None
-    """Of SimpleTuner's: an arm of a release that has no such option is left out."""
-    needs_gpu: bool = False
-    needs_blocks: bool = False
-    """Of a transformer: a U-Net has no row of them."""
+    """Of an offloader of SimpleTuner's: left out where a release has no such option, and where there is no GPU."""
 
     def verdict(self, summary: Summary) -> tuple[bool, str]:
-        """Was it what it says, and what shows it? Anything of ours that an arm has not asked for is a failure."""
+        """Was it what it says, and what shows it? Anything of ours that an arm has not requested is a failure."""
         features = summary.get("features") or {}
         extra = [name for name in OURS if name != self.feature and features.get(name) == "on"]
         if extra:
             return False, f"also on: {', '.join(extra)}"
-        if self.feature is not None and features.get(self.feature) != "on":
+        if self.feature is None:
+            return True, "nothing of ours was on"
+        if features.get(self.feature) != "on":
             return False, f"{self.feature} is {features.get(self.feature, 'not there')}"
-        shown = self.was_on(summary)
-        return (True, shown) if shown is not None else (False, f"{self.feature or self.name} was on and did nothing")
+        shown = _shown(self.feature, (summary.get("details") or {}).get(self.feature) or {})
+        return (True, shown) if shown else (False, f"{self.feature} was on and did nothing")
+
+    def left_out(self, *, options: Collection[str], gpu: bool, family: object = None) -> str | None:
+        """Why it is not tried here; None where it is. ``options``: of this release, none where they are unknown."""
+        if self.option is None:
+            return None
+        if options and self.option not in options:
+            return f"this SimpleTuner has no {self.option}"
+        if not gpu:
+            return "needs a GPU"
+        if self.option == "musubi_blocks_to_swap" and family in _UNETS:
+            return f"{family} has no row of transformer blocks"
+        return None
+
+
+_UNETS = ("sdxl", "sd1x", "sd2x", "kolors", "deepfloyd", "stable_cascade")
+
+
+def _shown(feature: str, details: Mapping[str, Any]) -> str | None:
+    """What of a feature's part of the summary shows that it did its work; None where it did none."""
+    if feature == "caches":
+        hits = sum(int(table.get("hits") or 0) for table in details.values() if isinstance(table, Mapping))
+        return f"{hits} samples came from slabs" if hits else None
+    if feature == "state":
+        if not details.get("tensors"):
+            return None
+        return f"{details['tensors']} tensors, {details['bytes']} bytes, by {details['mechanism']}"
+    return f"{details['moved']} of {details['saved']} bytes moved" if details.get("moved") else None
 
 
 def arms(*, tiny: bool, full: bool) -> Sequence[Arm]:
@@ -55,13 +78,12 @@ def arms(*, tiny: bool, full: bool) -> Sequence[Arm]:
     unified = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}
     return (
         Arm("stock", "SimpleTuner as it is"),
-        Arm("caches", "unified caches", {"cache_config": unified}, _caches, "caches"),
-        Arm("state", "optimizer state in Grace", {"gh200_optimizations": state}, _state, "state"),
+        Arm("caches", "unified caches", {"cache_config": unified}, "caches"),
+        Arm("state", "optimizer state in Grace", {"gh200_optimizations": state}, "state"),
         Arm(
             "activations",
             "activations in Grace, none computed again",
             {"gh200_optimizations": activations, "gradient_checkpointing": False},
-            _activations,
             "activations",
         ),
         Arm("recompute", "SimpleTuner's gradient checkpointing", {"gradient_checkpointing": True}),
@@ -75,67 +97,25 @@ _UPSTREAM = (
         "SimpleTuner's optimizer offload (torchao)",
         {"optimizer_cpu_offload_method": "torchao", "optimizer": "torch-adamw"},
         option="optimizer_cpu_offload_method",
-        needs_gpu=True,
     ),
     Arm(
         "upstream-activations",
         "SimpleTuner's checkpointing with attention offloaded",
         {"gradient_checkpointing": True, "gradient_checkpointing_offload_attention": True},
         option="gradient_checkpointing_offload_attention",
-        needs_gpu=True,
     ),
     Arm(
         "upstream-groups",
         "SimpleTuner's group offload of weights",
         {"enable_group_offload": True},
         option="enable_group_offload",
-        needs_gpu=True,
     ),
     Arm(
         "upstream-blocks",
         "SimpleTuner's swap of eight transformer blocks",
         {"musubi_blocks_to_swap": 8},
         option="musubi_blocks_to_swap",
-        needs_gpu=True,
-        needs_blocks=True,
     ),
-    Arm("upstream-ramtorch", "SimpleTuner's RamTorch", {"ramtorch": True}, option="ramtorch", needs_gpu=True),
+    Arm("upstream-ramtorch", "SimpleTuner's RamTorch", {"ramtorch": True}, option="ramtorch"),
 )
 """Its own offloaders, as far as a release has them. They were never run here: each needs a GPU."""
-
-
-_UNETS = ("sdxl", "sd1x", "sd2x", "kolors", "deepfloyd", "stable_cascade")
-
-
-def left_out(arm: Arm, *, options: Collection[str], gpu: bool, family: object = None) -> str | None:
-    """Why an arm is not tried here; None where it is."""
-    if arm.option is not None and options and arm.option not in options:
-        return f"this SimpleTuner has no {arm.option}"
-    if arm.needs_gpu and not gpu:
-        return "needs a GPU"
-    if arm.needs_blocks and family in _UNETS:
-        return f"{family} has no row of transformer blocks"
-    return None
-
-
-def _caches(summary: Summary) -> str | None:
-    tables = _details(summary, "caches")
-    hits = sum(int(table.get("hits") or 0) for table in tables.values() if isinstance(table, Mapping))
-    return f"{hits} samples came from slabs" if hits else None
-
-
-def _state(summary: Summary) -> str | None:
-    found = _details(summary, "state")
-    if not found.get("tensors"):
-        return None
-    return f"{found['tensors']} tensors, {found['bytes']} bytes, by {found['mechanism']}"
-
-
-def _activations(summary: Summary) -> str | None:
-    found = _details(summary, "activations")
-    return f"{found['moved']} of {found['saved']} bytes moved" if found.get("moved") else None
-
-
-def _details(summary: Summary, feature: str) -> Mapping[str, Any]:
-    found = (summary.get("details") or {}).get(feature)
-    return found if isinstance(found, Mapping) else {}

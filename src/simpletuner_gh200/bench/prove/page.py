@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -14,7 +14,7 @@ _STYLE = """
 main{max-width:1000px;margin:0 auto;padding:1rem}h1{font-size:1.3rem}h2{font-size:1rem;margin-top:1.6rem}
 table{border-collapse:collapse;width:100%;font-size:.85rem}
 td,th{border-bottom:1px solid #8884;padding:.25rem .5rem;text-align:left;vertical-align:top}
-.bar{background:#0b6e4f;height:.7rem;border-radius:.2rem}.failed{color:#c00000}.wide{overflow-x:auto}
+.failed{color:#c00000}.wide{overflow-x:auto}
 """
 
 QUESTIONS = {
@@ -27,33 +27,30 @@ QUESTIONS = {
     "7": "what does the first use of new memory cost?",
 }
 """By the numbers that the self-test gives them."""
+NOT_MEASURED = "not measured"
+ARM_HEADINGS = ("arm", "status", "step", "vs stock", "HBM", "what shows it")
 
 
-def as_html(told: Mapping[str, Any]) -> str:
-    gpus = ", ".join(str(gpu.get("name")) for gpu in told["machine"]["gpus"]) or "no GPU"
-    title = f"gh200 prove: {gpus}{', emulated' if told['emulated'] else ''}"
+def as_html(proof: Mapping[str, Any]) -> str:
+    gpus = ", ".join(str(gpu.get("name")) for gpu in proof["machine"]["gpus"]) or "no GPU"
+    title = f"gh200 prove: {gpus}{', emulated' if proof['emulated'] else ''}"
+    answers = [
+        (number, QUESTIONS[number], NOT_MEASURED if answer is None else answer)
+        for number, answer in proof["questions"].items()
+    ]
+    arms = [(arm_cells(row), row["status"] == "failed") for row in proof["ab"]]
+    tested = [(row["status"], row["what"], row["found"]) for row in proof["selftest"]["checks"]]
+    examined = [(row["status"], row["code"], row["what"], row["found"]) for row in proof["doctor"]["checks"]]
     parts = [
         f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in (verdict(told), *told["notes"])),
-        "<h2>Runs</h2>",
-        _runs(told["ab"]),
-        "<h2>Rates, GB/s</h2>",
-        _table(("what", "GB/s"), rates(told)),
-        *_against(told.get("against")),
-        "<h2>Questions that only hardware answers</h2>",
-        _table(("number", "question", "answer"), _asked(told["questions"])),
-        "<h2>Self-test</h2>",
-        _table(
-            ("status", "check", "found"),
-            [(row["status"], row["what"], row["found"]) for row in told["selftest"]["checks"]],
-        ),
-        "<h2>Doctor</h2>",
-        _table(
-            ("status", "code", "what", "found"),
-            [(row["status"], row["code"], row["what"], row["found"]) for row in told["doctor"]["checks"]],
-        ),
-        "<h2>Machine</h2>",
-        _table(("field", "value"), list(told["machine"].items())),
+        *(f"<p>{escape(line)}</p>" for line in (verdict(proof), *proof["notes"])),
+        *("<h2>Runs</h2>", _table(ARM_HEADINGS, *zip(*arms, strict=True))),
+        *("<h2>Rates, GB/s</h2>", _table(("what", "GB/s"), rates(proof))),
+        *_against(proof.get("against")),
+        *("<h2>Questions that only hardware answers</h2>", _table(("number", "question", "answer"), answers)),
+        *("<h2>Self-test</h2>", _table(("status", "check", "found"), tested)),
+        *("<h2>Doctor</h2>", _table(("status", "code", "what", "found"), examined)),
+        *("<h2>Machine</h2>", _table(("field", "value"), list(proof["machine"].items()))),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -64,77 +61,48 @@ def as_html(told: Mapping[str, Any]) -> str:
     )
 
 
-def verdict(told: Mapping[str, Any]) -> str:
-    ran = [row for row in told["ab"] if row["status"] != "skip"]
+def verdict(proof: Mapping[str, Any]) -> str:
+    ran = [row for row in proof["ab"] if row["status"] != "skip"]
     failed = [row["name"] for row in ran if row["status"] == "failed"]
-    tested = told["selftest"]["summary"]
-    rounds = "1 round" if told["rounds"] == 1 else f"{told['rounds']} rounds"
+    tested = proof["selftest"]["summary"]
+    rounds = "1 round" if proof["rounds"] == 1 else f"{proof['rounds']} rounds"
     runs = f"{len(ran) - len(failed)} of {len(ran)} arms trained over {rounds}"
     lost = f" (failed: {', '.join(failed)})" if failed else ""
     return f"{runs}{lost}; self-test {tested['pass']} passed, {tested['fail']} failed, {tested['skip']} skipped"
 
 
-NOT_MEASURED = "not measured"
-
-
-def rates(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rates(proof: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, GB/s) of the link and of every way to Grace memory."""
-    pairs = [(f"link {way}", told["link"][way]) for way in ("h2d", "d2h")]
-    pairs += [(f"{name}, {way}", found.get(way)) for name, found in told["pool"].items() for way in ("read", "write")]
+    pairs = [(f"link {way}", proof["link"][way]) for way in ("h2d", "d2h")]
+    pairs += [(f"{name}, {way}", found.get(way)) for name, found in proof["pool"].items() for way in ("read", "write")]
     return [(name, NOT_MEASURED if rate is None else f"{rate:.1f}") for name, rate in pairs]
 
 
-def arm_cells(row: Mapping[str, Any]) -> tuple[str, str, str, str, str, str]:
-    """Name, status, step, against stock, HBM, what shows it."""
-    return (
-        row["title"],
-        row["status"],
-        "" if row["step_s"] is None else format_seconds(row["step_s"]),
-        "" if row["vs_stock"] is None else f"{row['vs_stock']:.2f}",
-        "" if row["peak_hbm"] is None else format_bytes(row["peak_hbm"]),
-        row["told"],
-    )
+def arm_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """As ARM_HEADINGS."""
+    step = "" if row["step_s"] is None else format_seconds(row["step_s"])
+    peak = "" if row["peak_hbm"] is None else format_bytes(row["peak_hbm"])
+    return row["title"], row["status"], step, _ratio(row["vs_stock"]), peak, row["told"]
 
 
-ARM_HEADINGS = ("arm", "status", "step", "vs stock", "HBM", "what shows it")
-
-
-def _runs(rows: Sequence[Mapping[str, Any]]) -> str:
-    longest = max([row["step_s"] or 0.0 for row in rows], default=0.0) or 1.0
-    body = []
-    for row in rows:
-        width = 100 * (row["step_s"] or 0.0) / longest
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in arm_cells(row))
-        mark = ' class="failed"' if row["status"] == "failed" else ""
-        body.append(f'<tr{mark}>{cells}<td><div class="bar" style="width:{width:.0f}%"></div></td></tr>')
-    head = "".join(f"<th>{heading}</th>" for heading in (*ARM_HEADINGS, "step, drawn"))
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-
-
-def _asked(answers: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    return [
-        (number, QUESTIONS[number], NOT_MEASURED if answer is None else answer) for number, answer in answers.items()
-    ]
-
-
-def _against(found: Mapping[str, Any] | None) -> Iterable[str]:
+def _against(found: Mapping[str, Any] | None) -> list[str]:
     if found is None:
-        return
-    yield "<h2>Against the earlier report</h2>"
-    yield from (f"<p>{escape(note)}</p>" for note in found["notes"])
-    yield _table(
-        ("what", "before", "now", "ratio"),
-        [(row["name"], f"{row['before']:.4g}", f"{row['now']:.4g}", _ratio(row["ratio"])) for row in found["rows"]],
-    )
+        return []
+    rows = [(row["name"], f"{row['before']:.4g}", f"{row['now']:.4g}", _ratio(row["ratio"])) for row in found["rows"]]
+    notes = [f"<p>{escape(note)}</p>" for note in found["notes"]]
+    return ["<h2>Against the earlier report</h2>", *notes, _table(("what", "before", "now", "ratio"), rows)]
 
 
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]], failed: Sequence[bool] = ()) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(_plain(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = ""
+    for number, row in enumerate(rows):
+        mark = ' class="failed"' if number < len(failed) and failed[number] else ""
+        body += f"<tr{mark}>" + "".join(f"<td>{escape(_plain(cell))}</td>" for cell in row) + "</tr>"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

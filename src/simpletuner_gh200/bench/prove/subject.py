@@ -13,8 +13,7 @@ from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.demo.project import Project, dataset_list, training_config
-from simpletuner_gh200.demo.run import write_project_in_subprocess
+from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config, write_project_in_subprocess
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.importing import check_import
 
@@ -39,6 +38,11 @@ _REACHES_OUT = (
 )
 """What runs a program of the user's or sends something away: a trial does neither."""
 
+_REPORTED = (
+    *("model_family", "model_flavour", "model_type", "optimizer", "mixed_precision"),
+    *("train_batch_size", "resolution"),
+)
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -55,8 +59,7 @@ class Subject:
 
     def to_json(self) -> dict[str, Any]:
         """Nothing of it names a person or a place."""
-        told = ("model_family", "model_flavour", "model_type", "optimizer", "mixed_precision", "train_batch_size")
-        return {"title": self.title, **{key: self.values[key] for key in (*told, "resolution") if key in self.values}}
+        return {"title": self.title, **{key: self.values[key] for key in _REPORTED if key in self.values}}
 
     def write(self, arm: Arm, folder: Path, *, steps: int) -> Path:
         """The arm's configuration in a folder of its own."""
@@ -80,7 +83,7 @@ class Subject:
 
 def tiny_subject(folder: Path) -> Subject:
     """A LoRA on the tiny SDXL, made on the spot."""
-    project = Project(folder.absolute() / "tiny")
+    project = DemoProject(folder.absolute() / "tiny")
     write_project_in_subprocess(project, {}, {})
     return Subject("a LoRA on a tiny SDXL", training_config(project), dataset_list(project, {}), tiny=True)
 
@@ -92,16 +95,12 @@ def configured_subject(config: Path, environment: Mapping[str, str]) -> Subject:
     training.raise_if_bad(here=True)
     mine = (*TRAINING_BLOCKS, *OLDER_KEYS, *_DROPPED, *_REACHES_OUT)
     values = {key: value for key, value in training.values.items() if key not in mine}
-    entries = [_on_disk(dict(dataset.entry)) for dataset in training.datasets]
+    entries = [dict(dataset.entry) for dataset in training.datasets]
+    for entry in entries:  # as stock SimpleTuner knows it
+        entry.pop("in_memory", None)
+        if entry.get("type") == "in_memory":
+            entry["type"] = "local"
     if not entries:
         raise UsageError(f"{config} names no datasets", remedy="set data_backend_config")
     family = values.get("model_family") or "unknown family"
     return Subject(f"{family}, {values.get('model_type') or 'full'}", values, entries, tiny=False)
-
-
-def _on_disk(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry that stock SimpleTuner knows."""
-    entry.pop("in_memory", None)
-    if entry.get("type") == "in_memory":
-        entry["type"] = "local"
-    return entry

@@ -11,12 +11,10 @@ one costs beyond that, for each storage that moves.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from simpletuner_gh200.bench.suite import Suite, interleaved
+from simpletuner_gh200.bench.suite import Suite, measure, one_torch_thread
 
 WIDTH = 32
 DEPTH = 24
@@ -26,38 +24,25 @@ LARGE = 2048
 """Rows of the step that is compared with others: its activations are large enough for copies to count."""
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        repeats = 5 if quick else 101
-        small, large = Stack(ROWS), Stack(64 if quick else LARGE, width=256, depth=6)
-        return {**_cost(small, repeats), **_compared(large, 3 if quick else 9)}
-    finally:
-        torch.set_num_threads(threads)
+def measure_activations(quick: bool, _samples: int | None) -> dict[str, Any]:
+    with one_torch_thread():
+        cost = _cost(Blocks(ROWS), 5 if quick else 101)
+        return {**cost, **_compared(Blocks(64 if quick else LARGE, width=256, depth=6), 3 if quick else 9)}
 
 
-def _cost(stack: Stack, repeats: int) -> dict[str, Any]:
+def _cost(blocks: Blocks, repeats: int) -> dict[str, Any]:
     """Thread time of a step with hooks less that of one without, for each tensor that it saves."""
-    offloader, looking = stack.offloader(), stack.offloader(minimum=1 << 40)
-    for engine in (offloader, looking):
-        for _ in range(3):  # measured, ordered, known
-            stack.step(stack.offloading(engine))
+    offloader, looking = blocks.offloader(), blocks.offloader(minimum=1 << 40)
     before = offloader.tensors, offloader.fetched
-    stack.step(stack.offloading(offloader))
+    blocks.step(blocks.offloading(offloader))
     tensors, moved = offloader.tensors - before[0], offloader.fetched - before[1]
-    seconds = interleaved(
-        {
-            "plain": lambda: stack.step(nullcontext()),
-            "ours": lambda: stack.step(stack.offloading(offloader)),
-            "looking": lambda: stack.step(stack.offloading(looking)),
-            "passing": lambda: stack.step(_passing()),
-        },
-        repeats=repeats,
-        clock=time.thread_time,
-    )
+    subjects = {
+        "plain": lambda: blocks.step(nullcontext()),
+        "ours": lambda: blocks.step(blocks.offloading(offloader)),
+        "looking": lambda: blocks.step(blocks.offloading(looking)),
+        "passing": lambda: blocks.step(_passing()),
+    }
+    seconds = measure(subjects, repeats=repeats).thread
     return {
         "us_per_tensor": (seconds["ours"] - seconds["plain"]) / tensors * 1e6,
         "us_per_tensor_doing_nothing": (seconds["passing"] - seconds["plain"]) / tensors * 1e6,
@@ -67,29 +52,28 @@ def _cost(stack: Stack, repeats: int) -> dict[str, Any]:
     }
 
 
-def _compared(stack: Stack, repeats: int) -> dict[str, Any]:
+def _compared(blocks: Blocks, repeats: int) -> dict[str, Any]:
     """Whole steps, as speed against each other: above 1 means that ours is faster."""
     import torch
 
-    offloader = stack.offloader()
-    for _ in range(3):
-        stack.step(stack.offloading(offloader))
+    offloader = blocks.offloader()
     saved, moved = offloader.saved, offloader.moved
-    stack.step(stack.offloading(offloader))
-    candidates: dict[str, Callable[[], object]] = {
-        "ours": lambda: stack.step(stack.offloading(offloader)),
+    blocks.step(blocks.offloading(offloader))
+    share = (offloader.moved - moved) / (offloader.saved - saved)
+    subjects = {
+        "ours": lambda: blocks.step(blocks.offloading(offloader)),
         # With pinned memory, as people use it: where nothing can be pinned it still copies; without, it would not.
-        "save_on_cpu": lambda: stack.step(torch.autograd.graph.save_on_cpu(pin_memory=True)),
+        "save_on_cpu": lambda: blocks.step(torch.autograd.graph.save_on_cpu(pin_memory=True)),
     }
-    seconds = interleaved(candidates, repeats=repeats, clock=time.thread_time)
+    seconds = measure(subjects, repeats=repeats).thread
     return {
-        "moved_vs_saved": (offloader.moved - moved) / (offloader.saved - saved),
+        "moved_vs_saved": share,
         "vs_save_on_cpu": seconds["save_on_cpu"] / seconds["ours"],
         "vs_upstream": None,  # it leaves CPU tensors alone; ``gh200 prove`` compares whole runs where there is a GPU
     }
 
 
-class Stack:
+class Blocks:
     """Attention-free transformer blocks: projections, activation, gate, norm and a residual, as image models have."""
 
     def __init__(self, rows: int, width: int = WIDTH, depth: int = DEPTH) -> None:
@@ -97,7 +81,7 @@ class Stack:
 
         torch.manual_seed(1)
         nn = torch.nn
-        self.blocks = nn.ModuleList(
+        self.layers = nn.ModuleList(
             nn.ModuleList((nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)))
             for _ in range(depth)
         )
@@ -107,29 +91,33 @@ class Stack:
         import torch
 
         x = self.inputs
-        for norm, up, down in self.blocks:
+        for norm, up, down in self.layers:
             gate, value = torch.nn.functional.gelu(up(norm(x))).chunk(2, dim=-1)
             x = x + down(torch.cat((gate * value, value), dim=-1))
         return x
 
     def step(self, around: AbstractContextManager[object]) -> None:
-        for weight in self.blocks.parameters():
+        for weight in self.layers.parameters():
             weight.grad = None
         with around:
             out = self.forward()
         out.square().mean().backward()
 
     def offloader(self, minimum: int = 0) -> Any:
+        """One whose steps are measured, ordered and known already."""
         from simpletuner_gh200.memory.slab import Slab
         from simpletuner_gh200.model.activations.arena import Arena
         from simpletuner_gh200.model.activations.link import HostLink
         from simpletuner_gh200.model.activations.offload import Offloader
         from simpletuner_gh200.model.activations.room import NoRoom
 
-        return Offloader(HostLink(), Arena(Slab.anonymous, 1 << 32), minimum=minimum, room=NoRoom())
+        offloader = Offloader(HostLink(), Arena(Slab.anonymous, 1 << 32), minimum=minimum, room=NoRoom())
+        for _ in range(3):
+            self.step(self.offloading(offloader))
+        return offloader
 
     def offloading(self, offloader: Any) -> AbstractContextManager[object]:
-        context: AbstractContextManager[object] = offloader.step("bench", self.blocks.parameters, (self.inputs,))
+        context: AbstractContextManager[object] = offloader.step("bench", self.layers.parameters, (self.inputs,))
         return context
 
 
@@ -142,5 +130,7 @@ def _passing() -> AbstractContextManager[object]:
 
 
 SUITE = Suite(
-    "activations", "Activations in Grace: microseconds per saved tensor, bytes moved, against others.", measure
+    "activations",
+    "Activations in Grace: microseconds per saved tensor, bytes moved, against others.",
+    measure_activations,
 )

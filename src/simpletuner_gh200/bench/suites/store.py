@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
-import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.bench import sharing
-from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, make_files, warm
-from simpletuner_gh200.bench.store_simpletuner import measure_simpletuner
-from simpletuner_gh200.bench.suite import Suite, interleaved
+from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, chill, make_files, make_jpegs, warm
+from simpletuner_gh200.bench.sharing import measure_dataset
+from simpletuner_gh200.bench.suite import Suite, measure
 from simpletuner_gh200.store.discovery import walk
 from simpletuner_gh200.store.image_check import Verify
 from simpletuner_gh200.store.index import Index, IndexLayout, Rows, halves, write_index
@@ -28,15 +27,16 @@ from simpletuner_gh200.store.staging import StagingRequest, stage
 
 COUNTS = {"400B": 20_000, "100KB": 2_000, "2MB": 100}
 QUICK_COUNTS = {"400B": 200, "100KB": 20, "2MB": 4}
+PIPELINE_BATCH = 16
 CACHED_BYTES = 8_000_000
 """A set of files that the processor's caches hold: then the way to the bytes is measured, not the memory behind it."""
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure_store(quick: bool, _samples: int | None) -> dict[str, Any]:
     counts, repeats = (QUICK_COUNTS, 1) if quick else (COUNTS, 7)
     with tempfile.TemporaryDirectory(prefix="gh200-bench-") as name:
         folder = Path(name)
-        result: dict[str, Any] = {
+        return {
             "staging": {
                 size: measure_staging(folder / f"stage-{size}", SIZES[size], counts[size], repeats) for size in SIZES
             },
@@ -46,61 +46,37 @@ def measure(quick: bool) -> dict[str, Any]:
                 for size in ("100KB", "2MB")
             },
             "index": measure_index(2_000 if quick else 1_000_000, repeats),
-            "sharing": sharing.measure_dataset(folder / "sharing", SIZES["2MB"], 8 if quick else 540),
+            "sharing": measure_dataset(folder / "sharing", SIZES["2MB"], 8 if quick else 540),
+            "pipeline": measure_simpletuner(folder / "pipeline", 20 if quick else 2_000, 1 if quick else 5),
         }
-        result["pipeline"] = measure_simpletuner(folder / "pipeline", 20 if quick else 2_000, 1 if quick else 5)
-    return result
 
 
 def measure_staging(folder: Path, size: int, count: int, repeats: int) -> dict[str, Any]:
     """Wall time over warm files. Staging gives the page cache back, so files are warmed again before each turn.
 
-    The ``cpu_`` ratios count the CPU time of all threads instead: less honest about parallelism, but the only ones
-    that mean something on a machine that is busy with other work.
+    Memory of ours is held until its time is taken, as the reference holds its dict: giving back is not timed.
     """
     paths = make_files(folder, size, count)
-    candidates: dict[str, Callable[[], object]] = {
+
+    def staged(verify: Verify) -> object:
+        return stage(StagingRequest(folder, verify=verify, workers=os.cpu_count() or 1))[0]
+
+    subjects: dict[str, Callable[[], object]] = {
         "limit": lambda: read_limit(paths, size),
         "thread_lz4_dict": lambda: thread_lz4_dict(folder),
-        "ours": lambda: _stage(folder, "none"),
-        "ours_header": lambda: _stage(folder, "header"),
+        "ours": lambda: staged("none"),
+        "ours_header": lambda: staged("header"),
     }
-    wall: dict[str, list[float]] = {name: [] for name in candidates}
-    cpu: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(repeats):
-        for name, candidate in candidates.items():
-            warm(paths)
-            began, began_cpu = time.perf_counter(), time.process_time()
-            kept = candidate()
-            wall[name].append(time.perf_counter() - began)
-            cpu[name].append(time.process_time() - began_cpu)
-            if isinstance(kept, ExitStack):
-                kept.close()
-            del kept
-    median = {name: statistics.median(seconds) for name, seconds in wall.items()}
-    work = {name: statistics.median(seconds) for name, seconds in cpu.items()}
-    return {
-        "gb_per_s": size * count / median["ours"] / 1e9,
-        "files_per_s": count / median["ours"],
-        "vs_read_limit": median["limit"] / median["ours"],
-        "vs_thread_lz4_dict": median["thread_lz4_dict"] / median["ours"],
-        "cpu_vs_read_limit": work["limit"] / work["ours"],
-        "cpu_vs_thread_lz4_dict": work["thread_lz4_dict"] / work["ours"],
-        "read_limit_gb_per_s": size * count / median["limit"] / 1e9,
-        "header": {
-            "gb_per_s": size * count / median["ours_header"] / 1e9,
-            "vs_read_limit": median["limit"] / median["ours_header"],
-            "vs_thread_lz4_dict": median["thread_lz4_dict"] / median["ours_header"],
-        },
-    }
+    seconds = measure(subjects, repeats=repeats, before=lambda _name: warm(paths)).wall
 
+    def ratios(ours: float) -> dict[str, float]:
+        return {
+            "gb_per_s": size * count / ours / 1e9,
+            "vs_read_limit": seconds["limit"] / ours,
+            "vs_thread_lz4_dict": seconds["thread_lz4_dict"] / ours,
+        }
 
-def _stage(folder: Path, verify: Verify) -> ExitStack:
-    """Until this is closed the memory is held, as the reference holds its dict: giving back is not timed."""
-    memory, _report = stage(StagingRequest(folder, verify=verify, workers=os.cpu_count() or 1))
-    held = ExitStack()
-    held.callback(memory.close)
-    return held
+    return {**ratios(seconds["ours"]), "header": ratios(seconds["ours_header"])}
 
 
 def read_limit(paths: list[str], size: int) -> None:
@@ -136,17 +112,14 @@ def thread_lz4_dict(folder: Path) -> dict[Path, bytes]:
 def measure_walk(folder: Path, count: int, repeats: int) -> dict[str, float]:
     """Discovery with sizes, single-threaded: CPU time."""
     make_files(folder, 400, count)
-    taken: dict[str, list[float]] = {"rglob": [], "walk": []}
-    for _ in range(repeats):
-        began = time.thread_time()
-        sizes = sum(path.stat().st_size for path in find_with_rglob(folder))
-        taken["rglob"].append(time.thread_time() - began)
-        began = time.thread_time()
-        found = walk(folder)
-        taken["walk"].append(time.thread_time() - began)
-        assert (found.files, found.size) == (count, sizes)
-    rglob, ours = statistics.median(taken["rglob"]), statistics.median(taken["walk"])
-    return {"vs_rglob": rglob / ours, "files_per_s": count / ours}
+
+    def rglob() -> int:
+        return sum(path.stat().st_size for path in find_with_rglob(folder))
+
+    found = walk(folder)
+    assert (found.files, found.size) == (count, rglob())
+    seconds = measure({"rglob": rglob, "walk": lambda: walk(folder)}, repeats=repeats).thread
+    return {"vs_rglob": seconds["rglob"] / seconds["walk"]}
 
 
 def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[str, Any]:
@@ -196,14 +169,14 @@ def _read_ratios(dataset: StagedDataset, paths: list[str], size: int, repeats: i
         for block in blocks:
             np.copyto(hot_array, block)
 
-    taken = _cpu_medians({"view": view, "local": local, "bytes": as_bytes, "memcpy": memcpy}, repeats)
+    subjects = {"view": view, "local": local, "bytes": as_bytes, "memcpy": memcpy}
+    for subject in subjects.values():
+        subject()
+    seconds = measure(subjects, repeats=repeats).thread
     return {
-        "view_vs_local": taken["local"] / taken["view"],
-        "view_vs_memcpy": taken["memcpy"] / taken["view"],
-        "bytes_vs_local": taken["local"] / taken["bytes"],
-        "view_us": taken["view"] / len(paths) * 1e6,
-        "local_us": taken["local"] / len(paths) * 1e6,
-        "set_bytes": len(places) * size,
+        "view_vs_local": seconds["local"] / seconds["view"],
+        "view_vs_memcpy": seconds["memcpy"] / seconds["view"],
+        "bytes_vs_local": seconds["local"] / seconds["bytes"],
     }
 
 
@@ -222,19 +195,83 @@ def measure_index(keys: int, repeats: int) -> dict[str, float]:
         for path in asked:
             index.find(path)
 
-    taken = _cpu_medians({"lookup": look_up}, repeats)
+    look_up()
+    seconds = measure({"look_up": look_up}, repeats=repeats).thread["look_up"]
+    return {"bytes_per_key": IndexLayout(keys).nbytes / keys + 2, "lookup_us": seconds / len(asked) * 1e6}
+
+
+def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any]:
+    """Wall time of the scan of every file and of one pass of batched reading."""
+    if importlib.util.find_spec("simpletuner") is None:
+        return {"samples_per_s_vs_local": None, "skipped": "SimpleTuner is not installed"}
+    os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
+    paths = make_jpegs(folder, count)
+    memory, _report = stage(StagingRequest(folder, workers=os.cpu_count() or 1))
+    dataset = StagedDataset(memory)
+    memory.close()
+    from simpletuner.helpers.data_backend.local import LocalDataBackend
+
+    from simpletuner_gh200.seams.features.store.backend import backend_class
+
+    local, ours = LocalDataBackend(accelerator=None, id="bench"), backend_class()(None, "bench", dataset)
+    subjects = {name: partial(_run, backend, paths) for name, backend in (("local", local), ("ours", ours))}
+    subjects["cold"] = subjects["local"]
+
+    def before(name: str) -> None:
+        (chill if name == "cold" else warm)(paths)
+
+    seconds = measure(subjects, repeats=repeats, before=before).wall
     return {
-        "bytes_per_key": IndexLayout(keys).nbytes / keys + 2,
-        "lookup_us": taken["lookup"] / len(asked) * 1e6,
-        "keys": keys,
+        "samples_per_s_vs_local": seconds["local"] / seconds["ours"],
+        "samples_per_s_vs_cold": seconds["cold"] / seconds["ours"],
+        "samples_per_s": count / seconds["ours"],
     }
 
 
-def _cpu_medians(candidates: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """CPU seconds of this thread; every candidate has run once before it counts."""
-    for candidate in candidates.values():
-        candidate()
-    return interleaved(candidates, repeats=repeats, clock=time.thread_time)
+def _run(backend: Any, paths: list[str]) -> None:
+    scanner = _scanner(backend)
+    found: dict[str, Any] = {}
+    for path in paths:
+        scanner._process_for_bucket(path, {}, metadata_updates=found)
+    for at in range(0, len(paths), PIPELINE_BATCH):
+        keys, _images = backend.read_image_batch(paths[at : at + PIPELINE_BATCH])
+        assert len(keys) == len(paths[at : at + PIPELINE_BATCH])
+    assert len(found) == len(paths), "SimpleTuner's scan failed; see its log"
 
 
-SUITE = Suite("store", "The in-memory dataset: staging, reading, sharing, and SimpleTuner's pipeline over it.", measure)
+def _scanner(backend: Any) -> Any:
+    """SimpleTuner's metadata backend with what its scan needs, and nothing written to the dataset."""
+    from simpletuner.helpers.data_backend.dataset_types import DatasetType
+    from simpletuner.helpers.metadata.backends.discovery import DiscoveryMetadataBackend
+    from simpletuner.helpers.training.state_tracker import StateTracker
+
+    StateTracker.set_args(
+        SimpleNamespace(
+            resolution=256, resolution_type="pixel", aspect_bucket_alignment=8, aspect_bucket_rounding=2, output_dir="."
+        )
+    )
+    entry = {"id": "bench", "crop": True, "crop_aspect": "square", "crop_style": "center", "resolution": 256}
+    StateTracker.data_backends["bench"] = {"id": "bench", "config": {**entry, "resolution_type": "pixel"}}
+    scanner = DiscoveryMetadataBackend.__new__(DiscoveryMetadataBackend)
+    scanner.__dict__.update(
+        id="bench",
+        data_backend=backend,
+        dataset_type=DatasetType.IMAGE,
+        delete_unwanted_images=False,
+        minimum_image_size=None,
+        minimum_aspect_ratio=None,
+        maximum_aspect_ratio=None,
+        resolution=256,
+        resolution_type="pixel",
+        minimum_num_frames=None,
+        maximum_num_frames=None,
+        num_frames=None,
+        dataset_config=entry,
+        instance_data_dir="",
+    )
+    return scanner
+
+
+SUITE = Suite(
+    "store", "The in-memory dataset: staging, reading, sharing, and SimpleTuner's pipeline over it.", measure_store
+)

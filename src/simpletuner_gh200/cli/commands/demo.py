@@ -30,8 +30,7 @@ def demo(
 
       gh200 demo --steps 40 --json
     """
-    from simpletuner_gh200.demo.run import run_demo
-    from simpletuner_gh200.demo.summary import summary_lines
+    from simpletuner_gh200.demo.run import run_demo, summary_lines
     from simpletuner_gh200.operate import preflight
 
     preflight.check_installation(say_on_a_terminal)
@@ -54,19 +53,20 @@ def _watched(steps: int, *, on: bool) -> Iterator[Callable[[str], None] | None]:
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from simpletuner_gh200.demo.summary import progress_in
+    from simpletuner_gh200.demo.run import progress_in
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen(stderr=True), transient=True) as bar:
         task = bar.add_task("making a tiny model", total=None)
 
         def show(line: str) -> None:
-            found = progress_in(line)
-            phase = found.phase or ("starting SimpleTuner" if bar.tasks[0].description.startswith("making") else None)
-            if found.step is not None:
-                bar.update(task, total=steps, completed=found.step, description=f"training, step {found.step}/{steps}")
+            phase, step = progress_in(line)
+            if step is not None:
+                bar.update(task, total=steps, completed=step, description=f"training, step {step}/{steps}")
             elif phase is not None:
                 bar.update(task, description=phase)
+            elif bar.tasks[0].description.startswith("making"):
+                bar.update(task, description="starting SimpleTuner")
 
         yield show
 

@@ -46,36 +46,33 @@ def prove(
 
       gh200 prove --against gh200-prove/gh200_prove.json --folder again --json
     """
-    from simpletuner_gh200.bench.prove.earlier import against as compared
-    from simpletuner_gh200.bench.prove.earlier import calibrate, read_earlier
+    from simpletuner_gh200.bench.prove import proof
     from simpletuner_gh200.bench.prove.page import as_html
-    from simpletuner_gh200.bench.prove.proving import prove as whole
     from simpletuner_gh200.bench.prove.subject import configured_subject, tiny_subject
     from simpletuner_gh200.operate import preflight
     from simpletuner_gh200.plan.machines import this_machine
 
     preflight.check_installation(say_on_a_terminal)
-    earlier = read_earlier(against) if against is not None else None
+    earlier = proof.read_earlier(against) if against is not None else None
     _make(folder)
     with stdout_kept_for_json(as_json):
-        proof = whole(
+        found = proof.prove(
             lambda: configured_subject(config, os.environ) if config is not None else tiny_subject(folder),
             folder,
             minutes=minutes,
             steps=steps,
-            tell=lambda words: say(f"gh200: {words}", error=True),
+            report=lambda words: say(f"gh200: {words}", error=True),
         )
-        told = proof.to_json()
         if earlier is not None:
-            told["against"] = compared(told, earlier)
-        told["plan_learned"] = calibrate(told, this_machine())
-    _write(folder / f"{NAME}.json", json.dumps(told, indent=2) + "\n")
-    _write(folder / f"{NAME}.html", as_html(told))
+            found["against"] = proof.against(found, earlier)
+        found["plan_learned"] = proof.calibrate(found, this_machine())
+    _write(folder / f"{NAME}.json", json.dumps(found, indent=2) + "\n")
+    _write(folder / f"{NAME}.html", as_html(found))
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(found))
     else:
-        _print(told, folder)
-    raise typer.Exit(0 if told["ok"] else 1)
+        _print(found, folder)
+    raise typer.Exit(0 if found["ok"] else 1)
 
 
 def _make(folder: Path) -> None:
@@ -92,26 +89,26 @@ def _write(path: Path, content: str) -> None:
         raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another --folder") from None
 
 
-def _print(told: Mapping[str, Any], folder: Path) -> None:
+def _print(found: Mapping[str, Any], folder: Path) -> None:
     from simpletuner_gh200.bench.prove.page import ARM_HEADINGS, NOT_MEASURED, arm_cells, rates, verdict
 
     console = screen()
-    table = Table(title=f"gh200 prove: {told['model']['title']}", title_justify="left")
+    table = Table(title=f"gh200 prove: {found['model']['title']}", title_justify="left")
     for heading in ARM_HEADINGS:
         table.add_column(heading, overflow="fold")
-    for row in told["ab"]:
+    for row in found["ab"]:
         table.add_row(*arm_cells(row))
     console.print(table)
-    measured = [f"{name} {rate} GB/s" for name, rate in rates(told) if rate != NOT_MEASURED]
+    measured = [f"{name} {rate} GB/s" for name, rate in rates(found) if rate != NOT_MEASURED]
     if measured:
         console.print("; ".join(measured), markup=False, highlight=False)
-    compared = told.get("against") or {"rows": [], "notes": []}
+    compared = found.get("against") or {"rows": [], "notes": []}
     for row in compared["rows"]:
         said = f"{row['name']}: {row['before']:.4g} before, {row['now']:.4g} now"
         console.print(said, markup=False, highlight=False)
-    learned = told["plan_learned"]
+    learned = found["plan_learned"]
     closing = [f"`gh200 plan` learned: {', '.join(learned)}"] if learned else []
-    for line in (*told["notes"], *compared["notes"], *closing, verdict(told)):
+    for line in (*found["notes"], *compared["notes"], *closing, verdict(found)):
         console.print(line, markup=False, highlight=False)
     console.print(f"to send back: {folder / NAME}.html and .json", markup=False, highlight=False)
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,22 +25,17 @@ from typing import Any
 from simpletuner_gh200.config.environment import NO_BYTECODE, for_child
 from simpletuner_gh200.errors import RunFailed
 
-DATA_BEGINS, DATA_ENDS = "Loading data backend config", "Loading diffusion model"
-CAPTIONS_BEGIN, CAPTIONS_END = "Collecting captions", "Completed processing"
 FIRST_STEP = "gh200-bench: first optimizer step"
-MARKS = (DATA_BEGINS, CAPTIONS_BEGIN, CAPTIONS_END, DATA_ENDS, FIRST_STEP)
+"""Written into the log by the run itself."""
 LONGEST_RUN = 3600.0
 
 
 @dataclass(frozen=True)
-class StartTimes:
-    """Seconds of one run."""
+class Timed:
+    """When a run's log first had each mark: seconds since its start, and CPU seconds of its process until then."""
 
-    data: float
-    captions: float
-    first_step: float
-    data_cpu: float
-    """CPU seconds of the whole process in the data phase: what is left to compare on a busy machine."""
+    wall: Mapping[str, float]
+    cpu: Mapping[str, float]
 
 
 class RunServer:
@@ -50,7 +45,7 @@ class RunServer:
         one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         on_cpu = {"ACCELERATE_USE_CPU": "true", "SIMPLETUNER_LOG_LEVEL": "INFO"}
         environment = for_child({**one_thread, **on_cpu}, without=(NO_BYTECODE,))
-        code = "from simpletuner_gh200.bench.start_runs import serve; serve()"
+        code = "from simpletuner_gh200.bench.runs import serve; serve()"
         self._server = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
@@ -61,23 +56,17 @@ class RunServer:
         )
         self._answer()
 
-    def run(self, config: Path, log: Path, *, stock: bool) -> StartTimes:
-        """Train what ``config`` says; its output goes to ``log``."""
+    def run(self, config: Path, log: Path, marks: Sequence[str], *, stock: bool) -> Timed:
+        """Train what ``config`` says; its output goes to ``log``, in which every mark must come."""
         assert self._server.stdin is not None
-        job = {"config": str(config), "log": str(log), "stock": stock}
+        job = {"config": str(config), "log": str(log), "marks": marks, "stock": stock}
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
         answer = self._answer()
-        times = answer["times"]
-        if answer["code"] or not set(MARKS) <= times.keys():
+        if answer["code"] or not set(marks) <= answer["wall"].keys():
             end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise RunFailed(f"a run of the benchmark failed (exit code {answer['code']}): {end}")
-        return StartTimes(
-            data=times[DATA_ENDS] - times[DATA_BEGINS],
-            captions=times[CAPTIONS_END] - times[CAPTIONS_BEGIN],
-            first_step=times[FIRST_STEP],
-            data_cpu=answer["cpu"][DATA_ENDS] - answer["cpu"][DATA_BEGINS],
-        )
+        return Timed(answer["wall"], answer["cpu"])
 
     def _answer(self) -> dict[str, Any]:
         assert self._server.stdout is not None
@@ -122,19 +111,19 @@ def _timed(job: Mapping[str, Any]) -> dict[str, Any]:
         os.close(reading)
         _become(job, writing)
     os.close(writing)
-    times: dict[str, float] = {}
+    wall: dict[str, float] = {}
     cpu: dict[str, float] = {}
     with os.fdopen(reading, "rb") as lines, open(job["log"], "wb") as log:
         for line in lines:
             now = time.monotonic() - started
             log.write(b"%9.3f %s" % (now, line))
-            for mark in MARKS:
-                if mark.encode() in line and mark not in times:
-                    times[mark], cpu[mark] = now, _cpu_seconds(child)
+            for mark in job["marks"]:
+                if mark.encode() in line and mark not in wall:
+                    wall[mark], cpu[mark] = now, _cpu_seconds(child)
             if now > LONGEST_RUN:
                 os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    return {"code": os.waitstatus_to_exitcode(status), "times": times, "cpu": cpu}
+    return {"code": os.waitstatus_to_exitcode(status), "wall": wall, "cpu": cpu}
 
 
 def _cpu_seconds(process: int) -> float:

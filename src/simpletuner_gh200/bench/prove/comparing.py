@@ -1,0 +1,188 @@
+"""Arms trained through the command that a person types, in rounds, and what their telemetry and summaries say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.bench.prove.arms import Arm, Summary
+from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMMARY_FOLDER, TELEMETRY, for_child
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.telemetry.reading import Recorded, read_run
+
+LOG = "training.log"
+_SENDING = ("SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "SIMPLETUNER_WEBHOOK_CONFIG")
+_UNSET = (NO_BYTECODE, SUMMARY_FOLDER, *_SENDING)
+"""Without bytecode SimpleTuner takes a minute more; and no trial sends anything away."""
+
+WARM_UP = 2
+"""Steps at the start of a run that count for nothing, where there are more."""
+MOST_ROUNDS = 5
+NO_TIME = "no time left"
+
+Train = Callable[[Path, Path], Summary | None]
+"""Trains a configuration, its output going to a log; returns what the first rank left, None where it left nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of an arm. ``step``: median seconds of its steps; None where it failed."""
+
+    ok: bool
+    told: str
+    """What shows that the arm was on, or why the run does not count."""
+    seconds: float
+    step: float | None = None
+    data_wait: float | None = None
+    peak_hbm: int | None = None
+
+
+def trial(arm: Arm, config: Path, steps: int, train: Train) -> Trial:
+    """Train ``config`` and judge by what the run left, not by its exit code alone."""
+    folder = config.parent
+    shutil.rmtree(folder / "output", ignore_errors=True)
+    started = time.monotonic()
+    summary = train(config, folder / LOG)
+    seconds = time.monotonic() - started
+    if summary is None:
+        return Trial(False, f"the run left no summary: {_last_words(folder / LOG)}", seconds)
+    if summary.get("status") != "completed" or int(summary.get("global_step") or 0) < steps:
+        why = summary.get("reason") or summary.get("status")
+        return Trial(False, f"reached step {summary.get('global_step')} of {steps}: {why}", seconds)
+    on, told = arm.verdict(summary)
+    if not on:
+        return Trial(False, told, seconds)
+    try:
+        recorded = read_run(folder / "output")
+    except GH200Error as missing:
+        return Trial(False, missing.message, seconds)
+    step = _median(recorded, "step_seconds")
+    if step is None:
+        return Trial(False, "its telemetry has no steps", seconds)
+    peak = max((int(value) for _step, value in recorded.series("device/reserved")), default=None)
+    return Trial(True, told, seconds, step, _median(recorded, "data_wait_seconds"), peak)
+
+
+def _median(recorded: Recorded, name: str) -> float | None:
+    values = [value for _step, value in recorded.series(name)]
+    return statistics.median(values[WARM_UP:] or values) if values else None
+
+
+def by_command(config: Path, log: Path) -> Summary | None:
+    """``gh200 train`` in a process of its own; telemetry listens in every arm, in stock too."""
+    command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config), "--no-plan"]
+    environment = for_child({TELEMETRY: "1", "TOKENIZERS_PARALLELISM": "false"}, without=_UNSET)
+    with tempfile.TemporaryDirectory(prefix="gh200-prove-") as folder, log.open("w", encoding="utf-8") as file:
+        environment[KEEP_SUMMARY] = folder
+        subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
+        left = sorted(Path(folder).glob("rank-*.json"))
+        summary: Summary | None = json.loads(left[0].read_text(encoding="utf-8")) if left else None
+    return summary
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")
+
+
+@dataclass
+class Compared:
+    """Every trial by arm; ``skipped``: why an arm has none."""
+
+    arms: Sequence[Arm]
+    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[str]:
+        return [name for name, found in self.trials.items() if any(not trial.ok for trial in found)]
+
+    @property
+    def out_of_time(self) -> list[str]:
+        return [name for name, why in self.skipped.items() if why.startswith(NO_TIME)]
+
+    def step(self, name: str) -> float | None:
+        """Median over the rounds."""
+        found = [trial.step for trial in self.trials.get(name, ()) if trial.ok and trial.step is not None]
+        return statistics.median(found) if found else None
+
+    def row(self, arm: Arm) -> dict[str, Any]:
+        found = self.trials.get(arm.name, [])
+        good, bad = [trial for trial in found if trial.ok], [trial for trial in found if not trial.ok]
+        step, stock = self.step(arm.name), self.step("stock")
+        waits = [trial.data_wait for trial in good if trial.data_wait is not None]
+        shown = (bad or good)[0].told if found else self.skipped.get(arm.name, "")
+        return {
+            "name": arm.name,
+            "title": arm.title,
+            "status": "failed" if bad else "ok" if good else "skip",
+            "told": shown,
+            "step_s": step,
+            "data_wait_s": statistics.median(waits) if waits else None,
+            "peak_hbm": max((trial.peak_hbm for trial in good if trial.peak_hbm is not None), default=None),
+            "vs_stock": step / stock if step is not None and stock else None,
+            "runs": [trial.step for trial in good],
+            "settings": dict(arm.settings),
+        }
+
+
+def compare(
+    arms: Sequence[Arm],
+    left_out: Mapping[str, str],
+    run: Callable[[Arm], Trial],
+    *,
+    seconds: float,
+    longest: float = 0.0,
+    most: int = MOST_ROUNDS,
+    report: Callable[[str], None] = lambda _words: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Compared:
+    """Rounds of ``arms``, one after the other, so that noise and heat hit them alike, within ``seconds``.
+
+    A run is not begun that would probably not end in time; ``longest``: what one took so far, before any arm has. The
+    first round takes what it gets; later ones are whole, each beginning with another arm.
+    """
+    until = clock() + seconds
+    found = Compared(arms, skipped=dict(left_out))
+    taken: dict[str, float] = {}
+
+    def one(arm: Arm, number: int) -> None:
+        report(f"round {number}: {arm.title}")
+        trial = run(arm)
+        found.trials.setdefault(arm.name, []).append(trial)
+        taken[arm.name] = max(trial.seconds, taken.get(arm.name, 0.0))
+        if not trial.ok:
+            report(f"{arm.name} failed: {trial.told}")
+
+    for arm in arms:
+        if arm.name in left_out:
+            continue
+        needed = max([longest, *taken.values()])
+        if until - clock() < needed:
+            found.skipped[arm.name] = f"{NO_TIME}: a run takes about {needed:.0f} s"
+        else:
+            one(arm, 1)
+    found.rounds = 1 if found.trials else 0
+    running = [arm for arm in arms if arm.name in found.trials and arm.name not in found.failed]
+    while running and found.rounds < most and until - clock() >= sum(taken[arm.name] for arm in running):
+        turn = found.rounds % len(running)
+        for arm in (*running[turn:], *running[:turn]):
+            one(arm, found.rounds + 1)
+        found.rounds += 1
+        running = [arm for arm in running if arm.name not in found.failed]
+    if found.trials and not running:
+        found.notes.append(f"{found.rounds} of at most {most} rounds: every arm that was tried has failed")
+    elif found.rounds < most:
+        found.notes.append(f"{found.rounds} of at most {most} rounds: there was no time for more; see --minutes")
+    return found
