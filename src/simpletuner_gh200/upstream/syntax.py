@@ -22,6 +22,13 @@ def find(module: ast.Module, qualname: str) -> ast.AST | None:
     return here
 
 
+def functions(module: ast.Module) -> Iterator[tuple[str, Function]]:
+    """Functions of the module and methods of its classes, by qualified name."""
+    for node in module.body:
+        owner, parts = (f"{node.name}.", node.body) if isinstance(node, ast.ClassDef) else ("", [node])
+        yield from ((owner + part.name, part) for part in parts if isinstance(part, Function))
+
+
 def function(module: ast.Module, qualname: str) -> Function | None:
     found = find(module, qualname)
     return found if isinstance(found, Function) else None

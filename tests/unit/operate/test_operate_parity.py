@@ -9,7 +9,7 @@ import pytest
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import parity
 from simpletuner_gh200.operate.parity import Difference
-from tests.unit.operate.rebase_samples import write
+from tests.unit.compat.rebase_samples import write
 
 TESTS = """
 import os, unittest

@@ -30,7 +30,7 @@ PTH_LINE = (
     'import os, sys; gh200 = type(sys)("simpletuner.gh200"); '
     "gh200.__getattr__ = lambda name: getattr(object(), name) "
     'if name[:2] == "__" and name not in ("__path__", "__all__") '
-    'else __import__("simpletuner_gh200.older_names", fromlist=["x"]).answer(name); '
+    'else __import__("simpletuner_gh200.compat.older_names", fromlist=["x"]).answer(name); '
     'sys.modules.setdefault("simpletuner.gh200", gh200); '
     '(os.environ.get("SIMPLETUNER_GH200") == "1" or "simpletuner/train.py" in " ".join(sys.orig_argv[1:4])) and '
     '__import__("simpletuner_gh200.startup", fromlist=["x"]).begin()\n'

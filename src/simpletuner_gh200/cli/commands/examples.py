@@ -10,7 +10,7 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
-from simpletuner_gh200.operate import shipped
+from simpletuner_gh200.compat import shipped
 
 
 def examples(

@@ -13,7 +13,7 @@ from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import stdout_kept_for_json
 
 if TYPE_CHECKING:
-    from simpletuner_gh200.operate.rebase.journal import Journal, StepRecord
+    from simpletuner_gh200.compat.rebase.workflow import Journal, StepRecord
 
 app = typer.Typer(
     help="Bring the extension into your own SimpleTuner tree, on a fresh upstream.",
@@ -42,7 +42,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Back up, branch from upstream, test it, then bring in the package, one commit per component."""
-    from simpletuner_gh200.operate.rebase import workflow
+    from simpletuner_gh200.compat.rebase import workflow
 
     with stdout_kept_for_json(as_json):
         journal = workflow.start(repo, onto=onto, remote=remote, skip_tests=skip_tests, tell=_tell)
@@ -52,7 +52,7 @@ def start(
 @app.command("continue", epilog="\nExample:\n\n  gh200 rebase continue --repo ~/SimpleTuner\n")
 def go_on(repo: Repo = HERE, as_json: AsJson = False) -> None:
     """Go on where an interrupted or failed rebase stopped."""
-    from simpletuner_gh200.operate.rebase import workflow
+    from simpletuner_gh200.compat.rebase import workflow
 
     with stdout_kept_for_json(as_json):
         journal = workflow.go_on(repo, _tell)
@@ -62,7 +62,7 @@ def go_on(repo: Repo = HERE, as_json: AsJson = False) -> None:
 @app.command(epilog="\nExample:\n\n  gh200 rebase status --repo ~/SimpleTuner --json\n")
 def status(repo: Repo = HERE, as_json: AsJson = False) -> None:
     """Show what is done and what is next. Exit code 1 if a step failed."""
-    from simpletuner_gh200.operate.rebase import workflow
+    from simpletuner_gh200.compat.rebase import workflow
 
     journal = workflow.status(repo)
     for record in () if as_json else journal.steps:
@@ -80,7 +80,7 @@ def run_tests(
     ] = False,
 ) -> None:
     """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed."""
-    from simpletuner_gh200.operate.rebase import workflow
+    from simpletuner_gh200.compat.rebase import workflow
 
     found = workflow.run_tests(repo, runs=runs)
     for trial in found:
@@ -92,7 +92,7 @@ def run_tests(
 @app.command(epilog="\nExample:\n\n  gh200 rebase rollback --repo ~/SimpleTuner --yes\n")
 def rollback(repo: Repo = HERE, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Go back to the branch it started from. The new branch and the backup are kept."""
-    from simpletuner_gh200.operate.rebase import workflow
+    from simpletuner_gh200.compat.rebase import workflow
 
     journal = workflow.status(repo)
     where = journal.original_branch or journal.original_commit[:12]

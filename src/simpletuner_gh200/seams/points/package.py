@@ -1,14 +1,11 @@
-"""SimpleTuner's package itself: ``simpletuner.gh200`` and its submodules, as the earlier guides use them."""
+"""SimpleTuner's package itself: ``simpletuner.gh200`` of the earlier guides as its attribute, for ``import`` alone."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 
-from simpletuner_gh200.older_names import PLACE, SUBMODULES, Alias
 from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
@@ -16,15 +13,13 @@ from simpletuner_gh200.upstream.spec import SeamSpec
 
 
 def _alias(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    if any(Path(place, "gh200", "__init__.py").is_file() for place in getattr(module, "__path__", ())):
-        return []  # a tree with a package of its own there
-    package = Alias()
-    ours = {f"{PLACE}.{name}": importlib.import_module(f"simpletuner_gh200.older_names.{name}") for name in SUBMODULES}
-    return [put(module, "gh200", package), *(put(sys.modules, *found) for found in {PLACE: package, **ours}.items())]
+    """The ``.pth`` line has put it into ``sys.modules``; a tree with a package of its own there has let go of it."""
+    there = sys.modules.get("simpletuner.gh200")
+    return [put(module, "gh200", there)] if there is not None and not hasattr(module, "gh200") else []
 
 
 PACKAGE = SeamSpec(
-    name=PLACE,
+    name="simpletuner.gh200",
     module="simpletuner",
     qualname="__name__",
     parameters=None,

@@ -9,11 +9,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from simpletuner_gh200.compat.rebase.tree import HOME, VENDOR
 from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child, python_path
-from simpletuner_gh200.operate.rebase.components import HOME, VENDOR
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.check import check
 from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
+
+SUITES = ("upstream", "gh200", "combined")
+"""Manual validation, attention backends and audio without us; the extension alone; both together."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +53,18 @@ def integration(root: Path) -> list[Trial]:
     ]
 
 
-SUITES = ("upstream", "gh200", "combined")
-"""Manual validation, attention backends and audio without us; the extension alone; both together."""
-
-
 def matrices(root: Path) -> list[Trial]:
     """The three feature matrices, from the tree and with its own SimpleTuner and package: real runs of a tiny model."""
-    return [_matrix(root, suite) for suite in SUITES]
+    return [_matrix(root, f"scripts/test_{suite}_features.sh") for suite in SUITES]
 
 
-def _matrix(root: Path, suite: str) -> Trial:
-    script = f"scripts/test_{suite}_features.sh"
+def _matrix(root: Path, script: str) -> Trial:
     environment = for_child({"PYTHONPATH": python_path(root / VENDOR, root), "GH200_PYTHON": sys.executable})
     done = subprocess.run(["bash", script, "--json"], cwd=root, env=environment, capture_output=True, text=True)
     try:
-        found = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+        found = json.loads(_last_line(done.stdout))
     except json.JSONDecodeError:
-        return Trial(script, "failed", (done.stderr.strip().splitlines() or ["no result"])[-1])
+        return Trial(script, "failed", _last_line(done.stderr))
     failed = [
         f"{row['test']} {row['scenario']}: {row['detail']}" for row in found["rows"] if row["outcome"] == "failed"
     ]
@@ -101,6 +99,10 @@ def _imports(root: Path, code: str, name: str, added: dict[str, str] | None = No
     done = subprocess.run([sys.executable, "-c", guarded], env=environment, capture_output=True, text=True, cwd=root)
     if done.returncode == 0:
         return Trial(name, "passed", "")
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    last = _last_line(done.stderr)
     missing = last.startswith("ModuleNotFoundError") and "simpletuner" not in last
     return Trial(name, "skipped" if missing else "failed", last)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no message"])[-1]

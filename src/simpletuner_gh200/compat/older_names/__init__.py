@@ -22,19 +22,6 @@ TREES_OWN = "activate_unless_disabled"
 """What a tree with the package in it asks its own ``gh200`` for, and ours has not."""
 
 
-class Alias(ModuleType):
-    """Stands at ``simpletuner.gh200``; knows nothing itself."""
-
-    def __init__(self) -> None:
-        super().__init__(PLACE, "Names of simpletuner-gh200 under the path of the earlier guides.")
-
-    def __getattr__(self, name: str) -> Any:
-        return answer(name)
-
-    def __dir__(self) -> list[str]:
-        return [*self.__dict__, *(api.available_names() if _simpletuner() else ())]
-
-
 def answer(name: str) -> Any:
     """What the module at ``simpletuner.gh200`` has under a name."""
     if name not in {*api.PUBLIC_NAMES, TREES_OWN, "__path__", "__all__", *SUBMODULES}:
@@ -42,7 +29,9 @@ def answer(name: str) -> Any:
         raise AttributeError(f"module {PLACE!r} has no attribute {name!r}")
     package = _simpletuner()
     if package is None:
-        raise _absent(name)
+        if name.startswith("__"):
+            raise AttributeError(f"module {PLACE!r} has no attribute {name!r}")
+        raise ModuleNotFoundError("No module named 'simpletuner'", name="simpletuner")
     if (package / "gh200" / "__init__.py").is_file():
         return getattr(_trees_own(package / "gh200"), name)
     if name in SUBMODULES:
@@ -56,16 +45,11 @@ def _simpletuner() -> Path | None:
     """Its folder, without importing it."""
     loaded = sys.modules.get("simpletuner")
     if loaded is not None:
-        return Path(next(iter(loaded.__path__))) if getattr(loaded, "__path__", None) else None
-    found = importlib.util.find_spec("simpletuner")
-    places = found.submodule_search_locations if found is not None else None
+        places = getattr(loaded, "__path__", None)
+    else:
+        found = importlib.util.find_spec("simpletuner")
+        places = found.submodule_search_locations if found is not None else None
     return Path(next(iter(places))) if places else None
-
-
-def _absent(name: str) -> Exception:
-    if name.startswith("__"):
-        return AttributeError(f"module {PLACE!r} has no attribute {name!r}")
-    return ModuleNotFoundError("No module named 'simpletuner'", name="simpletuner")
 
 
 def _trees_own(folder: Path) -> ModuleType:

@@ -11,7 +11,7 @@ import pytest
 
 import simpletuner_gh200
 from simpletuner_gh200.bench.suites.hooks import PTH_LINE
-from simpletuner_gh200.operate.rebase.vendor import ENTRY
+from simpletuner_gh200.compat.rebase.tree import ENTRY
 
 OURS = str(Path(simpletuner_gh200.__file__).parents[1])
 HEAVY = "raise RuntimeError('imported SimpleTuner itself')\n"

@@ -21,6 +21,7 @@ RELEASE_1 = {
     "simpletuner/__init__.py": "__version__ = '1.0'\n",
     "simpletuner/helpers/training/trainer.py": TRAINER,
     "simpletuner/helpers/plain.py": "def plain():\n    return 1\n",
+    "simpletuner/gone.py": "def gone(): ...\n",
 }
 RELEASE_2 = {**RELEASE_1, "simpletuner/__init__.py": "__version__ = '2.0'\n", "simpletuner/new.py": "x = 1\n"}
 FORK = {
@@ -76,6 +77,7 @@ def make_repository(root: Path) -> Path:
     run_git(root, "tag", "v2")
     run_git(root, "switch", "--quiet", "fork")
     write(root, FORK)
+    (root / "simpletuner/gone.py").unlink()
     commit(root, "ours")
     return root
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.compat import shipped
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate import shipped
 
 ROOT = Path(__file__).parents[3]
 OF_THE_GUIDES = {
@@ -40,7 +40,7 @@ def test_every_file_that_the_guides_name_is_written_and_programs_run(tmp_path):
 
 
 def test_the_pages_are_written_when_they_are_asked_for(tmp_path):
-    page = tmp_path / "docs" / "operating" / "migration.md"
+    page = tmp_path / "docs" / "compat" / "migration.md"
     shipped.write(tmp_path)
     assert not page.exists()
     shipped.write(tmp_path, shipped.PAGES)

@@ -1,0 +1,155 @@
+"""What the workflow leaves beside the code: the log, the safety patches, the way back, the checklist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simpletuner_gh200.compat.rebase.fork_report import checklist_lines
+from simpletuner_gh200.compat.rebase.repository import Repository, write_whole
+from simpletuner_gh200.upstream.git import git
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.compat.rebase.workflow import Journal
+
+BRANCH = "gh200-reintegration"
+LOG = "MERGE_LOG.txt"
+PATCH = "gh200-current.patch"
+ROLLBACK = "ROLLBACK.sh"
+CHECKLIST = "GH200_REBASE_CHECKLIST.md"
+UNCOMMITTED = "gh200-uncommitted.patch"
+OURS = (LOG, PATCH, ROLLBACK, CHECKLIST, UNCOMMITTED)
+
+ROLLBACK_TEXT = """#!/usr/bin/env bash
+# Goes back to where `gh200 rebase start` found this checkout. Works without gh200; asks first unless given --yes.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+field() { sed -n "s/^$1: //p" MERGE_LOG.txt | head -n 1; }
+backup=$(field "Backup branch")
+original=$(field "Original branch")
+if [[ -z "$backup" ]] || ! git show-ref --verify --quiet "refs/heads/$backup"; then
+  echo "MERGE_LOG.txt names no backup branch that exists" >&2
+  exit 1
+fi
+if [[ "${1:-}" != "--yes" ]]; then
+  echo "Uncommitted changes are lost. The backup is $backup."
+  read -rp "Leave the current branch for ${original:-$backup}? (y/N) " answer
+  [[ "$answer" == [yY] ]] || exit 1
+fi
+git switch --discard-changes "${original:-$backup}"
+if [[ "$(git rev-parse HEAD)" != "$(git rev-parse "$backup")" ]]; then
+  echo "note: ${original:-$backup} has moved since; the state of then is in $backup" >&2
+fi
+if [[ -s gh200-uncommitted.patch ]] && ! git apply gh200-uncommitted.patch; then
+  echo "note: what was not committed then is in gh200-uncommitted.patch" >&2
+fi
+"""
+
+
+def write_safety(repository: Repository, journal: Journal) -> None:
+    """The log with the names to go back to, the script that does it, and as patches the tree's difference from upstream
+    and what was not committed."""
+    root = repository.root
+    fields = {
+        "Backup branch": journal.backup_branch,
+        "Original branch": journal.original_branch or "",
+        "Original commit": journal.original_commit,
+        "Onto": f"{journal.onto_ref} ({journal.onto_commit})",
+        "New branch": BRANCH,
+        "Started": journal.stamp,
+    }
+    write_whole(root / LOG, "".join(f"{name}: {value}\n" for name, value in fields.items()))
+    write_whole(root / ROLLBACK, ROLLBACK_TEXT)
+    base = common_ancestor(repository, journal)
+    write_whole(root / PATCH, git(root, "diff", "--binary", base, journal.original_commit).stdout)
+    if journal.uncommitted and repository.head() == journal.original_commit:
+        write_whole(root / UNCOMMITTED, repository.uncommitted_patch())
+
+
+def common_ancestor(repository: Repository, journal: Journal) -> str:
+    """The commit the fork grew from; upstream's new one where the two have none in common."""
+    found = git(repository.root, "merge-base", journal.original_commit, journal.onto_commit, check=False)
+    return found.stdout.decode().strip() or journal.onto_commit
+
+
+def record(repository: Repository, journal: Journal, line: str) -> None:
+    """One more line in the log, and the checklist made anew; once there is a log."""
+    path = repository.root / LOG
+    if path.exists():
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line.replace("\n", "; ").rstrip() + "\n")
+        write_whole(repository.root / CHECKLIST, "\n".join(checklist(journal)) + "\n")
+
+
+def checklist(journal: Journal) -> list[str]:
+    """What a person still has to do has an empty box."""
+    rows = []
+    for step in journal.steps:
+        box = "[x]" if step.status == "done" else "[ ]"
+        result = step.result.replace("|", "\\|").replace("\n", "<br>")
+        rows.append(f"| {box} | {step.name} | {step.status} | {result} | {step.at} |")
+    uncommitted = [
+        "",
+        f"Not committed when it started: {', '.join(journal.uncommitted)}. The changes are in `{UNCOMMITTED}`:",
+        "",
+        f"- [ ] carry over what you still want: `git apply --3way {UNCOMMITTED}`",
+    ]
+    return [
+        "# GH200 rebase checklist",
+        "",
+        f"Onto `{journal.onto_ref}` ({journal.onto_commit[:12]}), from "
+        f"`{journal.original_branch or 'a detached HEAD'}` ({journal.original_commit[:12]}). "
+        f"Backup: `{journal.backup_branch}`. Way back: `./{ROLLBACK}` or `gh200 rebase rollback`.",
+        "",
+        "## Steps",
+        "",
+        "| | step | status | result | when |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        "## Your tree against upstream",
+        "",
+        *(checklist_lines(journal.fork) if journal.fork else ["Not looked at yet."]),
+        *(uncommitted if journal.uncommitted else ()),
+        "",
+        "## By hand",
+        "",
+        "- [ ] smoke runs and the three feature matrices (manual validation, attention backends, audio where it runs): "
+        "`gh200 rebase test --runs`",
+        f"- [ ] a baseline of before, on `{journal.backup_branch}`: "
+        "`gh200 baseline capture --steps 1000 -o baseline -- --config CONFIG`",
+        f"- [ ] the same on `{BRANCH}`, into `after`; then `gh200 baseline compare baseline after --tolerance 5%`",
+        "- [ ] on a machine with a GPU: `./gh200_diagnostic.py --oversubscription-scale 1.5` and `./validate_uvm.py`",
+        "- [ ] train your own configuration for a while; what an upgrade changes is in "
+        "`documentation/gh200/compat/migration.md`",
+    ]
+
+
+def manifest(repository: Repository, journal: Journal, rows: list[tuple[str, str, str]]) -> str:
+    """``docs/GH200_PATCH_MANIFEST.md``: what was brought in, how large, how risky; a commit each, so git knows.
+
+    ``rows``: component, purpose, risk.
+    """
+    log = ("log", "--format=%x00%(trailers:key=GH200-Component,valueonly,separator=)", "--numstat")
+    sizes: dict[str, list[str]] = {}
+    for entry in repository.git(*log, f"{journal.onto_commit}..HEAD").split("\0")[1:]:
+        component, *counted = filter(None, entry.splitlines())
+        sizes[component] = [line.partition("\t")[0] for line in counted]
+    lines = [
+        f"| {name} | {purpose} | {len(sizes[name])} | {sum(map(int, filter(str.isdigit, sizes[name])))} | {risk} |"
+        for name, purpose, risk in rows
+    ]
+    return "\n".join(
+        [
+            "# GH200 patch manifest",
+            "",
+            f"Brought into SimpleTuner at `{journal.onto_ref}` by `gh200 rebase`. One commit per row;",
+            "upstream's files change in the hook's only.",
+            "",
+            "| component | purpose | files | lines | risk |",
+            "|---|---|---|---|---|",
+            *lines,
+            "",
+            "Install what it needs: `pip install -r simpletuner/gh200/requirements.txt`.",
+            "",
+        ]
+    )

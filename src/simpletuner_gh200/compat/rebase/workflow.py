@@ -1,0 +1,296 @@
+"""Start, go on, look, test, go back: the steps in order, and the journal over them.
+
+Each step may be run again after an interruption and then does only what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.compat.rebase import checklist, fork_report, tree, trials
+from simpletuner_gh200.compat.rebase.checklist import BRANCH
+from simpletuner_gh200.compat.rebase.repository import Repository, write_whole
+from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
+from simpletuner_gh200.units import counted
+from simpletuner_gh200.upstream.git import resolve
+
+FILE = "journal.json"
+SMOKE, INTEGRATION, MATRICES = "upstream smoke tests", "integration tests", "feature matrix tests"
+MANIFEST = "docs/GH200_PATCH_MANIFEST.md"
+
+
+@dataclass
+class StepRecord:
+    """``status``: pending, started, done, failed, skipped. A step found started was interrupted."""
+
+    name: str
+    status: str = "pending"
+    result: str = ""
+    at: str = ""
+
+
+@dataclass
+class Journal:
+    """Everything a later process needs to go on, to report, or to go back."""
+
+    stamp: str
+    original_branch: str | None
+    """None where HEAD was detached."""
+    original_commit: str
+    onto_ref: str
+    onto_commit: str
+    remote: str | None
+    skip_tests: bool
+    steps: list[StepRecord]
+    fork: dict[str, Any] = field(default_factory=dict)
+    uncommitted: list[str] = field(default_factory=list)
+    """Files with changes that were not committed when it started; the changes are in a patch."""
+
+    @property
+    def backup_branch(self) -> str:
+        return f"gh200-backup-{self.stamp}"
+
+    def next_step(self) -> StepRecord | None:
+        return next((step for step in self.steps if step.status not in ("done", "skipped")), None)
+
+    @property
+    def finished(self) -> bool:
+        return self.next_step() is None
+
+    def step(self, name: str) -> StepRecord:
+        return next(step for step in self.steps if step.name == name)
+
+
+Tell = Callable[[StepRecord], None]
+
+
+class StepSkipped(Exception):
+    """The step was not wanted; the text says why."""
+
+
+class Rebase:
+    """One rebase in one checkout. Its journal is a file inside the git folder, written whole around every step."""
+
+    def __init__(self, repository: Repository, journal: Journal) -> None:
+        self.repository, self.journal = repository, journal
+        self.root = repository.root
+
+    @classmethod
+    def under_way(cls, folder: Path) -> Rebase:
+        repository = Repository(folder)
+        journal = load(repository)
+        if journal is None:
+            remedy = "gh200 rebase start --repo DIR --onto REF"
+            raise UsageError(f"no rebase under way in {repository.root}", remedy=remedy)
+        return cls(repository, journal)
+
+    def advance(self, tell: Tell) -> Journal:
+        steps = self.steps()
+        if any(record.name not in steps for record in self.journal.steps):
+            raise of_another_version(self.repository)
+        while (record := self.journal.next_step()) is not None:
+            self.record(record, "started", "")
+            try:
+                self.record(record, "done", steps[record.name]())
+            except StepSkipped as reason:
+                self.record(record, "skipped", str(reason))
+            except GH200Error as failure:
+                self.record(record, "failed", failure.message)
+                raise
+            finally:
+                tell(record)
+        return self.journal
+
+    def record(self, step: StepRecord, status: str, result: str) -> None:
+        step.status, step.result, step.at = status, result, clock()
+        self.save()
+        checklist.record(self.repository, self.journal, f"{step.at} {step.name}: {status} {result}")
+
+    def save(self) -> None:
+        write_whole(self.repository.state_folder / FILE, json.dumps(asdict(self.journal), indent=1))
+
+    def archive(self) -> None:
+        """Out of the way of the next rebase, but kept."""
+        folder = self.repository.state_folder
+        os.replace(folder / FILE, folder / f"journal-{self.journal.stamp}.json")
+
+    # -- the steps -------------------------------------------------------------------------------------
+
+    def steps(self) -> dict[str, Callable[[], str]]:
+        """In order. What each returns is its result in the checklist."""
+        return {
+            "backup": self._backup,
+            "safety files": self._safety_files,
+            "fork report": self._fork_report,
+            "fresh branch": self._fresh_branch,
+            SMOKE: partial(self._tests, trials.smoke),
+            **{part.step: partial(self._bring_in, part) for part in tree.all_parts()},
+            "manifest": self._manifest,
+            INTEGRATION: partial(self._tests, trials.integration),
+            MATRICES: self._feature_matrices,
+        }
+
+    def _backup(self) -> str:
+        self.repository.create_branch(self.journal.backup_branch, self.journal.original_commit)
+        return self.journal.backup_branch
+
+    def _safety_files(self) -> str:
+        self.repository.ignore(checklist.OURS)
+        checklist.write_safety(self.repository, self.journal)
+        return ", ".join(checklist.OURS)
+
+    def _fork_report(self) -> str:
+        base = checklist.common_ancestor(self.repository, self.journal)
+        report = fork_report.examine(self.repository, base, self.journal.original_commit)
+        self.journal.fork = report
+        by_hand = fork_report.by_hand(report)
+        return f"{len(report['edits'])} upstream files edited, {by_hand} of them with something to look at by hand"
+
+    def _fresh_branch(self) -> str:
+        self.repository.create_branch(BRANCH, self.journal.onto_commit)
+        self.repository.switch(BRANCH)
+        return f"{BRANCH} at {self.repository.head()[:12]}"
+
+    def _tests(self, run: Callable[[Path], list[trials.Trial]]) -> str:
+        if self.journal.skip_tests:
+            raise StepSkipped("--skip-tests")
+        found = run(self.root)
+        text = "\n".join(map(str, found))
+        if any(trial.outcome == "failed" for trial in found):
+            raise RunFailed(text, remedy="repair the tree and run `gh200 rebase continue`, or `gh200 rebase rollback`")
+        return text
+
+    def _bring_in(self, part: tree.Part) -> str:
+        self._require_branch()
+        kept = tree.kept_files(self.root) if part.name == "operator files" else []
+        done = self._commit(part.name, part.purpose, part.write(self.root))
+        return done + (f"; kept as they were: {', '.join(kept)}" if kept else "")
+
+    def _manifest(self) -> str:
+        self._require_branch()
+        rows = [(part.name, part.purpose, part.risk) for part in tree.all_parts()]
+        write_whole(self.root / MANIFEST, checklist.manifest(self.repository, self.journal, rows))
+        return self._commit("manifest", "What was brought in for GH200, with size and risk", [MANIFEST])
+
+    def _feature_matrices(self) -> str:
+        """Real runs, which take minutes and SimpleTuner's own packages: started by a person, recorded all the same."""
+        raise StepSkipped("`gh200 rebase test --runs` runs them")
+
+    def _commit(self, component: str, purpose: str, paths: list[str]) -> str:
+        message = f"Bring in simpletuner-gh200: {component}\n\n{purpose}\n\nGH200-Component: {component}\n"
+        made = self.repository.commit(message, paths)
+        return f"{counted(len(paths), 'file')}, " + (f"commit {made[:12]}" if made else "committed before")
+
+    def _require_branch(self) -> None:
+        if self.repository.branch() != BRANCH:
+            raise RunFailed(f"{self.root} is on {self.repository.branch()}, not on {BRANCH}",
+                            remedy=f"git switch {BRANCH}, then `gh200 rebase continue`")  # fmt: skip
+
+
+def start(folder: Path, *, onto: str, remote: str | None, skip_tests: bool, tell: Tell) -> Journal:
+    """Check everything that can be checked first; then write the journal; then act."""
+    repository = Repository(folder)
+    earlier = load(repository)
+    if earlier is not None and not earlier.finished:
+        raise UsageError("a rebase is under way here", remedy="`gh200 rebase continue`, or `gh200 rebase rollback`")
+    if repository.has_branch(BRANCH):
+        remedy = "rename it (git branch -m) or delete it (git branch -D)"
+        raise UsageError(f"there is a branch {BRANCH} already", remedy=remedy)
+    if remote is not None and remote not in repository.git("remote").splitlines():
+        raise UsageError(f"no remote {remote!r}", remedy="git remote add it, or name another with --remote")
+    repository.ignore(checklist.OURS)
+    repository.require_ready()
+    if remote is not None:
+        repository.git("fetch", "--tags", "--", remote)
+    onto_commit = resolve(repository.root, onto)
+    if not repository.text(onto_commit, tree.HOOKED):
+        raise UsageError(
+            f"{onto} is not a SimpleTuner tree: it has no {tree.HOOKED}", remedy="name a ref of SimpleTuner's"
+        )
+    repository.require_room(onto_commit, (tree.HOME, MANIFEST, tree.PAGES))
+    if earlier is not None:
+        Rebase(repository, earlier).archive()
+    journal = Journal(
+        stamp=datetime.now(UTC).strftime("%Y%m%d_%H%M%S"),
+        original_branch=repository.branch(),
+        original_commit=repository.head(),
+        onto_ref=onto,
+        onto_commit=onto_commit,
+        remote=remote,
+        skip_tests=skip_tests,
+        steps=[],
+        uncommitted=repository.uncommitted(),
+    )
+    rebase = Rebase(repository, journal)
+    journal.steps += map(StepRecord, rebase.steps())
+    rebase.save()
+    return rebase.advance(tell)
+
+
+def go_on(folder: Path, tell: Tell) -> Journal:
+    return Rebase.under_way(folder).advance(tell)
+
+
+def status(folder: Path) -> Journal:
+    return Rebase.under_way(folder).journal
+
+
+def run_tests(folder: Path, *, runs: bool = False) -> list[trials.Trial]:
+    """The integration tests again, or real ``runs``, on the tree as it is now; recorded if the rebase got so far."""
+    rebase = Rebase.under_way(folder)
+    found = trials.matrices(rebase.root) if runs else trials.integration(rebase.root)
+    if rebase.journal.step("manifest").status == "done":
+        outcome = "failed" if any(trial.outcome == "failed" for trial in found) else "done"
+        rebase.record(rebase.journal.step(MATRICES if runs else INTEGRATION), outcome, "\n".join(map(str, found)))
+    return found
+
+
+def rollback(folder: Path) -> str:
+    """Back to the branch it started from. Nothing is deleted: the new branch keeps its commits under another name."""
+    rebase = Rebase.under_way(folder)
+    repository, journal = rebase.repository, rebase.journal
+    if repository.branch() == BRANCH:
+        # Copied but not yet committed when it was interrupted.
+        repository.git("clean", "--quiet", "--force", "-d", "-x", "--", tree.HOME, MANIFEST)
+        tree.remove_operator_files(rebase.root, set(repository.names("ls-files", "-z")))
+    repository.switch(journal.original_branch, journal.original_commit)
+    if repository.has_branch(BRANCH):
+        repository.git("branch", "-M", BRANCH, f"gh200-rolled-back-{journal.stamp}")
+    checklist.record(repository, journal, f"{clock()} rolled back")
+    rebase.archive()
+    where = journal.original_branch or journal.original_commit[:12]
+    if repository.head() != journal.original_commit:
+        return f"on {where}, which has moved since; the state of then is in {journal.backup_branch}"
+    patch = rebase.root / checklist.UNCOMMITTED
+    if journal.uncommitted and not (patch.exists() and repository.succeeds("apply", str(patch))):
+        return f"on {where}; what was not committed then is in {patch.name}, which does not apply by itself"
+    return f"on {where}, as it was; the backup branch {journal.backup_branch} is kept"
+
+
+def load(repository: Repository) -> Journal | None:
+    """The journal of the rebase under way, or None."""
+    try:
+        data = json.loads((repository.state_folder / FILE).read_text(encoding="utf-8"))
+        return Journal(**{**data, "steps": [StepRecord(**step) for step in data["steps"]]})
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as unknown:
+        raise of_another_version(repository) from unknown
+
+
+def of_another_version(repository: Repository) -> UsageError:
+    return UsageError(
+        f"{repository.state_folder / FILE} is damaged, or of another version of this command",
+        remedy="finish with that version, or go back with ROLLBACK.sh and delete it",
+    )
+
+
+def clock() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
