@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.plan import model_files, traces
-from simpletuner_gh200.plan.published import DATA
+from simpletuner_gh200.plan import traces
+from simpletuner_gh200.plan.models import PUBLISHED
+from simpletuner_gh200.plan.models import PUBLISHED_TRACES as DATA
 from simpletuner_gh200.units import GIB
 
 SHAPES = {"wan": (81, 480, 832), "sd1x": (0, 512, 512)}
@@ -51,7 +52,7 @@ def questions(model: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 def trace_all(known: dict[str, Any]) -> dict[str, Any]:
     models: dict[str, Any] = {}
-    for model in json.loads(model_files.PUBLISHED.read_text(encoding="utf-8"))["models"]:
+    for model in json.loads(PUBLISHED.read_text(encoding="utf-8"))["models"]:
         if model["names"][0] in known:
             models[model["names"][0]] = known[model["names"][0]]
             continue

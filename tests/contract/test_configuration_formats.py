@@ -14,8 +14,7 @@ from simpletuner_gh200.config.files import Located, as_mapping, read_training_co
 from simpletuner_gh200.config.training import Training, read_training  # noqa: E402
 from simpletuner_gh200.config.upstream_options import LAST_RESORT  # noqa: E402
 from simpletuner_gh200.plan.machines import MACHINES  # noqa: E402
-from simpletuner_gh200.plan.planning import make_plan  # noqa: E402
-from simpletuner_gh200.plan.quick import quick_plan  # noqa: E402
+from simpletuner_gh200.plan.planning import make_plan, quick_plan  # noqa: E402
 from simpletuner_gh200.seams.options import read_options  # noqa: E402
 from simpletuner_gh200.upstream.option_table import OptionTable  # noqa: E402
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.plan.sharding import shard_bytes
+from simpletuner_gh200.plan.steps import shard_bytes
 from simpletuner_gh200.telemetry.reading import read_run
 from tests.integration.flux_project import FSDP2, ROOT, SWITCH, FluxWorkbench, launcher_environment
 

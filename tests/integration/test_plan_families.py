@@ -17,7 +17,7 @@ import pytest
 
 from simpletuner_gh200.model.optimizer_table import optimizers
 from simpletuner_gh200.plan import traces
-from simpletuner_gh200.plan.buckets import between
+from simpletuner_gh200.plan.variants import between
 from simpletuner_gh200.seams.trace.counted import Counted
 from tests.integration import plan_families
 from tests.integration.workbench import Workbench

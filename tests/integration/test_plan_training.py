@@ -11,8 +11,8 @@ import pytest
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.operate import planned
-from simpletuner_gh200.plan import quick
-from simpletuner_gh200.plan.learning import FEWEST, WARMING
+from simpletuner_gh200.plan import planning
+from simpletuner_gh200.plan.calibration import FEWEST, WARMING
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.telemetry.reading import read_run
@@ -48,7 +48,7 @@ def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
 
     assert plan.machine.rate_sources["from_files"] == "assumed"
     output = workbench.project.output
-    quick.keep(plan, output)
+    planning.keep(plan, output)
     planned.learn({"output_dir": str(output)}, run.summaries[0])
     again = make_plan(
         read_training(Located.at(workbench.project.config), {}, options=options), this_machine(), trace=False

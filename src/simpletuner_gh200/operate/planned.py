@@ -9,10 +9,10 @@ from typing import Any
 
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import GH200Error, UsageError
-from simpletuner_gh200.plan import calibration, quick
+from simpletuner_gh200.plan import calibration, planning
+from simpletuner_gh200.plan.calibration import learned_context, learned_flops, learned_samples, measured_by_features
 from simpletuner_gh200.plan.facts import truth
-from simpletuner_gh200.plan.learning import learned_context, learned_flops, learned_samples, measured_by_features
-from simpletuner_gh200.plan.machines import Machine, this_machine
+from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import Plan
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
@@ -33,7 +33,7 @@ class Checked:
     def keep(self) -> None:
         """Leave the plan beside the run; for whoever has its output folder to himself."""
         if self.plan is not None and self.output is not None:
-            quick.keep(self.plan, self.output)
+            planning.keep(self.plan, self.output)
 
 
 def check(training: Training) -> Checked:
@@ -47,7 +47,7 @@ def check(training: Training) -> Checked:
 
 
 def _check(training: Training) -> Checked:
-    plan = quick.check_fit(training)
+    plan = planning.check_fit(training)
     if plan is None:
         return Checked()
     close = plan.machine.has_device and not plan.fits
@@ -85,7 +85,7 @@ def foreseen(run: Recorded) -> dict[str, float]:
 def learn(config: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> None:
     """After a run: what it measured is this machine's from now on. ``summary`` is what a rank told when it ended."""
     output = Path(str(config.get("output_dir") or ""))
-    plan = quick.kept(output)
+    plan = planning.kept(output)
     if plan is None:
         return
     try:
@@ -93,24 +93,21 @@ def learn(config: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -
     except UsageError:
         return
     here = this_machine()
-    _learn_context(here, plan, run, output.name)
     details = (summary or {}).get("details")
-    rates = {**_rates(config, plan, run), **measured_by_features(details if isinstance(details, dict) else {})}
-    calibration.remember_rates(here, rates, f"run {output.name}")
+    measured = {**_rates(config, plan, run), **measured_by_features(details if isinstance(details, dict) else {})}
+    calibration.remember(here, {**measured, "context": _context(plan, run)}, f"run {output.name}")
 
 
-def _learn_context(here: Machine, plan: Mapping[str, Any], run: Recorded, name: str) -> None:
+def _context(plan: Mapping[str, Any], run: Recorded) -> int | None:
     """What the device held beyond what torch reserved.
 
     Nothing is learned where we had memory of our own on the device, or torch reserved some in Grace.
     """
     if any((row["what"], row["pool"]) in _OURS for row in plan["bytes"]):
-        return
+        return None
     reserved = dict(run.series("device/reserved"))
     moments = [(int(used), int(reserved[n])) for n, used in run.series("device/used") if n in reserved]
-    found = learned_context(moments)
-    if found is not None:
-        calibration.remember_context(here, found, name)
+    return learned_context(moments)
 
 
 def _rates(config: Mapping[str, Any], plan: Mapping[str, Any], run: Recorded) -> dict[str, float | None]:
@@ -125,7 +122,7 @@ def _rates(config: Mapping[str, Any], plan: Mapping[str, Any], run: Recorded) ->
 
 def _kept(run: Recorded) -> Mapping[str, Any] | None:
     """The plan beside a run that is looked at; None also for a file that is not one, or is another version's."""
-    plan = quick.kept(run.path.parent.parent)
+    plan = planning.kept(run.path.parent.parent)
     try:
         if plan is not None:
             _held(plan, "hbm"), _held(plan, "grace"), _step(plan)

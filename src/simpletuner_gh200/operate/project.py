@@ -17,9 +17,9 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.choices import Decision, Wish, decide
 from simpletuner_gh200.operate.slurm import LOGS, SCRIPT, Batch, train_sbatch
-from simpletuner_gh200.plan.applying import with_settings
+from simpletuner_gh200.plan.changes import with_settings
 from simpletuner_gh200.plan.machines import MACHINES, this_machine
-from simpletuner_gh200.plan.quick import advised
+from simpletuner_gh200.plan.planning import advised
 from simpletuner_gh200.units import counted
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from simpletuner_gh200.plan.machines import RATES
-from simpletuner_gh200.plan.planning import POOL_NAMES, Plan
+from simpletuner_gh200.plan.planning import Plan
 from simpletuner_gh200.plan.rows import PHASES, POOLS, Row
-from simpletuner_gh200.plan.words import (
+from simpletuner_gh200.plan.text import (
     BUCKET_HEADINGS,
+    POOL_NAMES,
     bucket_cells,
     bucket_name,
     headline,
@@ -233,7 +234,7 @@ def as_html(plan: Plan) -> str:
             change.what,
             ", ".join(f"{k}={v}" for k, v in change.settings.items()),
             "yes" if change.fits else "no",
-            change.text().rpartition(": ")[2],
+            change.cost_in_words,
         )
         for change in plan.changes
     ]

@@ -1,38 +1,46 @@
-"""From a configuration to a plan: read, ask, calculate. The cheap way asks nobody and needs no torch."""
+"""From a configuration to a plan: read, ask, calculate. The quick way asks nobody and needs no torch."""
 
 from __future__ import annotations
 
-import difflib
-import os
-import re
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.training import Training
-from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.plan.buckets import Bucket, buckets, usual_flops
-from simpletuner_gh200.plan.calibration import calibrated, constants_for
-from simpletuner_gh200.plan.changes import Change, Evaluated, Situation, changes, cheapest, evaluate, fastest
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.training import Training, read_training
+from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.plan import text
+from simpletuner_gh200.plan.calibration import calibrated
+from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, with_settings
+from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, read_facts, truth
-from simpletuner_gh200.plan.machines import RATES, Machine
-from simpletuner_gh200.plan.model_files import model_of
-from simpletuner_gh200.plan.nodes import OnNodes, node_of, on_nodes, spread_of
-from simpletuner_gh200.plan.reading import named, read_sizes
-from simpletuner_gh200.plan.rows import PHASES, POOLS, Table
-from simpletuner_gh200.plan.sharding import sharding_notes
-from simpletuner_gh200.units import format_bytes
-from simpletuner_gh200.upstream.flavours import families, flavours_of
+from simpletuner_gh200.plan.machines import RATES, Machine, this_machine
+from simpletuner_gh200.plan.rows import PHASES, POOLS, MemoryTable
+from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
+from simpletuner_gh200.plan.steps import sharding_notes
+from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread_of, usual_flops
+from simpletuner_gh200.telemetry.sink import write_whole
 
-_REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
-"""What can be downloaded by its name: owner and model, and no path."""
+PATIENCE = 0.3
+"""Seconds for looking at files in a quick plan; what is not seen by then is not counted, which lowers the bound."""
+
+MARGIN = 0.85
+"""Of HBM, for settings that are chosen before anything of the run was traced."""
+
+FILE = Path("gh200") / "plan.json"
+"""Below a run's output folder: what was planned, for the report to compare."""
 
 
 @dataclass(frozen=True)
 class Plan:
     machine: Machine
-    situation: Situation
+    """Of one rank."""
+    sizes: ModelSizes
     evaluated: Evaluated
     notes: tuple[str, ...] = ()
     buckets: tuple[Bucket, ...] = ()
@@ -45,15 +53,15 @@ class Plan:
         return self.evaluated.fits
 
     @property
-    def table(self) -> Table:
-        return self.evaluated.placed.table
+    def table(self) -> MemoryTable:
+        return self.evaluated.table
 
     @cached_property
-    def changes(self) -> list[Change]:
-        return changes(self.evaluated.facts, self.situation)
+    def changes(self) -> list[SettingChange]:
+        return changes(self.evaluated.facts, self.sizes, self.machine)
 
     @property
-    def advice(self) -> Change | None:
+    def advice(self) -> SettingChange | None:
         """What to change: so that it fits, or so that it is faster."""
         return fastest(self.changes) if self.fits else cheapest(self.changes)
 
@@ -69,7 +77,6 @@ class Plan:
         for pool in POOLS:
             capacity, used = self.machine.capacity(pool), table.used(pool)
             pools[pool] = {"capacity": capacity, "used": used, "free": None if capacity is None else capacity - used}
-        bound = self.evaluated.bounds
         return {
             "fits": self.fits,
             "machine": self.machine.name,
@@ -77,7 +84,7 @@ class Plan:
             "phases": {phase: {pool: table.held(phase, pool) for pool in POOLS} for phase in PHASES},
             "bytes": [row.to_json() for row in table.rows],
             "buckets": [bucket.to_json() for bucket in self.buckets],
-            "step": {"bounds": dict(bound.seconds), "binding": bound.binding, "flops": self.traced_flops},
+            "step": {**self.evaluated.bounds.to_json(), "flops": self.traced_flops},
             "changes": [change.to_json() for change in self.changes],
             "fastest": found.to_json() if (found := fastest(self.changes)) else None,
             "nodes": [found.to_json() for found in self.nodes],
@@ -105,71 +112,103 @@ def make_plan(
     facts = read_facts(training, ranks=spread.ranks)
     if not facts.family:
         raise UsageError("the configuration names no model_family", remedy="set model_family")
-    node = node_of(calibrated(machine), spread)
-    one = node.of_one_rank(facts.ranks)
-    sizes, shapes, notes = read_sizes(training, facts, one, trace=trace, patience=patience)
-    situation = Situation(sizes, one, constants_for(one))
+    one = node_of(calibrated(machine), spread).of_one_rank(facts.ranks)
+    sizes = read_sizes(training, facts, one, trace=trace, patience=patience)
+    notes = [*sizes.notes]
     notes += [f"{key}: not followed, a plain step is counted" for key in NOT_FOLLOWED if truth(facts.options.get(key))]
     notes += sharding_notes(facts)
     if training.assumed:
         notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
-    found = buckets(shapes, facts, sizes, one, situation.constants)
-    others = on_nodes(lambda count: read_facts(training, ranks=count), situation, spread)
-    return Plan(one, situation, evaluate(facts, situation), tuple(notes), found, tuple(others))
+    others = on_nodes(lambda count: read_facts(training, ranks=count), sizes, one, spread)
+    found = buckets(facts, sizes, one)
+    return Plan(one, sizes, evaluate(facts, sizes, one), tuple(notes), found, tuple(others))
 
 
-def unknown_model(plan: Plan) -> UsageError | None:
-    """Why a plan says nothing, where its model has no size: whether it fits is then not known."""
-    sizes, facts = plan.situation.sizes, plan.evaluated.facts
-    if sizes.denoiser.parameters or sizes.traces:
-        return None
-    known = families()
-    if known and facts.family.lower() not in known:
-        close = difflib.get_close_matches(facts.family.lower(), known, n=1)
-        remedy = f"did you mean {close[0]}?" if close else f"one of {', '.join(sorted(known))}"
-        return UsageError(f"model_family {facts.family!r}: SimpleTuner has no such family", remedy=remedy)
-    name = named(facts)
-    why = f": {reason}" if (reason := next((n for n in plan.notes if "could not be traced" in n), "")) else ""
-    return UsageError(f"nothing is known of the size of {name}{why}", remedy=_where_sizes_are(plan, tried=bool(why)))
+def quick_plan(training: Training, machine: Machine) -> Plan:
+    """For those who have no minute: no torch, no tracing, files looked at for a moment only."""
+    return make_plan(training, machine, trace=False, patience=PATIENCE)
 
 
-def _where_sizes_are(plan: Plan, *, tried: bool) -> str:
-    """``tried``: a step of the model was traced, in vain."""
-    facts = plan.evaluated.facts
-    weights = model_of(facts.options)
-    here, download = os.path.isdir(weights), bool(_REPOSITORY.fullmatch(weights))
-    if plan.situation.sizes.denoiser.config:
-        if not tried:
-            return "plan without --no-trace: its configuration is here, and a trace counts it"
-        return "its safetensors files tell too" + (f": hf download {weights}" if download and not here else "")
-    if here:
-        return f"{weights} has no transformer or unet with a config.json: copy it there, or name another folder"
-    if download:
-        return f"its configuration is enough: hf download {weights} --include '*.json'; or name a folder that has it"
-    if not weights and (known := flavours_of(facts.family).repositories):
-        return f"set model_flavour, one of {', '.join(known)}; or pretrained_model_name_or_path"
-    return "set pretrained_model_name_or_path to a repository, or to a folder that has its configuration"
+# -- before a run ------------------------------------------------------------------------------------------
 
 
-def refusal(plan: Plan) -> str | None:
-    """Why a run can't be, in the plan's words; None where only an assumption stands against it, or nothing does.
+def check_fit(training: Training, *, driver: Driver | None = None, root: Path = Path("/")) -> Plan | None:
+    """Before a run on this machine: raises where it can't fit, whatever is assumed; None where nothing can be said.
 
-    A disk that is too small is no reason: it can be emptied while the run goes on.
+    Never refuses on a machine without a GPU: there somebody tries things out.
     """
-    over = {pool: size for pool, size in plan.evaluated.certain_overflow.items() if pool != "disk"}
-    if not over:
+    # The disk is left out: what a run will write may be there already, from its first stretch.
+    machine = replace(this_machine(driver=driver, root=root), disk=None)
+    if not training.values.get("model_family"):
         return None
-    said = []
-    for pool, size in over.items():
-        phase = plan.table.worst_phase(pool)
-        largest = plan.table.largest(phase, pool)
-        what = f", most of it {largest.what} ({format_bytes(largest.bytes)})" if largest else ""
-        capacity = format_bytes(plan.machine.capacity(pool) or 0)
-        used = format_bytes(plan.table.used(pool, certain=True))
-        said.append(
-            f"{POOL_NAMES[pool]} has {capacity}, {phase} needs at least {used}{what}: {format_bytes(size)} too much"
+    plan = quick_plan(training, machine)
+    why = text.refusal(plan) if machine.has_device else None
+    if why is not None:
+        change = cheapest(plan.changes)
+        more = f"{change.text()}; `gh200 plan` has more" if change else "see `gh200 plan CONFIG` for what would fit"
+        raise RunFailed(f"this run does not fit: {why}", remedy=f"{more}; --no-plan starts it anyway")
+    return plan
+
+
+def keep(plan: Plan, output: Path) -> None:
+    """Leave the plan with the run; a folder that can't be written is not this file's business."""
+    with suppress(OSError):
+        write_whole(output / FILE, plan.to_json())
+
+
+def kept(output: Path) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads((output / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
+    """The configuration with ``settings``, next to it: ``config.json`` as ``config.planned.json``; returns where."""
+    path = training.located.path if training.located is not None else None
+    if path is None:
+        raise UsageError("there is no configuration file to copy", remedy="name one")
+    if path.suffix == ".env":
+        raise UsageError(
+            f"{path}: a plan can't be applied to a .env file, which holds more than we read of it",
+            remedy=f"set there by hand: {', '.join(f'{key}={value}' for key, value in settings.items())}",
         )
-    return "; ".join(said)
+    target = path.with_suffix(".planned.json")
+    try:
+        target.write_text(json.dumps(with_settings(training.values, settings), indent=2) + "\n", encoding="utf-8")
+    except OSError as refused:
+        remedy = "copy the configuration to a folder you may write"
+        raise UsageError(f"cannot write {target}: {refused.strerror}", remedy=remedy) from None
+    return target
 
 
-POOL_NAMES: Mapping[str, str] = {"hbm": "HBM", "grace": "CPU memory", "disk": "the disk"}
+@dataclass(frozen=True)
+class Advice:
+    """What a plan has to say to somebody who is choosing settings."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """``key`` or ``block.key`` -> what makes it fit, or faster, and changes no number."""
+    too_much: str | None = None
+    """Why it does not fit even so, and what would help."""
+
+
+def advised(values: Mapping[str, Any], machine: Machine) -> Advice:
+    """For a configuration that is in no file yet; nothing where nothing is known of its model."""
+    try:
+        change = quick_plan(_unwritten(values), replace(machine, hbm=int(MARGIN * machine.hbm))).advice
+        settings = dict(change.settings) if change is not None and change.exact else {}
+        plan = quick_plan(_unwritten(with_settings(values, settings)), machine)
+        return Advice(settings, None if plan.fits else text.too_much(plan, cheapest(plan.changes)))
+    except GH200Error:
+        return Advice()
+
+
+def _unwritten(values: Mapping[str, Any]) -> Training:
+    """A configuration that is in no file yet; its dataset list, neither."""
+    flags = [
+        f"--{key}={json.dumps(value) if isinstance(value, dict) else value}"
+        for key, value in values.items()
+        if value is not None and key != "data_backend_config"
+    ]
+    return read_training(Located("cmd", None), {}, flags=flags)

@@ -1,167 +1,208 @@
-"""What is known about a run's model and data, and what one step of it takes under given settings. Pure."""
+"""How large a run's model, its data and one traced step are: from files, published sizes and the tracing child."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
-from simpletuner_gh200.model.activations.policy import Block
-from simpletuner_gh200.model.optimizer_table import OptimizerFacts, optimizers
+from simpletuner_gh200.config.training import Training
+from simpletuner_gh200.plan import traces
+from simpletuner_gh200.plan.data import Data, SampleShape, latent_factors, read_data, shapes_of
 from simpletuner_gh200.plan.facts import RunFacts
-from simpletuner_gh200.plan.model_files import Component
-from simpletuner_gh200.plan.rows import Source
-from simpletuner_gh200.plan.shapes import Data
+from simpletuner_gh200.plan.machines import Machine
+from simpletuner_gh200.plan.models import ModelPart, model_of, named_denoiser, published_traces, read_parts
 from simpletuner_gh200.plan.traces import Trace
-from simpletuner_gh200.seams.trace.counted import Counted
+from simpletuner_gh200.seams.trace.counted import text_width, tokens_of
 
-UNKNOWN_OPTIMIZER = 8.0
-"""Bytes per trained parameter that are assumed of an optimizer nobody measured."""
+PACKED = 64
+"""Channels that go into a transformer whose patches of two by two are made outside of it: Flux, Qwen-Image."""
 
-_ASSUMED_BLOCKS = 20
-"""Of a model that was not traced: few have fewer."""
+USUAL_WIDTH = 4096
+"""Of T5."""
+
+_CHECKPOINTED = {"checkpointed": True, "plain": False}
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """``traces``: by whether blocks are checkpointed, of ``traced_batch`` samples; empty where nothing was traced."""
 
-    denoiser: Component
+    denoiser: ModelPart
     data: Data
-    encoders: tuple[Component, ...] = ()
-    vae: Component | None = None
+    encoders: tuple[ModelPart, ...] = ()
+    vae: ModelPart | None = None
     vae_work: Mapping[str, int] = field(default_factory=dict)
+    """Bytes beyond its weights while it encodes, and while it decodes."""
     traces: Mapping[bool, Trace] = field(default_factory=dict)
     traced_batch: float = 1
     guessed: bool = False
     """Are the traces of another shape, and scaled?"""
+    shapes: Mapping[SampleShape, int] = field(default_factory=dict)
+    """Every bucket -> its samples. The traces are of the largest."""
+    smallest: Trace | None = None
+    """Of the smallest, the way in which the run takes its steps; None where it was not traced."""
     latent_bytes: int = 0
     embed_bytes: int = 0
     """Of one sample as it is cached."""
+    notes: tuple[str, ...] = ()
+    """What could not be found out."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """Bytes and operations of one micro-batch on one rank."""
-
-    parameters: int
-    trained: int
-    stepped: int
-    """Trained parameters that an optimizer has state for."""
-    weights: int
-    gradients: int
-    transient: int
-    """Beyond weights and gradients at the peak."""
-    forward: int
-    """Beyond weights, and gradients of before, at the end of the forward pass."""
-    saved: int
-    flops: float
-    weights_source: Source
-    source: Source
-    """Of everything that needs a trace."""
-    blocks: tuple[Block, ...] = ()
-    rows: Mapping[int, int] = field(default_factory=dict)
-    """First dimension of parameters -> bytes of one row; empty where no trace tells."""
-    largest_block: int = 0
-    outside: int = 0
-    """Bytes of weights in the largest block, and in none: what FSDP2 gathers at once."""
-    whole: int = 0
-    """Bytes of all weights where a rank holds a part of them."""
+def takes_checkpointed_steps(facts: RunFacts, machine: Machine) -> bool:
+    """Where activations go to Grace the run switches checkpointing off block by block: the plain trace is its basis."""
+    return facts.checkpointing and (facts.activations == "off" or machine.one_pool)
 
 
-def one_step(facts: RunFacts, sizes: Sizes) -> Step:
-    """From the trace; without one, what is certain: weights, and for full training their gradients.
+def ends(shapes: Mapping[SampleShape, int]) -> tuple[SampleShape, SampleShape]:
+    """(smallest, largest): what is traced."""
+    found = sorted(shapes, key=lambda shape: (shape.area, shape.height))
+    return found[0], found[-1]
 
-    Where activations go to Grace the run switches checkpointing off block by block, so the plain trace is its basis.
-    """
-    checkpointed = facts.checkpointing and (facts.activations == "off" or False not in sizes.traces)
-    trace = sizes.traces.get(checkpointed)
-    if trace is None:
-        return _untraced(facts, sizes)
-    whole = trace.whole
-    scale = facts.batch / sizes.traced_batch
-    forward, beyond = whole.forward * scale, (whole.peak - whole.gradients) * scale
-    transient = forward if facts.gradients_outlive else forward - whole.gradients
-    return Step(
-        parameters=whole.parameters,
-        trained=whole.trained,
-        stepped=whole.stepped or whole.trained,  # a trace that was published before this was counted has none
-        weights=_weights(facts, whole),
-        gradients=whole.gradients,
-        transient=round(max(transient, beyond)),
-        forward=round(forward),
-        saved=round(whole.saved * scale),
-        flops=whole.flops * scale,
-        weights_source="computed",
-        source="assumed" if sizes.guessed else "computed",
-        blocks=_blocks(trace, scale, passes=(3 if facts.full else 2) + checkpointed, recomputable=facts.checkpointing),
-        rows=trace.all_rows,
-        largest_block=max((stack.each.weights for stack in trace.stacks.values()), default=whole.weights),
-        outside=max(whole.weights - sum(stack.count * stack.each.weights for stack in trace.stacks.values()), 0),
+
+def read_sizes(
+    training: Training, facts: RunFacts, machine: Machine, *, trace: bool, patience: float | None = None
+) -> ModelSizes:
+    """``trace`` False: only what was traced before. ``patience``: seconds for looking at files."""
+    notes: list[str] = []
+    parts = _parts(facts, notes)
+    denoiser = next((part for part in parts if part.kind == "denoiser"), None)
+    if denoiser is None:
+        notes.append(f"{named(facts)}: neither its files nor a published size are here; its weights are not counted")
+        denoiser = ModelPart("transformer", 0, "assumed")
+    vae = next((part for part in parts if part.kind == "vae"), None)
+    shapes = shapes_of(training)
+    factors = latent_factors(facts.family, vae.config if vae else None)
+    requests = {
+        **_step_requests(facts, denoiser, machine, [shape.latent(*factors) for shape in ends(shapes)]),
+        **_vae_request(vae, ends(shapes)[1]),
+        **{
+            part.name: traces.count_request(part.config)
+            for part in parts
+            if part.config and not part.parameters and part.kind != "denoiser"
+        },
+    }
+    answers = _answers(requests, trace=trace, notes=notes)
+    parts = [replace(p, parameters=answers[p.name]["parameters"]) if p.name in answers else p for p in parts]
+    latent_bytes = ends(shapes)[1].latent_bytes(*factors, _latent_channels(vae, denoiser))
+    embed_bytes = _embed_bytes(facts, denoiser)
+    sizes = ModelSizes(
+        denoiser=denoiser,
+        data=read_data(training, latent_bytes=latent_bytes, embed_bytes=embed_bytes, patience=patience),
+        encoders=tuple(part for part in parts if part.kind == "encoder"),
+        vae=next((part for part in parts if part.kind == "vae"), None),
+        vae_work=answers.get("vae work", {}),
+        traces={way: Trace.from_json(answers[name]) for name, way in _CHECKPOINTED.items() if name in answers},
+        traced_batch=facts.batch,
+        shapes=shapes,
+        smallest=Trace.from_json(answers["smallest"]) if "smallest" in answers else None,
+        latent_bytes=latent_bytes,
+        embed_bytes=embed_bytes,
     )
-
-
-def _weights(facts: RunFacts, whole: Counted) -> int:
-    if facts.quantised is None:
-        return whole.weights
-    return round((whole.parameters - whole.trained) * facts.quantised) + whole.trained_bytes
-
-
-def _blocks(trace: Trace, scale: float, *, passes: int, recomputable: bool) -> tuple[Block, ...]:
-    """In the order of the forward pass; what belongs to no stack can neither be moved nor computed again.
-
-    ``passes``: how many times a step computes as much as a forward pass: once forward, once for gradients of inputs,
-    once for those of weights, once more where it is checkpointed. Only a block that SimpleTuner would checkpoint can be
-    computed again.
-    """
-    each = (
-        Block(
-            saved=round(stack.each.saved * scale),
-            work=stack.each.flops * scale / passes,
-            inputs=round(stack.each.saved * scale / 50),
-            recomputable=recomputable,
+    if not sizes.traces:
+        sizes = _with_published(sizes, facts)
+        notes.append(
+            "activations are those of the published model at its usual shape, scaled to this one"
+            if sizes.guessed
+            else "the step was not traced: activations are not counted, weights and gradients are a lower bound"
         )
-        for stack in trace.stacks.values()
-        for _ in range(stack.count)
-    )
-    return tuple(each)
+    return replace(sizes, notes=tuple(notes))
 
 
-def _untraced(facts: RunFacts, sizes: Sizes) -> Step:
-    count = sizes.denoiser.parameters
-    each = facts.quantised if facts.quantised is not None else facts.bytes_per_weight
-    trained = count if facts.full else 0
-    return Step(
-        parameters=count,
-        trained=trained,
-        stepped=trained,
-        weights=round(count * each),
-        gradients=trained * facts.bytes_per_weight,
-        transient=0,
-        forward=0,
-        saved=0,
-        flops=0.0,
-        weights_source=sizes.denoiser.source,
-        source="assumed",
-        largest_block=round(count * each / _ASSUMED_BLOCKS),
-    )
+def _with_published(sizes: ModelSizes, facts: RunFacts) -> ModelSizes:
+    """With traces of a published model that were made before, scaled to this shape: a good guess, and marked as one."""
+    known = published_traces(model_of(facts.options), facts.family, full=facts.full)
+    if known is None or known.parameters != sizes.denoiser.parameters:
+        return sizes  # another model of the same family
+    batch = known.area / ends(sizes.shapes)[1].area
+    return replace(sizes, traces=known.traces, traced_batch=batch, guessed=True)
 
 
-@dataclass(frozen=True)
-class StateFacts:
-    """Of the optimizer: bytes of all its state on one rank, and how it passes over them."""
+def _parts(facts: RunFacts, notes: list[str]) -> list[ModelPart]:
+    parts = list(read_parts(model_of(facts.options), facts.family).values())
+    own = named_denoiser(facts.options)
+    if own is not None:
+        like = next((part for part in parts if part.kind == "denoiser"), own)
+        if not own.parameters and own.config is None:
+            own = replace(like, source="assumed", note=f"{own.note}; counted as {like.note or like.name}")
+        parts = [own, *(part for part in parts if part.kind != "denoiser")]
+    absent = next((part for part in parts if part.source in ("cited", "assumed")), None)
+    if absent is not None:
+        guess = "; no refusal rests on that" if absent.source == "assumed" else ""
+        notes.append(f"the files of {named(facts)} are not here: {absent.note}{guess}")
+    return parts
 
-    bytes: int
-    source: Source
-    row: OptimizerFacts | None
+
+def named(facts: RunFacts) -> str:
+    """What messages call the model."""
+    return model_of(facts.options) or facts.family
 
 
-def optimizer_state(facts: RunFacts, trained: int, stepped: int) -> StateFacts:
-    """Of parameters with a gradient; one that makes its state before the first step has it for all that is trained."""
-    row = optimizers().get(facts.optimizer)
-    count = trained if row is not None and row.born == "init" else stepped
-    each = row.bytes_per_parameter(facts.weights) if row is not None else None
-    if each is None and row is not None:
-        each = row.bytes_bf16  # SimpleTuner casts the weights to what this optimizer needs
-    if each is None:
-        return StateFacts(round(UNKNOWN_OPTIMIZER * count), "assumed", row)
-    return StateFacts(round(each * count), "measured", row)
+# -- requests to the tracing child: all at once, since a child costs seconds --------------------------------
+
+
+def _step_requests(
+    facts: RunFacts, denoiser: ModelPart, machine: Machine, latents: Sequence[tuple[int, ...]]
+) -> dict[str, dict[str, Any]]:
+    """The step as configured first; the other way second, so that advice has a basis; then the smallest shape."""
+    if not denoiser.config:
+        return {}
+    least, latent = latents
+    found = {
+        name: traces.step_request(
+            facts.options,
+            denoiser.config,
+            batch=facts.batch,
+            latent=latent,
+            checkpointing=checkpointing,
+            like="hopper" if machine.has_device else "cpu",
+        )
+        for name, checkpointing in sorted(_CHECKPOINTED.items(), key=lambda item: item[1] != facts.checkpointing)
+    }
+    if prod(least) < prod(latent):
+        basis = found["checkpointed" if takes_checkpointed_steps(facts, machine) else "plain"]
+        found["smallest"] = {**basis, "latent": list(least)}
+    return found
+
+
+def _vae_request(vae: ModelPart | None, shape: SampleShape) -> dict[str, dict[str, Any]]:
+    if vae is None or not vae.config or shape.frames:
+        return {}
+    channels = int(vae.config.get("in_channels") or 3)
+    return {"vae work": traces.vae_request(vae.config, (1, channels, shape.height, shape.width), "bf16")}
+
+
+def _answers(requests: Mapping[str, dict[str, Any]], *, trace: bool, notes: list[str]) -> dict[str, Any]:
+    """Those that are there; why not, of the others that were traced, goes into ``notes``."""
+    if trace:
+        found = traces.ask(list(requests.values()))
+    else:
+        found = [traces.remembered(request) or {} for request in requests.values()]
+    answers = dict(zip(requests, found, strict=True))
+    notes += [
+        f"{name}: could not be traced: {answer['error']}" for name, answer in answers.items() if "error" in answer
+    ]
+    return {name: answer for name, answer in answers.items() if answer and "error" not in answer}
+
+
+# -- bytes of what is cached -------------------------------------------------------------------------------
+
+
+def _latent_channels(vae: ModelPart | None, denoiser: ModelPart) -> int:
+    """As its VAE says, or what goes into the denoiser, which may take four of them at once."""
+    config = vae.config if vae is not None and vae.config else {}
+    reported = config.get("latent_channels") or config.get("z_dim")
+    if reported:
+        return int(reported)
+    given = int((denoiser.config or {}).get("in_channels") or 16)
+    return given // 4 if given == PACKED else given
+
+
+def _embed_bytes(facts: RunFacts, denoiser: ModelPart) -> int:
+    """Of one cached text embed, where no cache tells."""
+    try:
+        width = text_width(denoiser.config or {})
+    except ValueError:
+        width = USUAL_WIDTH
+    return tokens_of(facts.family, facts.options.get("tokenizer_max_length")) * width * 2

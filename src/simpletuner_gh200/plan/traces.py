@@ -1,7 +1,7 @@
 """What one training step keeps and peaks at, as traced in a child process, and remembered by what was asked.
 
-The key is a digest of the question: model configuration, shape, SimpleTuner's options that can matter, the versions of
-what was asked, and the text of the tracing code. So there is nothing to invalidate, and a plan of a model that was
+The key is a digest of the request: model configuration, shape, SimpleTuner's options that can matter, the packages that
+answer, and the text of the tracing code. So there is nothing to invalidate, and a plan of a model that was
 traced before needs no torch.
 """
 
@@ -109,7 +109,7 @@ def step_request(
     tokens: int | None = None,
     extrapolate: bool = True,
 ) -> dict[str, Any]:
-    """A question for the child about one step. ``latent``: (frames,) height, width; ``like``: hopper or cpu."""
+    """A request to the child for one step. ``latent``: (frames,) height, width; ``like``: hopper or cpu."""
     kept = {key: value for key, value in options.items() if key not in _WITHOUT_INFLUENCE and not names_secret(key)}
     neutral = {
         "pretrained_model_name_or_path": "not/needed",

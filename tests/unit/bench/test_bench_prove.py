@@ -24,7 +24,7 @@ from simpletuner_gh200.diagnostics.selftest.bench import QUESTIONS
 from simpletuner_gh200.diagnostics.selftest.run import selftest
 from simpletuner_gh200.errors import ConfigError, UsageError
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.plan.calibration import calibrated, constants_for
+from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.unit.bench.prove_runs import BY_NAME, TINY, TOKEN, subject, summary, training
@@ -344,7 +344,7 @@ def test_plans_for_this_machine_use_what_was_measured(proof, tmp_path, monkeypat
     plans = calibrated(here)
     assert (plans.h2d, plans.d2h, plans.in_place) == (401e9, 160e9, 310e9)
     assert plans.sources["h2d"] == "measured: gh200 prove"
-    assert constants_for(here).context == 2**30
+    assert calibrated(here).context == 2**30
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

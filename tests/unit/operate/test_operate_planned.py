@@ -16,8 +16,7 @@ from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.operate import launching, planned, run_lock
 from simpletuner_gh200.operate.report.page import build
-from simpletuner_gh200.plan import calibration, learning, quick
-from simpletuner_gh200.plan.beside import Constants
+from simpletuner_gh200.plan import calibration, planning
 from simpletuner_gh200.plan.machines import MACHINES, RATES, this_machine
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.telemetry.reading import read_run
@@ -69,7 +68,7 @@ def test_a_mistake_of_the_plan_stops_no_run(located, monkeypatch):
     def mistaken(*_arguments: object) -> None:
         raise ZeroDivisionError("of the plan")
 
-    monkeypatch.setattr(quick, "quick_plan", mistaken)
+    monkeypatch.setattr(planning, "quick_plan", mistaken)
     with detect.using(MachineDriver(MACHINES["gh200-96"])):
         (notice,) = planned.check(read_training(located, {})).notes
     assert "ZeroDivisionError: of the plan" in notice
@@ -82,7 +81,7 @@ def test_a_plan_is_left_only_beside_a_run_that_has_a_feature_of_ours(located, tm
         found = planned.check(read_training(located, {}, flags=['--cache_config={"vae_cache_type": "unified_memory"}']))
         assert not (tmp_path / "output").exists(), "nothing is written before the run has the folder to itself"
     found.keep()
-    assert quick.kept(tmp_path / "output") is not None
+    assert planning.kept(tmp_path / "output") is not None
     assert [path.name for path in (tmp_path / "output" / "gh200").iterdir()] == ["plan.json"], "and no draft"
 
 
@@ -96,11 +95,11 @@ def test_the_plan_of_a_run_in_progress_stays_when_a_second_job_is_refused(locate
 
 
 def test_the_report_shows_planned_against_measured(located, tmp_path):
-    plan = quick.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
+    plan = planning.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
     output = tmp_path / "output"
     recorded(output, used=2 * plan.table.held("train", "hbm"))
     assert planned.compared(read_run(output)) == [], "a run without a plan"
-    quick.keep(plan, output)
+    planning.keep(plan, output)
     rows = {row[0]: row for row in planned.compared(read_run(output))}
     assert rows["HBM, most in use"][3] == "+100%"
     assert "a step, at least" in rows
@@ -108,18 +107,18 @@ def test_the_report_shows_planned_against_measured(located, tmp_path):
 
 
 def test_a_run_on_a_device_calibrates_the_next_plan(located, tmp_path, private_cache):
-    plan = quick.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
+    plan = planning.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
     output = tmp_path / "output"
-    quick.keep(plan, output)
+    planning.keep(plan, output)
     with detect.using(MachineDriver(MACHINES["gh200-96"])):
         here = this_machine()
 
     def learned() -> int:
         with detect.using(MachineDriver(MACHINES["gh200-96"])):
             planned.learn({"output_dir": str(output)})
-        return calibration.constants_for(here).context
+        return calibration.calibrated(here).context
 
-    assumed = Constants().context
+    assumed = here.context
     assert learned() == assumed, "nothing was recorded yet"
     recorded(output, used=43 * GIB)
     assert learned() == assumed, "what torch reserved is not known"
@@ -132,10 +131,11 @@ def test_a_run_on_a_device_calibrates_the_next_plan(located, tmp_path, private_c
 def test_nothing_is_learned_where_torch_reserves_memory_in_grace(located, tmp_path, private_cache):
     training = read_training(located, {}, flags=['--gh200_optimizations={"use_uvm": true}'])
     output = tmp_path / "output"
-    quick.keep(quick.quick_plan(training, MACHINES["gh200-96"]), output)
+    planning.keep(planning.quick_plan(training, MACHINES["gh200-96"]), output)
     recorded(output, used=43 * GIB, reserved=40 * GIB)
     planned.learn({"output_dir": str(output)})
-    assert calibration.constants_for(replace(MACHINES["gh200-96"], name="this")) == Constants()
+    here = replace(MACHINES["gh200-96"], name="this")
+    assert calibration.calibrated(here) == here
 
 
 # -- rates ---------------------------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ HERE = replace(MACHINES["gh200-96"], name="this", title="a GH200 in a test")
 
 
 def test_a_rate_that_was_measured_here_takes_the_place_of_the_cited_one_and_says_who_measured(private_cache, located):
-    calibration.remember_rates(HERE, {"h2d": 300e9, "flops": None}, "gh200 prove")
-    calibration.remember_rates(HERE, {"flops": 250e12}, "run one")
+    calibration.remember(HERE, {"h2d": 300e9, "flops": None}, "gh200 prove")
+    calibration.remember(HERE, {"flops": 250e12}, "run one")
     found = make_plan(read_training(located, {}), HERE, trace=False).to_json()
     assert (found["rate_values"]["h2d"], found["rates"]["h2d"]) == (300e9, "measured: gh200 prove")
     assert (found["rate_values"]["flops"], found["rates"]["flops"]) == (250e12, "measured: run one")
@@ -159,13 +159,13 @@ def test_a_rate_that_was_measured_here_takes_the_place_of_the_cited_one_and_says
 
 @pytest.mark.parametrize("absurd", [float("inf"), float("nan"), 0.0, -1.0, 1e30])
 def test_an_absurd_rate_is_not_believed(private_cache, absurd):
-    calibration.remember_rates(HERE, {"h2d": absurd}, "somebody")
+    calibration.remember(HERE, {"h2d": absurd}, "somebody")
     assert calibration.calibrated(HERE) == HERE
 
 
 def test_a_name_that_is_no_rate_is_refused_with_those_there_are(private_cache):
     with pytest.raises(ValueError, match="no rate of a machine: hbm; there are flops, hbm_rate, h2d"):
-        calibration.remember_rates(HERE, {"hbm": 1.0}, "somebody")
+        calibration.remember(HERE, {"hbm": 1.0}, "somebody")
 
 
 def steps(**changed: float) -> list[dict[str, float]]:
@@ -177,29 +177,33 @@ def steps(**changed: float) -> list[dict[str, float]]:
         "samples_per_second": 6.0,
     }
     slow = {**usual, "step_seconds": 60.0, "data_wait_seconds": 50.0}
-    return [slow, slow, *[{**usual, **changed}] * learning.FEWEST]
+    return [slow, slow, *[{**usual, **changed}] * calibration.FEWEST]
 
 
 def test_what_the_device_reached_is_what_the_plan_counted_by_what_the_steps_took():
-    assert learning.learned_flops(5e12, steps()) == pytest.approx(5e12 * 3 / 1.5)
-    assert learning.learned_flops(5e12, steps(save_seconds=0.5)) == pytest.approx(5e12 * 3), "a checkpoint is no work"
-    assert learning.learned_flops(None, steps()) is None, "nothing was traced"
-    assert learning.learned_flops(5e12, steps()[:-1]) is None, "too few"
-    assert learning.learned_flops(5e12, steps(data_wait_seconds=1.0)) is None, "the data side was measured"
+    assert calibration.learned_flops(5e12, steps()) == pytest.approx(5e12 * 3 / 1.5)
+    assert calibration.learned_flops(5e12, steps(save_seconds=0.5)) == pytest.approx(5e12 * 3), (
+        "a checkpoint is no work"
+    )
+    assert calibration.learned_flops(None, steps()) is None, "nothing was traced"
+    assert calibration.learned_flops(5e12, steps()[:-1]) is None, "too few"
+    assert calibration.learned_flops(5e12, steps(data_wait_seconds=1.0)) is None, "the data side was measured"
 
 
 def test_what_the_data_side_hands_over_is_counted_of_one_rank():
-    assert learning.learned_samples(steps(), 2) == pytest.approx(6.0 * 2.0 / 2 / 0.1)
-    assert learning.learned_samples(steps(data_wait_seconds=0.0), 1) is None
+    assert calibration.learned_samples(steps(), 2) == pytest.approx(6.0 * 2.0 / 2 / 0.1)
+    assert calibration.learned_samples(steps(data_wait_seconds=0.0), 1) is None
 
 
 def test_features_measure_the_link_and_staging_the_disk():
     large = {"bytes": GIB, "seconds": 0.5, "codecs": {"raw": 7}}
     details = {"activations": {"link": {"h2d": 3e11, "d2h": 2e11, "work": 1.0}}, "store": {"a": large}}
-    assert learning.measured_by_features(details) == {"h2d": 3e11, "d2h": 2e11, "disk_rate": 2 * GIB}
+    assert calibration.measured_by_features(details) == {"h2d": 3e11, "d2h": 2e11, "disk_rate": 2 * GIB}
     for other in ({**large, "codecs": {"raw": 1, "lz4": 1}}, {**large, "bytes": 1000}, "damaged"):
-        assert learning.measured_by_features({"store": {"a": other}})["disk_rate"] is None
-    assert learning.measured_by_features({"activations": {"link": None}}) == dict.fromkeys(("h2d", "d2h", "disk_rate"))
+        assert calibration.measured_by_features({"store": {"a": other}})["disk_rate"] is None
+    assert calibration.measured_by_features({"activations": {"link": None}}) == dict.fromkeys(
+        ("h2d", "d2h", "disk_rate")
+    )
 
 
 @pytest.mark.parametrize(("prefetch", "learns"), [(False, True), (True, False)])
@@ -207,11 +211,11 @@ def test_a_runs_own_rates_are_in_this_machines_next_plan(located, tmp_path, priv
     output = tmp_path / "output"
     training = read_training(located, {}, flags=['--gh200_optimizations={"enable_uvm_hints": true}'])
     with detect.using(NullDriver("no GPU here")):
-        plan = quick.quick_plan(training, this_machine())
-        quick.keep(plan, output)
-        kept = json.loads((output / quick.FILE).read_text())
+        plan = planning.quick_plan(training, this_machine())
+        planning.keep(plan, output)
+        kept = json.loads((output / planning.FILE).read_text())
         kept["step"]["flops"] = 5e10
-        (output / quick.FILE).write_text(json.dumps(kept))
+        (output / planning.FILE).write_text(json.dumps(kept))
         recorded(output, used=0, count=9, step=steps()[-1])
         planned.learn(
             {"output_dir": str(output), "dataloader_prefetch": prefetch},

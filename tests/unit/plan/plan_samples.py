@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.plan.beside import Constants
-from simpletuner_gh200.plan.changes import Situation
+from simpletuner_gh200.plan.data import Data, SampleShape
 from simpletuner_gh200.plan.facts import RunFacts
-from simpletuner_gh200.plan.machines import MACHINES, Machine
-from simpletuner_gh200.plan.model_files import Component
-from simpletuner_gh200.plan.shapes import Data
-from simpletuner_gh200.plan.sizes import Sizes
+from simpletuner_gh200.plan.models import ModelPart
+from simpletuner_gh200.plan.sizes import ModelSizes
 from simpletuner_gh200.plan.traces import Stack, Trace
 from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.units import GIB
@@ -35,25 +32,22 @@ def trace(*, checkpointed: bool) -> Trace:
     return Trace(base, {"blocks": Stack(BLOCKS, each)})
 
 
-def sizes(**changed: object) -> Sizes:
+def sizes(**changed: object) -> ModelSizes:
     found = {
-        "denoiser": Component("transformer", 10 * BILLION, "measured"),
+        "denoiser": ModelPart("transformer", 10 * BILLION, "measured"),
         "data": Data(samples=1000, held=3 * GIB, latents=GIB, embeds=4 * GIB, cached="measured"),
-        "encoders": (Component("text_encoder", BILLION, "measured"),),
-        "vae": Component("vae", BILLION // 10, "measured"),
+        "encoders": (ModelPart("text_encoder", BILLION, "measured"),),
+        "vae": ModelPart("vae", BILLION // 10, "measured"),
         "vae_work": {"encode": GIB, "decode": 2 * GIB},
         "traces": {True: trace(checkpointed=True), False: trace(checkpointed=False)},
+        "shapes": {SampleShape(1024, 1024): 1000},
         "latent_bytes": 1 << 20,
         "embed_bytes": 4 << 20,
     }
-    return Sizes(**{**found, **changed})  # type: ignore[arg-type]
+    return ModelSizes(**{**found, **changed})  # type: ignore[arg-type]
 
 
 def facts(**changed: object) -> RunFacts:
-    found = {"family": "flux", "full": True, "optimizer": "adamw_bf16", "checkpointing": True, "validates": True}
-    return RunFacts(**{**found, **changed})  # type: ignore[arg-type]
-
-
-def situation(machine: Machine | str = "gh200-96", **changed: object) -> Situation:
-    chosen = MACHINES[machine] if isinstance(machine, str) else machine
-    return Situation(sizes(**changed), chosen, Constants())
+    found = {"family": "flux", "full": True, "weights": "bf16", "base_precision": "no_change", "checkpointing": True}
+    found |= {"optimizer": "adamw_bf16", "batch": 1, "accumulation": 1, "vae_batch": 1, "checkpoints": 1}
+    return RunFacts(**{**found, "validates": True, **changed})  # type: ignore[arg-type]

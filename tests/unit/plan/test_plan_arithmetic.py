@@ -9,22 +9,22 @@ import pytest
 from simpletuner_gh200.memory.ceilings import activations_allowance, device_headroom
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.model.optimizer_table import optimizers
-from simpletuner_gh200.plan.beside import Constants
-from simpletuner_gh200.plan.changes import changes, cheapest, evaluate, fastest, options
+from simpletuner_gh200.plan.changes import changes, cheapest, fastest, options
+from simpletuner_gh200.plan.evaluation import evaluate
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.plan.placing import FRAGMENTS, place
-from simpletuner_gh200.plan.rows import PHASES, Table
+from simpletuner_gh200.plan.placing import place
+from simpletuner_gh200.plan.rows import FRAGMENTS, PHASES, MemoryTable
 from simpletuner_gh200.units import GIB
-from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, situation, sizes, trace
+from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, sizes, trace
 
 MACHINE = MACHINES["gh200-96"]
 
 
-def table(run=None, known=None, machine=MACHINE, constants=None) -> Table:
-    return place(run or facts(), known or sizes(), machine, constants or Constants()).table
+def table(run=None, known=None, machine=MACHINE) -> MemoryTable:
+    return evaluate(run or facts(), known or sizes(), machine).table
 
 
-def held(found: Table) -> dict[tuple[str, str, str | None], int]:
+def held(found: MemoryTable) -> dict[tuple[str, str, str | None], int]:
     """(what, pool, phase) -> bytes; fragmentation follows from the others."""
     totals: dict[tuple[str, str, str | None], int] = {}
     for row in found.rows:
@@ -130,8 +130,8 @@ def test_how_far_they_move():
 
 def test_state_leaves_room_for_the_context_in_hbm():
     run = facts(state_in_grace=True)
-    before = place(run, sizes(), MACHINE, Constants()).state_in_hbm
-    after = place(run, sizes(), MACHINE, replace(Constants(), context=Constants().context + 4 * GIB)).state_in_hbm
+    before = place(run, sizes(), MACHINE).state_in_hbm
+    after = place(run, sizes(), replace(MACHINE, context=MACHINE.context + 4 * GIB)).state_in_hbm
     assert 0 < after < before == after + 4 * GIB
 
 
@@ -156,7 +156,7 @@ def test_state_leaves_room_for_the_ema_update():
     alone = place(replace(run, ema=False), sizes(), MACHINE)
     updated = place(run, sizes(), MACHINE)
     assert alone.state_in_hbm == updated.state_in_hbm > 0, "one copy, as the optimizer's own step takes"
-    assert updated.table.held("train", "hbm") <= MACHINE.hbm
+    assert evaluate(run, sizes(), MACHINE).table.held("train", "hbm") <= MACHINE.hbm
 
 
 def test_gradients_are_there_in_the_next_forward_pass_unless_a_step_drops_them():
@@ -178,7 +178,8 @@ def test_sizes_move_what_they_stand_for():
     longer = replace(trace(checkpointed=True).stacks["blocks"], count=BLOCKS + 1)
     deeper = replace(trace(checkpointed=True), stacks={"blocks": longer})
     assert moved(known=sizes(traces={True: deeper}))["weights", "hbm"] == BILLION
-    assert moved(constants=replace(Constants(), context=4 * GIB)) == {("context", "hbm"): 4 * GIB - Constants().context}
+    larger = replace(MACHINE, context=4 * GIB)
+    assert moved(machine=larger) == {("context", "hbm"): 4 * GIB - MACHINE.context}
 
 
 def test_a_quantised_base_model_shrinks_the_frozen_weights_alone():
@@ -225,18 +226,19 @@ def test_both_modes_keep_in_hbm_what_there_is_room_for():
 @pytest.mark.parametrize("dropped", [True, False])
 def test_what_stays_of_a_forward_pass_has_room_beside_what_is_held_then(dropped):
     tight = replace(MACHINE, hbm=70 * 10**9)
-    found = place(facts(checkpointing=False, drops_gradients=dropped, **AWAY), sizes(), tight)
+    evaluated = evaluate(facts(checkpointing=False, drops_gradients=dropped, **AWAY), sizes(), tight)
+    found = evaluated.placed
     assert found.mix is not None
     held_then = found.step.weights + found.step.gradients * (not dropped)
-    room = tight.hbm - device_headroom(tight.hbm) - Constants().context
+    room = tight.hbm - device_headroom(tight.hbm) - tight.context
     assert held_then + found.step.forward - found.mix.offloaded <= room
-    assert found.table.held("train", "hbm", certain=True) <= room
+    assert evaluated.table.held("train", "hbm", certain=True) <= room
 
 
 def test_activations_take_the_share_of_grace_that_the_run_allows_them():
     small = replace(MACHINE, hbm=45 * 10**9, grace=60 * 10**9)
     found = place(facts(checkpointing=True, **AWAY), sizes(), small).mix
-    left = small.grace - sizes().data.held - Constants().process
+    left = small.grace - sizes().data.held - small.process
     allowed = activations_allowance(None, HostMemory(small.grace, left, left, ""), 1).size
     assert found is not None
     assert allowed - 2 * GIB < found.offloaded <= allowed
@@ -313,41 +315,39 @@ def test_ranks_of_one_node_share_its_memory_and_what_it_holds_once():
 
 
 def test_bounds_follow_their_rates():
-    run, known = facts(), situation()
-    before = evaluate(run, known).bounds
+    run, known = facts(), sizes()
+    before = evaluate(run, known, MACHINE).bounds
     assert before.binding == "compute"
     assert before.seconds["compute"] == pytest.approx(trace(checkpointed=True).whole.flops / 400e12)
-    slower = replace(known, machine=replace(MACHINE, flops=MACHINE.flops / 2))
-    assert evaluate(run, slower).bounds.seconds["compute"] == pytest.approx(2 * before.seconds["compute"])
-    assert evaluate(run, slower).bounds.seconds["hbm"] == before.seconds["hbm"]
+    slower = replace(MACHINE, flops=MACHINE.flops / 2)
+    assert evaluate(run, known, slower).bounds.seconds["compute"] == pytest.approx(2 * before.seconds["compute"])
+    assert evaluate(run, known, slower).bounds.seconds["hbm"] == before.seconds["hbm"]
     away = facts(state_in_grace=True, state_pattern="cpu_first")
-    link = evaluate(away, known).bounds.seconds["link"]
-    thin = replace(
-        known, machine=replace(MACHINE, h2d=MACHINE.h2d / 10, d2h=MACHINE.d2h / 10, in_place=MACHINE.in_place / 10)
-    )
-    assert evaluate(away, thin).bounds.seconds["link"] == pytest.approx(10 * link)
-    assert evaluate(replace(run, accumulation=3), known).bounds.seconds["compute"] == pytest.approx(
+    link = evaluate(away, known, MACHINE).bounds.seconds["link"]
+    thin = replace(MACHINE, h2d=MACHINE.h2d / 10, d2h=MACHINE.d2h / 10, in_place=MACHINE.in_place / 10)
+    assert evaluate(away, known, thin).bounds.seconds["link"] == pytest.approx(10 * link)
+    assert evaluate(replace(run, accumulation=3), known, MACHINE).bounds.seconds["compute"] == pytest.approx(
         3 * before.seconds["compute"]
     )
 
 
 def test_the_network_counts_between_ranks_only():
-    assert evaluate(facts(), situation()).bounds.seconds["network"] == 0
-    two = evaluate(facts(ranks=2, sharded=True), situation()).bounds.seconds["network"]
-    four = evaluate(facts(ranks=4, sharded=True), situation()).bounds.seconds["network"]
+    assert evaluate(facts(), sizes(), MACHINE).bounds.seconds["network"] == 0
+    two = evaluate(facts(ranks=2, sharded=True), sizes(), MACHINE).bounds.seconds["network"]
+    four = evaluate(facts(ranks=4, sharded=True), sizes(), MACHINE).bounds.seconds["network"]
     assert 0 < two < four
 
 
 def test_what_one_node_cannot_hold_two_can():
-    alone = evaluate(facts(), situation())
-    together = evaluate(facts(ranks=2, sharded=True), situation())
+    alone = evaluate(facts(), sizes(), MACHINE)
+    together = evaluate(facts(ranks=2, sharded=True), sizes(), MACHINE)
     assert not alone.fits
-    assert alone.certain_overflow["hbm"] > 0
+    assert "hbm" in alone.overflow(certain=True)
     assert together.fits
 
 
 def test_a_run_that_does_not_fit_gets_the_cheapest_change_that_makes_it():
-    found = changes(facts(), situation())
+    found = changes(facts(), sizes(), MACHINE)
     best = cheapest(found)
     assert best is not None
     assert "gh200_optimizations.use_uvm" in best.settings
@@ -358,38 +358,38 @@ def test_a_run_that_does_not_fit_gets_the_cheapest_change_that_makes_it():
 
 
 def test_a_change_says_what_it_does():
-    for change in changes(facts(), situation()):
+    for change in changes(facts(), sizes(), MACHINE):
         after = facts()
         for key, value in change.settings.items():
             name = {"gh200_optimizations.use_uvm": "state_in_grace", "gradient_checkpointing": "checkpointing"}.get(key)
             name = name or {"set_grads_to_none": "drops_gradients", "optimizer": "optimizer"}.get(key)
             name = name or {"gh200_optimizations.activations": "activations"}[key]
             after = replace(after, **{name: value})
-        assert evaluate(after, situation()).fits == change.fits, change.what
+        assert evaluate(after, sizes(), MACHINE).fits == change.fits, change.what
 
 
 def test_the_fastest_setting_of_a_run_that_fits():
-    roomy = situation("gb200")
-    best = fastest(changes(facts(), roomy))
+    roomy = MACHINES["gb200"]
+    best = fastest(changes(facts(), sizes(), roomy))
     assert best is not None
     assert best.settings["gradient_checkpointing"] is False
     assert best.cost < 0
-    assert fastest(changes(facts(checkpointing=False), roomy)) is None
+    assert fastest(changes(facts(checkpointing=False), sizes(), roomy)) is None
 
 
 @pytest.mark.parametrize(("batch", "smaller"), [(2, 1), (5, 1), (6, 3), (9, 3)])
 def test_a_smaller_micro_batch_keeps_every_sample_and_is_not_called_exact(batch, smaller):
     run = facts(batch=batch, accumulation=2)
-    (found,) = (option for option in options(run, situation()) if "train_batch_size" in option.settings)
+    (found,) = (option for option in options(run, sizes(), MACHINE) if "train_batch_size" in option.settings)
     assert found.settings["train_batch_size"] == smaller
     assert found.settings["gradient_accumulation_steps"] * smaller == 2 * batch
     assert not found.exact
-    ramped = options(replace(run, ramped=True), situation())
+    ramped = options(replace(run, ramped=True), sizes(), MACHINE)
     assert not [option for option in ramped if "train_batch_size" in option.settings], "accumulation is the ramp's"
 
 
 def offered(run, machine="gh200-96") -> set[str]:
-    return {key for option in options(run, situation(machine)) for key in option.settings}
+    return {key for option in options(run, sizes(), MACHINES[machine]) for key in option.settings}
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_behind_pcie_the_access_pattern_is_written_down():
 
 
 def test_a_single_pool_is_never_told_to_move_bytes():
-    for change in changes(facts(), situation("gb10")):
+    for change in changes(facts(), sizes(), MACHINES["gb10"]):
         assert not any("use_uvm" in key or "activations" in key for key in change.settings)
 
 
@@ -457,7 +457,7 @@ def test_shadows_are_saved_from_a_model_in_fp32():
 def test_encoding_is_a_guess_where_latents_are_cached_already():
     def encoding(cached: str) -> str:
         data = replace(sizes().data, cached=cached)
-        rows = place(facts(), sizes(data=data), MACHINE, Constants()).table.rows
+        rows = table(known=sizes(data=data)).rows
         return next(row.source for row in rows if row.what == "vae work" and row.phase == "cache")
 
     assert (encoding("computed"), encoding("measured")) == ("computed", "assumed")

@@ -9,17 +9,18 @@ import pytest
 
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.plan import reading, traces
-from simpletuner_gh200.plan.beside import Constants
-from simpletuner_gh200.plan.buckets import Traced, between, buckets, ends, usual_flops
+from simpletuner_gh200.plan import sizes as reading
+from simpletuner_gh200.plan import traces
+from simpletuner_gh200.plan.data import SampleShape
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.plan.model_files import Component
+from simpletuner_gh200.plan.models import ModelPart
 from simpletuner_gh200.plan.pictures import as_html, as_svg
 from simpletuner_gh200.plan.planning import make_plan
-from simpletuner_gh200.plan.shapes import Shape
+from simpletuner_gh200.plan.sizes import ends
+from simpletuner_gh200.plan.variants import between, buckets, usual_flops
 from tests.unit.plan.plan_samples import facts, sizes, trace
 
-SMALL, MIDDLE, LARGE = Shape(512, 512), Shape(768, 768), Shape(1024, 1024)
+SMALL, MIDDLE, LARGE = SampleShape(512, 512), SampleShape(768, 768), SampleShape(1024, 1024)
 COUNTS = {SMALL: 10, LARGE: 5, MIDDLE: 25}
 MACHINE = MACHINES["gh200-144"]
 
@@ -33,14 +34,14 @@ def half(found: traces.Trace) -> traces.Trace:
     return traces.Trace(base, {"blocks": replace(stack, each=each)})
 
 
-def found(known: Traced, **changed):
-    run = facts(checkpointing=False)
-    return buckets(known, run, sizes(**changed), MACHINE, Constants())
+def found(low: traces.Trace | None = None, **changed):
+    known = sizes(shapes=COUNTS, smallest=low, **changed)
+    return buckets(facts(checkpointing=False), known, MACHINE)
 
 
 def test_a_bucket_lies_on_the_line_between_the_smallest_and_the_largest():
     low, high = half(trace(checkpointed=False)), trace(checkpointed=False)
-    large, middle, small = found(Traced(COUNTS, False, low))
+    large, middle, small = found(low)
     assert (large.shape, middle.shape, small.shape) == (LARGE, MIDDLE, SMALL), "from the largest down"
     assert (large.flops, small.flops) == (high.whole.flops, pytest.approx(low.whole.flops))
     share = (MIDDLE.area - SMALL.area) / (LARGE.area - SMALL.area)
@@ -59,22 +60,25 @@ def test_weights_are_the_same_on_the_whole_line():
 
 
 def test_without_the_smallest_the_others_are_scaled_and_that_is_a_guess():
-    large, middle, _small = found(Traced(COUNTS, False))
+    large, middle, _small = found()
     assert (large.source, middle.source) == ("computed", "assumed")
     assert middle.hbm == pytest.approx(large.hbm * MIDDLE.area / LARGE.area, rel=0.01)
-    assert found(Traced(COUNTS, False), traces={}) == ()
+    assert found(traces={}) == ()
 
 
 def test_the_usual_step_counts_each_bucket_as_often_as_it_comes():
     low = half(trace(checkpointed=False))
-    all_of_them = found(Traced(COUNTS, False, low))
+    all_of_them = found(low)
     whole = sum(bucket.flops * bucket.samples for bucket in all_of_them) / 40
     assert usual_flops(all_of_them) == pytest.approx(whole)
     assert usual_flops(()) is None
 
 
 def test_ends_are_those_of_the_area():
-    assert ends([Shape(768, 1344), SMALL, Shape(1344, 768)]) == (SMALL, Shape(1344, 768))
+    assert ends(dict.fromkeys([SampleShape(768, 1344), SMALL, SampleShape(1344, 768)], 0)) == (
+        SMALL,
+        SampleShape(1344, 768),
+    )
 
 
 @pytest.fixture
@@ -99,8 +103,8 @@ def planned(tmp_path, monkeypatch):
         ]
 
     monkeypatch.setattr(traces, "ask", answer)
-    part = Component("transformer", 10, "measured", config={"_class_name": "Any"})
-    monkeypatch.setattr(reading, "read_components", lambda *_arguments: {"transformer": part})
+    part = ModelPart("transformer", 10, "measured", config={"_class_name": "Any"})
+    monkeypatch.setattr(reading, "read_parts", lambda *_arguments: {"transformer": part})
 
     def make(machine="gh200-96", **values):
         asked.clear()
@@ -138,11 +142,11 @@ def test_buckets_are_in_the_json_and_in_the_pictures(planned):
 
 def test_parts_without_weights_are_counted_by_the_same_child(planned, monkeypatch):
     parts = [
-        Component("transformer", 10, "measured", config={"_class_name": "Any"}),
-        Component("text_encoder", 0, "computed", config={"model_type": "clip_text_model"}),
-        Component("vae", 0, "computed", config={"latent_channels": 16}),
+        ModelPart("transformer", 10, "measured", config={"_class_name": "Any"}),
+        ModelPart("text_encoder", 0, "computed", config={"model_type": "clip_text_model"}),
+        ModelPart("vae", 0, "computed", config={"latent_channels": 16}),
     ]
-    monkeypatch.setattr(reading, "read_components", lambda *_arguments: {part.name: part for part in parts})
+    monkeypatch.setattr(reading, "read_parts", lambda *_arguments: {part.name: part for part in parts})
     children = []
 
     def answer(requests, **_more):
@@ -154,7 +158,7 @@ def test_parts_without_weights_are_counted_by_the_same_child(planned, monkeypatc
         return [{**told, **counted}[request["kind"]](request) for request in requests]
 
     monkeypatch.setattr(traces, "ask", answer)
-    sizes = planned()[0].situation.sizes
+    sizes = planned()[0].sizes
     assert children == [["step", "step", "step", "vae", "count", "count"]]
     assert [(part.name, part.parameters) for part in sizes.encoders] == [("text_encoder", 7)]
     assert (sizes.vae.name, sizes.vae.parameters) == ("vae", 5)

@@ -15,14 +15,13 @@ from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.plan import calibration, learning, quick, traces
-from simpletuner_gh200.plan.beside import Constants
+from simpletuner_gh200.plan import calibration, planning, traces
+from simpletuner_gh200.plan.data import SampleShape, read_data, shapes_of
 from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import MACHINES, RATES, machine, this_machine
+from simpletuner_gh200.plan.models import PUBLISHED_TRACES
 from simpletuner_gh200.plan.planning import make_plan
-from simpletuner_gh200.plan.published import DATA
 from simpletuner_gh200.plan.rows import PHASES, POOLS
-from simpletuner_gh200.plan.shapes import Shape, read_data, shapes_of
 from simpletuner_gh200.units import GIB
 from tests.unit.machine_driver import MachineDriver
 
@@ -117,14 +116,16 @@ def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(confi
         "MemTotal: 480000000 kB\nMemFree: 460000000 kB\nMemAvailable: 470000000 kB\n"
     )
     with pytest.raises(RunFailed, match=r"does not fit: HBM has 89\.4 GiB") as refused:
-        quick.check_fit(training, driver=MachineDriver(MACHINES["gh200-96"]), root=host)
+        planning.check_fit(training, driver=MachineDriver(MACHINES["gh200-96"]), root=host)
     assert "--no-plan" in str(refused.value)
     assert "use_uvm" in str(refused.value)
     roomy = replace(MACHINES["gh200-96"], hbm=120 * 10**9)
-    assert quick.check_fit(training, driver=MachineDriver(roomy), root=host) is not None, "over only by what is assumed"
+    assert planning.check_fit(training, driver=MachineDriver(roomy), root=host) is not None, (
+        "over only by what is assumed"
+    )
     nothing = replace(MACHINES["gh200-96"], has_device=False)
     (host / "proc" / "meminfo").write_text("MemTotal: 8000000 kB\nMemFree: 8000000 kB\nMemAvailable: 8000000 kB\n")
-    assert quick.check_fit(training, driver=MachineDriver(nothing), root=host) is not None
+    assert planning.check_fit(training, driver=MachineDriver(nothing), root=host) is not None
 
 
 @pytest.mark.parametrize(
@@ -142,24 +143,24 @@ def test_training_is_refused_only_on_a_device_and_only_for_what_is_certain(confi
 )
 def test_no_refusal_rests_on_what_another_setting_keeps_elsewhere(config, moved):
     tight = replace(MACHINES["gh200-96"], hbm=80 * 10**9)
-    assert make_plan(training_of(config), tight, trace=False).evaluated.certain_overflow["hbm"] > 0
+    assert make_plan(training_of(config), tight, trace=False).evaluated.overflow(certain=True)["hbm"] > 0
     plan = make_plan(training_of(config, **moved), tight, trace=False)
-    assert "hbm" not in plan.evaluated.certain_overflow
+    assert "hbm" not in plan.evaluated.overflow(certain=True)
     assert not plan.fits, "it may still be close"
 
 
 def test_what_is_not_followed_is_said_and_refused_for_nothing(config):
     tight = replace(MACHINES["gh200-96"], hbm=80 * 10**9)
     plan = make_plan(training_of(config, controlnet=True), tight, trace=False)
-    assert "hbm" not in plan.evaluated.certain_overflow
+    assert "hbm" not in plan.evaluated.overflow(certain=True)
     assert "controlnet: not followed, a plain step is counted" in plan.notes
 
 
 def test_models_that_stay_and_models_that_leave_are_read_from_the_switches(config):
     found = read_facts(training_of(config, text_cache_ondemand=True, vae_cache_ondemand=True))
     assert (found.encoders_stay, found.vae_stays) == (True, True)
-    assert "text_encoder_2" in read_facts(training_of(config, text_encoder_2_precision="int8-quanto")).elsewhere
-    assert "vae work" in read_facts(training_of(config, vae_enable_tiling=True)).elsewhere
+    assert "text_encoder_2" in read_facts(training_of(config, text_encoder_2_precision="int8-quanto")).placed_by_others
+    assert "vae work" in read_facts(training_of(config, vae_enable_tiling=True)).placed_by_others
 
 
 def test_a_switch_that_is_off_moves_nothing(config):
@@ -169,44 +170,44 @@ def test_a_switch_that_is_off_moves_nothing(config):
         "musubi_blocks_to_swap": 0,
         "deepspeed_config": None,
     }
-    assert read_facts(training_of(config, **off)).elsewhere == frozenset()
+    assert read_facts(training_of(config, **off)).placed_by_others == frozenset()
 
 
 def test_settings_are_chosen_so_that_they_fit():
-    chosen = quick.advised(FLUX, MACHINES["gh200-96"])
+    chosen = planning.advised(FLUX, MACHINES["gh200-96"])
     assert chosen.settings["gh200_optimizations.use_uvm"] is True
     assert chosen.too_much is None
     unheard = {**FLUX, "model_family": "unheard-of", "pretrained_model_name_or_path": "no/where"}
-    assert quick.advised(unheard, MACHINES["gh200-96"]) == quick.Advice()
+    assert planning.advised(unheard, MACHINES["gh200-96"]) == planning.Advice()
 
 
 def test_what_fits_in_no_way_is_said_with_what_may_help():
     large = {**FLUX, "train_batch_size": 4096, "gradient_checkpointing": True}
-    said = quick.advised(large, MACHINES["gh200-96"]).too_much
+    said = planning.advised(large, MACHINES["gh200-96"]).too_much
     assert said is not None
     assert "HBM: " in said and " of 89.4 GiB in train; most of it " in said
 
 
 def test_a_plan_is_kept_beside_the_run(config, tmp_path):
-    plan = quick.quick_plan(read_training(Located.at(config), {}), MACHINES["gh200-96"])
-    quick.keep(plan, tmp_path)
-    kept = quick.kept(tmp_path)
+    plan = planning.quick_plan(read_training(Located.at(config), {}), MACHINES["gh200-96"])
+    planning.keep(plan, tmp_path)
+    kept = planning.kept(tmp_path)
     assert kept is not None
     assert kept["phases"]["train"]["hbm"] == plan.table.held("train", "hbm")
 
 
 def test_what_a_run_measured_replaces_what_was_assumed(private_cache):
     here = replace(MACHINES["gh200-96"], name="this")
-    assert calibration.constants_for(here) == Constants()
+    assert calibration.calibrated(here) == here
     moments = [(42 * GIB, 40 * GIB), (43 * GIB, 41 * GIB), (43 * GIB, 40 * GIB)]
-    assert learning.learned_context(moments) == 2 * GIB
-    assert learning.learned_context([(39 * GIB, 40 * GIB)]) is None, "less than torch's is no context"
-    assert learning.learned_context([(80 * GIB, 40 * GIB)]) is None, "somebody else's"
-    assert learning.learned_context([]) is None
-    calibration.remember_context(here, 2 * GIB, "my-run")
-    assert calibration.constants_for(here).context == 2 * GIB
-    assert "my-run" in calibration.constants_for(here).context_note
-    assert calibration.constants_for(MACHINES["gh200-96"]) == Constants()
+    assert calibration.learned_context(moments) == 2 * GIB
+    assert calibration.learned_context([(39 * GIB, 40 * GIB)]) is None, "less than torch's is no context"
+    assert calibration.learned_context([(80 * GIB, 40 * GIB)]) is None, "somebody else's"
+    assert calibration.learned_context([]) is None
+    calibration.remember(here, {"context": 2 * GIB, "h2d": None}, "run my-run")
+    learned = calibration.calibrated(here)
+    assert (learned.context, learned.rate_sources["context"]) == (2 * GIB, "measured: run my-run")
+    assert calibration.calibrated(MACHINES["gh200-96"]) == MACHINES["gh200-96"]
 
 
 # -- what is read ------------------------------------------------------------------------------------------------
@@ -223,11 +224,11 @@ def test_a_link_that_leads_nowhere_is_not_counted(config, tmp_path):
     assert (found.samples, found.latents) == (1, 5)
 
 
-def shapes(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> tuple[Shape, ...]:
+def shapes(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> tuple[SampleShape, ...]:
     return tuple(counted(tmp_path, entry, index, **values))
 
 
-def counted(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> dict[Shape, int]:
+def counted(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> dict[SampleShape, int]:
     data = tmp_path / "data"
     data.mkdir(exist_ok=True)
     if index is not None:
@@ -239,24 +240,27 @@ def counted(tmp_path: Path, entry: dict, index: dict | None = None, **values: ob
 
 
 def test_shapes_come_from_buckets_crops_and_resolution(tmp_path):
-    assert shapes(tmp_path, {"resolution": 512}) == (Shape(512, 512, 0, "assumed"),)
+    assert shapes(tmp_path, {"resolution": 512}) == (SampleShape(512, 512, 0, "assumed"),)
     cropped = {"crop": True, "crop_aspect": "square", "resolution": 768, "resolution_type": "pixel"}
-    assert shapes(tmp_path, cropped) == (Shape(768, 768, 0, "computed"),)
+    assert shapes(tmp_path, cropped) == (SampleShape(768, 768, 0, "computed"),)
     assert shapes(tmp_path, {"resolution": 1.0, "resolution_type": "area"})[0].height == 1024
     wide = {"1.5": ["a.png"], "1.0": ["b.png"], "2.0": []}
     by_edge = shapes(tmp_path, {"resolution": 1024, "resolution_type": "pixel"}, wide)
-    assert by_edge == (Shape(1024, 1024), Shape(1024, 1536))
+    assert by_edge == (SampleShape(1024, 1024), SampleShape(1024, 1536))
     finer = {"resolution": 1024, "resolution_type": "pixel"}
     many = {"1.52": ["a.png", "c.png"], "1.0": ["b.png"]}
-    assert counted(tmp_path, finer, many, aspect_bucket_alignment=8) == {Shape(1024, 1024): 1, Shape(1024, 1560): 2}
+    assert counted(tmp_path, finer, many, aspect_bucket_alignment=8) == {
+        SampleShape(1024, 1024): 1,
+        SampleShape(1024, 1560): 2,
+    }
     by_area = shapes(tmp_path, {"resolution": 1024, "resolution_type": "pixel_area"}, wide)
     assert max(shape.area for shape in by_area) < 1.05 * 1024**2
     film = {"dataset_type": "video", "resolution": 480, "video": {"num_frames": 49}}
-    assert shapes(tmp_path, film, {}, model_family="wan") == (Shape(480, 480, 49, "assumed"),)
+    assert shapes(tmp_path, film, {}, model_family="wan") == (SampleShape(480, 480, 49, "assumed"),)
     for family in ("kandinsky5-video", "kandinsky5_video", "one_of_tomorrow"):
         assert shapes(tmp_path, film, {}, model_family=family)[0].frames == 49
     assert shapes(tmp_path, {**film, "dataset_type": "image"}, {}, model_family="flux")[0].frames == 0
-    assert Shape(480, 832, 81).latent(8, 4) == (21, 60, 104)
+    assert SampleShape(480, 832, 81).latent(8, 4) == (21, 60, 104)
 
 
 def test_facts_are_read_as_simpletuner_would(config):
@@ -322,7 +326,7 @@ def test_the_memory_of_a_single_pool_was_asked_for_here():
 def test_a_plan_is_that_of_one_rank_of_the_node(config):
     node = replace(MACHINES["gh200-96"], devices=4)
     plan = make_plan(read_training(Located.at(config), {}), node, ranks=4, trace=False)
-    assert plan.machine.grace == plan.situation.machine.grace == node.grace // 4
+    assert plan.machine.grace == node.grace // 4
 
 
 def test_a_model_family_is_needed(tmp_path):
@@ -334,5 +338,5 @@ def test_a_model_family_is_needed(tmp_path):
 
 def test_the_page_has_the_table_that_the_script_prints():
     page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
-    for line in rows(json.loads(DATA.read_text())["models"]):
+    for line in rows(json.loads(PUBLISHED_TRACES.read_text())["models"]):
         assert line in page

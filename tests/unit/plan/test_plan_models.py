@@ -16,8 +16,9 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.plan.model_files import Component, model_of, published_model, read_components
-from simpletuner_gh200.plan.planning import Plan, make_plan, refusal
+from simpletuner_gh200.plan.models import ModelPart, model_of, published_model, read_parts
+from simpletuner_gh200.plan.planning import Plan, make_plan
+from simpletuner_gh200.plan.text import refusal
 from simpletuner_gh200.upstream import flavours
 
 SMALL = replace(MACHINES["gh200-96"], hbm=24 * 10**9)
@@ -92,7 +93,7 @@ def test_parameters_are_counted_from_headers_alone(tmp_path):
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder" / "config.json").write_text('{"model_type": "clip_text_model"}')
-    found = read_components(str(tmp_path), "flux", {})
+    found = read_parts(str(tmp_path), "flux")
     assert {name: (part.parameters, part.source, part.kind) for name, part in found.items()} == {
         "transformer": (205, "measured", "denoiser"),
         "vae": (49, "measured", "vae"),
@@ -114,15 +115,16 @@ def test_weights_that_cannot_be_read_are_not_here(tmp_path, content):
     safetensors(tmp_path / "transformer" / "a-00001-of-00002.safetensors", x=[10, 20])
     (tmp_path / "transformer" / "a-00002-of-00002.safetensors").write_bytes(content)
     (tmp_path / "transformer" / "config.json").write_text('{"num_layers": 2}')
-    part = read_components(str(tmp_path), "flux", {})["transformer"]
+    part = read_parts(str(tmp_path), "flux")["transformer"]
     assert (part.parameters, part.source, part.note) == (0, "computed", "its weights are not here")
 
 
-def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path):
+def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path, monkeypatch):
     name = "some/model"
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     safetensors(tmp_path / "hub" / "models--some--model" / "snapshots" / "abc" / "unet" / "u.safetensors", x=[3, 3])
-    assert read_components(name, "sdxl", {"HF_HOME": str(tmp_path)})["unet"].parameters == 9
-    cited = read_components("stabilityai/stable-diffusion-xl-base-1.0", "sdxl", {"HF_HOME": str(tmp_path / "none")})
+    assert read_parts(name, "sdxl")["unet"].parameters == 9
+    cited = read_parts("stabilityai/stable-diffusion-xl-base-1.0", "sdxl")
     assert cited["unet"].source == "cited"
     assert published_model("nobody/nothing", "no such family") is None
     assert published_model("BLACK-forest-labs/flux.1-DEV", "flux") == published_model(
@@ -133,7 +135,7 @@ def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path
 def test_a_part_that_no_run_loads_is_not_counted(tmp_path):
     for name in ("transformer", "transformer_2", "safety_checker", "text_encoder", "image_encoder", "vae"):
         safetensors(tmp_path / "model" / name / "a.safetensors", x=[2])
-    found = read_components(str(tmp_path / "model"), "wan", {})
+    found = read_parts(str(tmp_path / "model"), "wan")
     kinds = {name: part.kind for name, part in found.items()}
     assert [name for name, kind in kinds.items() if kind == "other"] == ["safety_checker", "transformer_2"]
     assert [name for name, kind in kinds.items() if kind == "encoder"] == ["image_encoder", "text_encoder"]
@@ -141,7 +143,7 @@ def test_a_part_that_no_run_loads_is_not_counted(tmp_path):
 
 def test_a_folder_without_a_denoiser_is_completed_from_what_is_published(tmp_path):
     safetensors(tmp_path / "model" / "vae" / "v.safetensors", x=[2])
-    found = read_components(str(tmp_path / "model"), "flux", {})
+    found = read_parts(str(tmp_path / "model"), "flux")
     assert (found["vae"].source, found["vae"].parameters) == ("measured", 2)
     assert found["transformer"].source == "assumed"
 
@@ -152,8 +154,8 @@ def test_a_denoiser_of_its_own_takes_the_place_of_the_pipelines(tmp_path):
     pipeline = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
     key = "pretrained_transformer_model_name_or_path"
 
-    def denoiser(**values: object) -> Component:
-        return planned(tmp_path, **pipeline, **values).situation.sizes.denoiser
+    def denoiser(**values: object) -> ModelPart:
+        return planned(tmp_path, **pipeline, **values).sizes.denoiser
 
     assert denoiser().source == "cited"
     assert denoiser(**{key: str(tmp_path / "mine")}).parameters == 100
@@ -190,7 +192,7 @@ def test_a_flavour_that_was_downloaded_is_read_from_the_hubs_cache(tmp_path):
     place = tmp_path / "hf" / "hub" / "models--some--small" / "snapshots" / "abc" / "transformer"
     safetensors(place / "a.safetensors", x=[1000, 1000])
     plan = planned(tmp_path, model_family="wan")
-    assert plan.situation.sizes.denoiser.parameters == 10**6
+    assert plan.sizes.denoiser.parameters == 10**6
     assert plan.fits
 
 
@@ -215,7 +217,7 @@ def test_of_what_nothing_is_known_nothing_is_said(tmp_path):
 
 def test_caches_are_as_large_as_the_model_makes_them(tmp_path):
     def each(family: str, name: str) -> tuple[int, int]:
-        sizes = planned(tmp_path, model_family=family, pretrained_model_name_or_path=name).situation.sizes
+        sizes = planned(tmp_path, model_family=family, pretrained_model_name_or_path=name).sizes
         return sizes.latent_bytes, sizes.embed_bytes
 
     latent = 128 * 128 * 4
@@ -251,6 +253,6 @@ def test_a_family_without_a_usual_flavour_names_those_it_has(tmp_path, a_simplet
 @pytest.mark.parametrize("given", ["none", "", True, "-3", "1e999", [77]])
 def test_a_length_of_text_that_is_no_number_is_none(tmp_path, given):
     model = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
-    unset = planned(tmp_path, **model).situation.sizes.embed_bytes
-    assert planned(tmp_path, **model, tokenizer_max_length=given).situation.sizes.embed_bytes == unset
-    assert planned(tmp_path, **model, tokenizer_max_length="256").situation.sizes.embed_bytes == unset // 2
+    unset = planned(tmp_path, **model).sizes.embed_bytes
+    assert planned(tmp_path, **model, tokenizer_max_length=given).sizes.embed_bytes == unset
+    assert planned(tmp_path, **model, tokenizer_max_length="256").sizes.embed_bytes == unset // 2

@@ -13,15 +13,14 @@ from typer.testing import CliRunner
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.job import Job
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.plan.changes import evaluate
+from simpletuner_gh200.plan.evaluation import evaluate
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.plan.nodes import Spread, fewest, node_of, on_nodes, spread_of
 from simpletuner_gh200.plan.placing import place
-from simpletuner_gh200.plan.sharding import shard_bytes
-from simpletuner_gh200.plan.sizes import one_step
+from simpletuner_gh200.plan.steps import one_step, shard_bytes
 from simpletuner_gh200.plan.traces import Stack, Trace
+from simpletuner_gh200.plan.variants import Spread, fewest, node_of, on_nodes, spread_of
 from simpletuner_gh200.seams.trace.build import rows
-from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, situation, sizes, trace
+from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, sizes, trace
 
 GH200 = MACHINES["gh200-96"]
 
@@ -101,14 +100,16 @@ def test_windows_keep_whole_gradients_on_every_rank():
 
 def test_the_network_is_between_nodes_and_nvlink_within_one():
     run = facts(ranks=4, sharded=True)
-    apart = evaluate(run, situation(GH200)).bounds.seconds
-    beside = evaluate(run, situation(replace(GH200, devices=4))).bounds.seconds
+    apart = evaluate(run, sizes(), GH200).bounds.seconds
+    beside = evaluate(run, sizes(), replace(GH200, devices=4)).bounds.seconds
     assert apart["peers"] == 0 < apart["network"]
     assert beside["network"] == 0 < beside["peers"] < apart["network"]
-    two = evaluate(replace(run, ranks=8), situation(replace(GH200, devices=4))).bounds.seconds
+    two = evaluate(replace(run, ranks=8), sizes(), replace(GH200, devices=4)).bounds.seconds
     assert 0 < two["network"] < apart["network"], "four ports a node"
-    faster = situation(replace(GH200, devices=4, network=2 * GH200.network))
-    assert evaluate(replace(run, ranks=8), faster).bounds.seconds["network"] == pytest.approx(two["network"] / 2)
+    faster = replace(GH200, devices=4, network=2 * GH200.network)
+    assert evaluate(replace(run, ranks=8), sizes(), faster).bounds.seconds["network"] == pytest.approx(
+        two["network"] / 2
+    )
 
 
 def test_ranks_are_spread_as_asked_or_as_configured():
@@ -131,12 +132,12 @@ def test_a_published_machine_is_one_superchip_of_a_node_and_this_machine_a_whole
 
 
 def test_what_one_node_cannot_hold_more_of_them_can():
-    found = list(on_nodes(lambda ranks: facts(ranks=ranks), situation(), Spread(1, 1)))
+    found = list(on_nodes(lambda ranks: facts(ranks=ranks), sizes(), GH200, Spread(1, 1)))
     assert [(one.nodes, one.fits) for one in found] == [(1, False), (2, True), (4, True), (8, True)]
     enough = fewest(found)
     assert enough is not None
     assert enough.to_json()["needs"] == {"fsdp_enable": True, "fsdp_version": 2, "optimizer": "torch-adamw"}
-    other = on_nodes(lambda ranks: facts(ranks=ranks, optimizer="torch-adamw"), situation(), Spread(1, 2))
+    other = on_nodes(lambda ranks: facts(ranks=ranks, optimizer="torch-adamw"), sizes(), GH200, Spread(1, 2))
     assert next(other).to_json()["needs"] == {"fsdp_enable": True, "fsdp_version": 2}
     assert found[0].to_json()["needs"] == {}
     used = [one.to_json()["hbm"] for one in found]

@@ -21,7 +21,7 @@ from simpletuner_gh200.diagnostics.selftest.bench import measure_machine, nothin
 from simpletuner_gh200.diagnostics.selftest.run import selftest, without_paths
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.plan.calibration import remember_context, remember_rates
+from simpletuner_gh200.plan.calibration import remember
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.telemetry.redact import redact
 
@@ -201,9 +201,8 @@ def calibrate(proof: Proof, machine: Machine) -> list[str]:
     in_place = max((way["read"] for way in ways if isinstance(way, Mapping)), default=None)
     rates = {"h2d": _number(proof, "link/h2d"), "d2h": _number(proof, "link/d2h"), "in_place": in_place}
     found = {name: rate * GB for name, rate in rates.items() if rate is not None}
-    remember_rates(machine, found, "gh200 prove")
     besides = (questions.get("5") or {}).get("beside_torch_bytes")
     if isinstance(besides, int) and besides > 0:
-        remember_context(machine, besides, "gh200 prove")
-        return [*found, "context"]
+        found["context"] = besides
+    remember(machine, found, "gh200 prove")
     return list(found)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.tables import paragraph
+from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.errors import UsageError
@@ -72,10 +71,10 @@ def plan(
     from simpletuner_gh200.config.files import locate_training_config
     from simpletuner_gh200.config.training import read_training
     from simpletuner_gh200.operate import preflight
-    from simpletuner_gh200.plan.applying import write_copy
     from simpletuner_gh200.plan.machines import machine as machine_named
     from simpletuner_gh200.plan.machines import this_machine
-    from simpletuner_gh200.plan.planning import make_plan, unknown_model
+    from simpletuner_gh200.plan.planning import make_plan, write_copy
+    from simpletuner_gh200.plan.text import unknown_model
     from simpletuner_gh200.upstream.importing import check_import
 
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
@@ -101,18 +100,17 @@ def plan(
         print(json.dumps({**made.to_json(), "applied": str(applied) if applied else None}))
     else:
         _print(made, screen())
-        for told in (f"drawn into {output}" if output else "", _applied(made, applied) if apply else ""):
-            if told:
-                say(told)
+        if output:
+            say(f"drawn into {output}")
+        if apply:
+            say(_applied(made, applied))
     raise typer.Exit(0 if made.fits else 1)
 
 
 def _applied(made: Plan, path: Path | None) -> str:
-    if path is None:
-        return "nothing to apply: " + (
-            "it is as fast as it can be" if made.fits else "no change that we know makes it fit"
-        )
-    return f"written to {path}"
+    if path is not None:
+        return f"written to {path}"
+    return f"nothing to apply: {'it is as fast as it can be' if made.fits else 'no change that we know makes it fit'}"
 
 
 def _draw(made: Plan, path: Path) -> None:
@@ -126,49 +124,31 @@ def _draw(made: Plan, path: Path) -> None:
 
 
 def _print(made: Plan, console: Console) -> None:
-    from simpletuner_gh200.plan.pictures import in_characters
-    from simpletuner_gh200.plan.words import headline, nodes_lines, step_line, summary
+    from simpletuner_gh200.plan.pictures import SHOWN_BUCKETS, in_characters
+    from simpletuner_gh200.plan.text import BUCKET_HEADINGS, bucket_cells, headline, nodes_lines, step_line, summary
 
     console.print(headline(made), style="bold green" if made.fits else "bold red", markup=False, highlight=False)
     for bar, pieces in in_characters(made, width=max(20, min(60, console.width - 44))):
-        line = Text(f"{bar.pool:>5} {bar.phase:<9}")
+        drawn = Text(f"{bar.pool:>5} {bar.phase:<9}")
         for text, shade in pieces:
-            line.append(text, style=shade)
-        line.append(f" {bar.label}", style="bold red" if bar.over else "")
-        console.print(line, highlight=False)
-    console.print(_table(made))
+            drawn.append(text, style=shade)
+        drawn.append(f" {bar.label}", style="bold red" if bar.over else "")
+        console.print(drawn, highlight=False)
+    rows = [
+        (row.what, row.pool, row.phase or "all", format_bytes(row.bytes), row.source)
+        for row in sorted(made.table.rows, key=lambda row: (row.pool != "hbm", row.pool != "grace", -row.bytes))
+    ]
+    show_table(console, ("what", "pool", "phase", "bytes", "source"), rows, title="bytes", right=(3,))
     if len(made.buckets) > 1:
-        console.print(_buckets(made))
-    for told in (*summary(made), step_line(made), *nodes_lines(made)):
-        paragraph(console, told)
+        cells = [bucket_cells(bucket) for bucket in made.buckets[:SHOWN_BUCKETS]]
+        show_table(console, BUCKET_HEADINGS, cells, title="activations by bucket", right=(1, 2, 3, 4))
+    for line in (*summary(made), step_line(made), *nodes_lines(made)):
+        paragraph(console, line)
     useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]
     for change in useful[:SHOWN_CHANGES]:
         paragraph(console, change.text(), first=f"  {'fits' if change.fits else 'not enough'}: ", indent="    ")
     for note in made.notes:
         paragraph(console, f"note: {note}")
-
-
-def _table(made: Plan) -> Table:
-    table = Table(title="bytes", title_justify="left")
-    for heading in ("what", "pool", "phase"):
-        table.add_column(heading)
-    table.add_column("bytes", justify="right")
-    table.add_column("source")
-    for row in sorted(made.table.rows, key=lambda row: (row.pool != "hbm", row.pool != "grace", -row.bytes)):
-        table.add_row(row.what, row.pool, row.phase or "all", format_bytes(row.bytes), row.source)
-    return table
-
-
-def _buckets(made: Plan) -> Table:
-    from simpletuner_gh200.plan.pictures import SHOWN_BUCKETS
-    from simpletuner_gh200.plan.words import BUCKET_HEADINGS, bucket_cells
-
-    table = Table(title="activations by bucket", title_justify="left")
-    for heading in BUCKET_HEADINGS:
-        table.add_column(heading, justify="right" if heading not in ("bucket", "source") else "left")
-    for bucket in made.buckets[:SHOWN_BUCKETS]:
-        table.add_row(*bucket_cells(bucket))
-    return table
 
 
 COMMAND = Command("plan", plan, panel="Before a run", order=40)

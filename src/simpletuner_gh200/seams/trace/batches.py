@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from simpletuner_gh200.seams.trace.text import pooled_width, text_width
+from simpletuner_gh200.seams.trace.counted import pooled_width, text_width
 
 
 def latent_shape(foundation: Any, request: Mapping[str, Any]) -> tuple[int, ...]:

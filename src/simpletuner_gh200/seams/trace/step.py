@@ -14,10 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from simpletuner_gh200.seams.trace import batches, build
-from simpletuner_gh200.seams.trace.counted import Counted
+from simpletuner_gh200.seams.trace.counted import Counted, tokens_of
 from simpletuner_gh200.seams.trace.guise import AllTrueMasks, LikeHopper
 from simpletuner_gh200.seams.trace.meter import LiveBytes, Operations, SavedBytes, storages
-from simpletuner_gh200.seams.trace.text import tokens_of
 
 
 def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tuple[Counted, dict[int, int]]:

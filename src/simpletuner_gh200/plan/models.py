@@ -1,7 +1,8 @@
 """How large a model is, from its files: safetensors headers and configurations, read without torch.
 
-A model is a folder of components, on this machine or in the hub's cache. What is not here is looked up among published
-sizes (``published.json``), and says so.
+A model is a folder of parts, on this machine or in the hub's cache. What is not here is looked up among published
+sizes (``published.json``), and says so. Traces of published models, made before and kept with the package
+(``published_traces.json``, by ``scripts/dev/plan_table.py``), are the basis of quick answers on a fresh machine.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.environment import hub_folder
-from simpletuner_gh200.plan.rows import Source
+from simpletuner_gh200.plan.facts import Source
+from simpletuner_gh200.plan.traces import Trace
 from simpletuner_gh200.upstream.flavours import flavours_of
 
 PUBLISHED = Path(__file__).with_name("published.json")
+PUBLISHED_TRACES = Path(__file__).with_name("published_traces.json")
 
 _ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _LONGEST_HEADER = 100 * 1024 * 1024
@@ -28,7 +31,7 @@ _NOT_MODELS = ("scheduler", "tokenizer", "feature_extractor", "image_processor",
 
 
 @dataclass(frozen=True)
-class Component:
+class ModelPart:
     """One part of a pipeline: ``transformer``, ``text_encoder_2``, ``vae``."""
 
     name: str
@@ -54,55 +57,55 @@ def model_of(options: Mapping[str, Any]) -> str:
     return named or flavours.repository(str(options.get("model_flavour") or "")) or ""
 
 
-def read_components(weights: str, family: str, environment: Mapping[str, str]) -> dict[str, Component]:
+def read_parts(weights: str, family: str) -> dict[str, ModelPart]:
     """Name -> component of the model that ``weights`` names: a folder, a repository, or nothing but its family."""
-    folder = find_model(weights, environment)
+    folder = find_model(weights)
     found = {part.name: part for part in _in_folder(folder)} if folder is not None else {}
     if any(part.kind == "denoiser" for part in found.values()):
         return found
     return {**published(weights, family), **found}
 
 
-def trained_elsewhere(options: Mapping[str, Any], environment: Mapping[str, str]) -> Component | None:
+def named_denoiser(options: Mapping[str, Any]) -> ModelPart | None:
     """The denoiser that a configuration names apart from its pipeline; of no size where it is not here."""
     for kind in ("transformer", "unet"):
         named = str(options.get(f"pretrained_{kind}_model_name_or_path") or "")
         if not named:
             continue
-        folder = find_model(named, environment)
+        folder = find_model(named)
         below = str(options.get(f"pretrained_{kind}_subfolder") or kind)
         place = folder if folder is None or below.lower() == "none" else folder / below
         part = _component(place, kind) if place is not None else None
-        return part or Component(kind, 0, "assumed", None, f"{named} is not here")
+        return part or ModelPart(kind, 0, "assumed", None, f"{named} is not here")
     return None
 
 
-def find_model(weights: str, environment: Mapping[str, str]) -> Path | None:
+def find_model(weights: str) -> Path | None:
     """The folder itself, or the newest snapshot of a repository in the hub's cache."""
     if not weights:
         return None
     if os.path.isdir(weights):
         return Path(weights)
     snapshots = sorted(
-        hub_folder(environment).glob(f"models--{weights.replace('/', '--')}/snapshots/*"),
+        hub_folder().glob(f"models--{weights.replace('/', '--')}/snapshots/*"),
         key=lambda path: path.stat().st_mtime,
     )
     return snapshots[-1] if snapshots else None
 
 
-def _in_folder(folder: Path) -> Iterator[Component]:
+def _in_folder(folder: Path) -> Iterator[ModelPart]:
     for place in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_NOT_MODELS)):
         part = _component(place, place.name)
         if part is not None:
             yield part
 
 
-def _component(place: Path, name: str) -> Component | None:
+def _component(place: Path, name: str) -> ModelPart | None:
     config = _json(place / "config.json")
     parameters = _parameters(place)
     if parameters:
-        return Component(name, parameters, "measured", config, f"safetensors headers in {place}")
-    return None if config is None else Component(name, 0, "computed", config, "its weights are not here")
+        return ModelPart(name, parameters, "measured", config, f"safetensors headers in {place}")
+    return None if config is None else ModelPart(name, 0, "computed", config, "its weights are not here")
 
 
 def _parameters(place: Path) -> int:
@@ -145,13 +148,13 @@ def _json(file: Path) -> Mapping[str, Any] | None:
 
 
 @cache
-def _published() -> Mapping[str, Any]:
-    return json.loads(PUBLISHED.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+def _data(file: Path) -> Mapping[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def published_model(weights: str, family: str) -> tuple[Mapping[str, Any], bool] | None:
     """The model of this name and True; else one that is like it in nothing but its family, and False."""
-    models: list[Mapping[str, Any]] = _published()["models"]
+    models: list[Mapping[str, Any]] = _data(PUBLISHED)["models"]
     wanted = weights.lower()
     named = next((model for model in models if wanted in map(str.lower, model["names"])), None)
     if named is not None:
@@ -165,17 +168,35 @@ def _plain(family: str) -> str:
     return family.lower().replace("-", "_").removesuffix("_sigma")
 
 
-def published(weights: str, family: str) -> dict[str, Component]:
+def published(weights: str, family: str) -> dict[str, ModelPart]:
     """Of a model whose files are not here: its published configuration and sizes, or a guess by its family."""
     found = published_model(weights, family)
     if found is None:
         return {}
     entry, named = found
-    sizes = _published()["components"]
+    sizes = _data(PUBLISHED)["components"]
     source: Source = "cited" if named else "assumed"
     note = f"published size of {entry['names'][0]}" + ("" if named else ", of the same family")
     parts = [
-        Component(entry["part"], entry["parameters"], source, entry["config"], note),
-        *(Component(name, sizes[size], source, None, note) for name, size in entry["components"].items()),
+        ModelPart(entry["part"], entry["parameters"], source, entry["config"], note),
+        *(ModelPart(name, sizes[size], source, None, note) for name, size in entry["components"].items()),
     ]
     return {part.name: part for part in parts}
+
+
+@dataclass(frozen=True)
+class PublishedTraces:
+    """Of one sample of ``area`` pixels (times frames), by whether blocks are checkpointed."""
+
+    area: int
+    parameters: int
+    traces: Mapping[bool, Trace]
+
+
+def published_traces(weights: str, family: str, *, full: bool) -> PublishedTraces | None:
+    model, _named = published_model(weights, family) or ({"names": [""]}, False)
+    entry = _data(PUBLISHED_TRACES)["models"].get(model["names"][0])
+    if entry is None:
+        return None
+    traces = {name == "checkpointed": Trace.from_json(made) for name, made in entry["full" if full else "lora"].items()}
+    return PublishedTraces(entry["area"], model["parameters"], traces)

@@ -1,0 +1,159 @@
+"""A run on a machine, weighed: its table of bytes, whether that fits, and what a step takes at least. Pure.
+
+Bounds, not forecasts: each is what its resource alone would need for an optimizer step of one rank, at a stated rate.
+To add one, add a function to ``BOUNDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from simpletuner_gh200.model.optimizer_table import seconds_in_place, seconds_streamed, streaming_wins
+from simpletuner_gh200.plan.facts import ELEMENT, RunFacts
+from simpletuner_gh200.plan.machines import Machine
+from simpletuner_gh200.plan.placing import Placed, place
+from simpletuner_gh200.plan.rows import POOLS, MemoryTable, Pool, table_of
+from simpletuner_gh200.plan.sizes import ModelSizes
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds per optimizer step of one rank."""
+
+    seconds: Mapping[str, float]
+
+    @property
+    def binding(self) -> str:
+        return max(self.seconds, key=lambda name: self.seconds[name])
+
+    @property
+    def step(self) -> float:
+        return self.seconds[self.binding]
+
+    @property
+    def serial(self) -> float:
+        """Computation, and what is known not to hide behind it: the basis on which settings are compared."""
+        return self.seconds["compute"] + self.seconds["state"] + self.seconds["waiting"]
+
+    def to_json(self) -> dict[str, object]:
+        return {"bounds": dict(self.seconds), "binding": self.binding}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Facts with what follows from them."""
+
+    facts: RunFacts
+    placed: Placed
+    table: MemoryTable
+    bounds: Bounds
+
+    def overflow(self, *, certain: bool = False) -> dict[Pool, int]:
+        """Pool -> bytes beyond its capacity; ``certain``: without anything assumed."""
+        machine = self.placed.machine
+        over = {}
+        for pool in POOLS:
+            capacity = machine.capacity(pool)
+            if capacity is not None and not (pool == "hbm" and machine.one_pool):
+                over[pool] = self.table.used(pool, certain=certain) - capacity
+        return {pool: size for pool, size in over.items() if size > 0}
+
+    @property
+    def fits(self) -> bool:
+        return not self.overflow()
+
+
+def evaluate(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> Evaluated:
+    placed = place(facts, sizes, machine)
+    seconds = {name: bound(placed) for name, bound in BOUNDS.items()}
+    return Evaluated(facts, placed, table_of(placed), Bounds(seconds))
+
+
+def _compute(run: Placed) -> float:
+    recomputed = run.mix.recompute_seconds if run.mix else 0.0
+    return run.facts.accumulation * (run.step.flops / run.machine.flops + recomputed)
+
+
+def _hbm(run: Placed) -> float:
+    per_batch = 3 * run.step.weights + 2 * (run.step.saved - run.offloaded)
+    known = run.state.optimizer
+    passes = known.reads + known.writes if known is not None else 2.0
+    return (run.facts.accumulation * per_batch + passes * run.state_in_hbm) / run.machine.hbm_rate
+
+
+def _link(run: Placed) -> float:
+    if run.machine.one_pool:
+        return 0.0
+    moved = run.offloaded * max(1 / run.machine.d2h, 1 / run.machine.h2d)
+    return run.facts.accumulation * moved + _bytes_of_samples(run) / run.machine.h2d + _state(run)
+
+
+def _state(run: Placed) -> float:
+    """Of the optimizer step over what lives in Grace, the way the run will take it."""
+    size, known, machine = run.state_in_grace, run.state.optimizer, run.machine
+    if not size or machine.one_pool:
+        return 0.0
+    if known is None or streaming_wins(known, size, machine.h2d, machine.d2h):
+        return seconds_streamed(size, machine.h2d, machine.d2h)
+    return seconds_in_place(known, size, machine.in_place, machine.in_place)
+
+
+def _waiting(run: Placed) -> float:
+    return (run.mix.exposed_seconds if run.mix else 0.0) * run.facts.accumulation
+
+
+def _disk(run: Placed) -> float:
+    return 0.0 if _from_slabs(run.facts) else _bytes_of_samples(run) / run.machine.disk_rate
+
+
+def _data(run: Placed) -> float:
+    rate = run.machine.from_slabs if _from_slabs(run.facts) else run.machine.from_files
+    return run.facts.accumulation * run.facts.batch / rate
+
+
+def _peers(run: Placed) -> float:
+    """Between GPUs of a node: a rank gets from its neighbours what it has not."""
+    ranks = run.machine.sharing(run.facts.ranks)
+    return _between_ranks(run) * (ranks - 1) / ranks / run.machine.peers
+
+
+def _network(run: Placed) -> float:
+    """A node gets over all its ports together what none of its ranks has."""
+    ranks = run.machine.sharing(run.facts.ranks)
+    nodes = -(-run.facts.ranks // ranks)
+    return _between_ranks(run) * (nodes - 1) / nodes / (ranks * run.machine.network)
+
+
+def _between_ranks(run: Placed) -> float:
+    """Bytes that every rank must have seen, of an optimizer step.
+
+    FSDP2 gathers weights twice per micro-batch and scatters gradients once per window; plain ranks reduce gradients.
+    """
+    facts, step = run.facts, run.step
+    if not facts.is_sharded:
+        return 2 * step.gradients
+    sent = facts.bytes_per_weight / ELEMENT[run.held.weights]
+    gathered = 2 * step.weights * facts.ranks * sent * facts.accumulation
+    return gathered + step.trained * facts.ranks * facts.bytes_per_weight
+
+
+def _bytes_of_samples(run: Placed) -> int:
+    return run.facts.accumulation * run.facts.batch * (run.sizes.latent_bytes + run.sizes.embed_bytes)
+
+
+def _from_slabs(facts: RunFacts) -> bool:
+    return facts.unified.get("vae", False) and facts.unified.get("text", False)
+
+
+BOUNDS: Mapping[str, Callable[[Placed], float]] = {
+    "compute": _compute,
+    "hbm": _hbm,
+    "link": _link,
+    "state": _state,
+    "waiting": _waiting,
+    "disk": _disk,
+    "data": _data,
+    "peers": _peers,
+    "network": _network,
+}
