@@ -30,6 +30,8 @@ class GH200Error(Exception):
     """
 
     exit_code = 1
+    document: Mapping[str, object] = {}
+    """What ``--json`` says of it besides message and exit code."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message)
@@ -126,6 +128,7 @@ class DatasetTooLarge(StoreError):
         super().__init__(message, remedy=remedy)
         self.needed = needed
         self.allowed = allowed
+        self.document = {"fits": False, "needed": needed, "allowed": allowed, "error": str(self)}
 
 
 class DatasetCorrupt(StoreError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import sys
 import traceback
@@ -20,26 +21,48 @@ from simpletuner_gh200.cli.command import Command, flowing
 from simpletuner_gh200.cli.process import prepare_process
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.config.environment import DEBUG, text
-from simpletuner_gh200.errors import GH200Error, RunFailed
+from simpletuner_gh200.errors import ConfigError, GH200Error, RunFailed
 from simpletuner_gh200.registry import contributions
 from simpletuner_gh200.telemetry.printable import keep_log_printable, printable
-from simpletuner_gh200.telemetry.redact import redact_text
+from simpletuner_gh200.telemetry.redact import redact, redact_text
+
+_WANTS_JSON = "simpletuner_gh200.json"
 
 
 class _Commands(TyperGroup):
     """Complaints about words on the command line quote them; a file name among those must not steer the terminal."""
 
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **options: Any) -> Any:
+        wants_json = "--json" in args
         with _printable_complaints():
-            return super().make_context(*arguments, **options)
+            context = super().make_context(info_name, args, *others, **options)
+        context.meta[_WANTS_JSON] = wants_json
+        return context
 
     def invoke(self, ctx: Any) -> Any:
         with _printable_complaints():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except GH200Error as failure:
+                if ctx.meta[_WANTS_JSON]:
+                    print(json.dumps(refusal(failure)))
+                raise
 
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order of use; typer would put commands before groups of them."""
         return [command.name for command in _in_order()]
+
+
+def refusal(failure: GH200Error) -> dict[str, Any]:
+    """What a command that was to print one JSON object prints where it can't do its work."""
+    problems = failure.problems if isinstance(failure, ConfigError) else ()
+    return {
+        "ok": False,
+        "exit_code": failure.exit_code,
+        "reason": redact_text(failure.message),
+        "problems": [redact(vars(problem)) for problem in problems],
+        **failure.document,
+    }
 
 
 @cache

@@ -21,19 +21,23 @@ FILE_NAMES = {"json": "config.json", "toml": "config.toml", "env": "config.env"}
 def read_training_config(
     path: str | os.PathLike[str], environment: Mapping[str, str] | None = None, options: UpstreamOptions = LAST_RESORT
 ) -> dict[str, Any]:
-    """The mapping in a JSON, TOML or ENV file; leading dashes of keys removed.
+    """The options that a JSON, TOML or ENV file sets.
 
-    Of an ENV file that are the ``options`` that its variables stand for. Like SimpleTuner it counts what else is in the
-    ``environment`` as written there.
+    Like SimpleTuner it counts what else is in the ``environment`` as written in an ENV file.
     """
+    written = read_written(path)
+    if Path(path).suffix != ".env":
+        return written
+    return options_in({**(environment or {}), **written}, options)
+
+
+def read_written(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in the file: options, leading dashes removed, or the variables of an ENV file."""
     file = Path(path)
     text = _read_text(file)
-    if file.suffix == ".toml":
-        mapping = _parse_toml(file, text)
-    elif file.suffix == ".env":
-        mapping = _options_of({**(environment or {}), **_env_variables(file, text)}, options.variables)
-    else:
-        mapping = parse_json(file, text)
+    if file.suffix == ".env":
+        return _env_variables(file, text)
+    mapping = _parse_toml(file, text) if file.suffix == ".toml" else parse_json(file, text)
     if not isinstance(mapping, dict):
         raise ConfigError([Problem(str(file), f"holds a {type(mapping).__name__}, not a set of keys")])
     return {key.lstrip("-"): value for key, value in mapping.items()}
@@ -65,16 +69,17 @@ def _parse_toml(file: Path, text: str) -> dict[str, Any]:
         raise ConfigError([Problem(str(file), f"not TOML: {broken}")]) from None
 
 
-def read_env_variables(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The variables of a ``config.env``, under their own names; a file that is not there has none."""
-    file = Path(path)
-    return _env_variables(file, _read_text(file)) if file.is_file() else {}
+def sourced(env_name: str | None) -> dict[str, str]:
+    """SimpleTuner's CLI sources ``config/config.env`` and that of the named environment before it launches."""
+    places = ["config", *([f"config/{env_name}"] if env_name and env_name != "default" else [])]
+    files = [Path(place, FILE_NAMES["env"]) for place in places]
+    return {name: value for file in files if file.is_file() for name, value in read_written(file).items()}
 
 
-def _options_of(variables: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
-    """As SimpleTuner passes variables on: what is false is left out."""
+def options_in(variables: Mapping[str, str], options: UpstreamOptions) -> dict[str, str]:
+    """The options that variables stand for, as SimpleTuner passes them on: what is false is left out."""
     found = {}
-    for variable, option in {**{block.upper(): block for block in TRAINING_BLOCKS}, **table}.items():
+    for variable, option in {**{block.upper(): block for block in TRAINING_BLOCKS}, **options.variables}.items():
         name, _, fixed = option.partition("=")
         text = variables.get(variable, "")
         if text.lower() not in ("", "false"):
@@ -120,16 +125,15 @@ class Located:
 
     backend: str
     path: Path | None
+    by_path: bool = False
+    """Was the file named?"""
+    env_name: str | None = None
+    """The environment that was named."""
 
     @classmethod
     def at(cls, path: Path) -> Located:
         """A file that was named."""
-        return cls(path.suffix.removeprefix("."), path)
-
-
-def env_variables(located: Located) -> dict[str, str]:
-    """What a ``config.env`` adds to the environment; nothing where the configuration is of another kind."""
-    return read_env_variables(located.path) if located.backend == "env" and located.path is not None else {}
+        return cls(path.suffix.removeprefix("."), path, by_path=True)
 
 
 def locate_training_config(
@@ -147,17 +151,17 @@ def locate_training_config(
             raise UsageError(f"{explicit}: unknown kind of file {path.suffix!r}", remedy=f"accepted: {accepted}")
         if not path.is_file():
             raise UsageError(f"{explicit}: no such file", remedy="check the path")
-        return Located(backend, path)
+        return Located.at(path)
     backend_set = _first(environment, "SIMPLETUNER_CONFIG_BACKEND", "CONFIG_BACKEND", "CONFIG_TYPE")
     if backend_set == "cmd":
-        return Located("cmd", None)
+        return Located("cmd", None, env_name=env_name)
     name = env_name or _first(environment, "SIMPLETUNER_ENVIRONMENT", "SIMPLETUNER_ENV", "ENV")
     tried = _candidates(environment, backend_set, name)
     if examples is not None and name and name.startswith("examples/"):
         tried += [examples / name / file for file in FILE_NAMES.values()]
     for path in tried:
         if path.is_file():
-            return Located(path.suffix.removeprefix("."), path)
+            return Located(path.suffix.removeprefix("."), path, env_name=env_name)
     raise UsageError(
         "no training configuration found; looked for " + ", ".join(str(path) for path in tried),
         remedy="name it with --config PATH, or make one with `gh200 init`",

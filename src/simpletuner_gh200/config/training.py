@@ -17,14 +17,14 @@ from typing import Any
 from simpletuner_gh200.config.allocator import carried_over
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
-from simpletuner_gh200.config.files import Located, as_mapping, env_variables, read_datasets, read_training_config
-from simpletuner_gh200.config.job import Job, job_of, launch_variables
+from simpletuner_gh200.config.files import Located, as_mapping, options_in, read_datasets, read_written, sourced
+from simpletuner_gh200.config.job import Job, read_job
 from simpletuner_gh200.config.legacy import Modern, modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
 from simpletuner_gh200.config.unused import without_effect
 from simpletuner_gh200.config.upstream_options import LAST_RESORT, UpstreamOptions
-from simpletuner_gh200.errors import ConfigError, GH200Error, Problem, UsageError
+from simpletuner_gh200.errors import ConfigError, GH200Error, Problem
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,16 @@ class Training:
     """Where it is; None in a rank."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The file with the command line's flags on top."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """The file alone; the variables of a ``config.env``."""
+    flags: tuple[str, ...] = ()
+    """Of the command line, as they were typed."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: LAST_RESORT.defaults, repr=False)
     """SimpleTuner's own, option -> value."""
     assumed: bool = False
     """Could SimpleTuner's options not be read, so that names and defaults are those of our last resort?"""
     job: Job = field(default_factory=Job)
-    """Ranks and nodes; of one rank where it is not known before the run, or can't be read."""
+    """Ranks and nodes, before the run."""
     modern: Modern = field(default_factory=Modern)
     """Our blocks in today's spelling."""
     settings: Settings | None = None
@@ -66,7 +70,9 @@ class Training:
     def missing(self) -> list[Problem]:
         """What it names and this machine does not have. SimpleTuner refuses most of it, but late."""
         found = [problem for dataset in self.enabled() for problem in dataset.missing()]
-        return [*_model_problems(self.values), *found, *_output_problems(self.values.get("output_dir"))]
+        file = self.job.missing_file()
+        models, output = _model_problems(self.values), _output_problems(self.values.get("output_dir"))
+        return [*models, *found, *output, *([file] if file is not None else [])]
 
     def raise_if_bad(self, *, here: bool = False) -> Settings:
         """The settings in force; one ConfigError with every problem, ``here`` with what this machine lacks too."""
@@ -105,18 +111,21 @@ def read_training(
     source = str(located.path or "command line")
     known = options or LAST_RESORT
     try:
-        values = read_training_config(located.path, environment, known) if located.path else {}
-        variables = {**environment, **env_variables(located)}
+        written = read_written(located.path) if located.path else {}
+        environment = _of_the_launch(located, environment, written)
     except GH200Error as unreadable:
         return Training(source, located, block_problems=tuple(_problems_of(unreadable)))
+    values = options_in(environment, known) if located.backend == "env" else written
     given = as_mapping(flags)
     problems: list[Problem] = []
-    job = _job(given, values, variables, problems)
+    job = read_job(given, values, environment, problems)
     values = {**values, **given}
     training = Training(
         source,
         located,
         values,
+        written,
+        tuple(flags),
         {**LAST_RESORT.defaults, **known.defaults},
         options is None,
         job,
@@ -126,15 +135,18 @@ def read_training(
     return _completed(training, values.get("data_backend_config"), environment)
 
 
-def _job(
-    flags: Mapping[str, str], values: Mapping[str, Any], environment: Mapping[str, str], problems: list[Problem]
-) -> Job:
-    try:
-        return job_of(launch_variables(flags, values, environment), environment)
-    except UsageError as bad:
-        where, _, message = bad.message.partition(": ")
-        problems.append(Problem(where, message, bad.remedy))
-        return Job()
+def read_stock(located: Located, environment: Mapping[str, str], flags: Sequence[str]) -> Training:
+    """Of a run without the extension: what its launcher is told, and nothing else."""
+    written = read_written(located.path) if located.path and located.backend == "env" else {}
+    problems: list[Problem] = []
+    job = read_job(as_mapping(flags), {}, _of_the_launch(located, environment, written), problems)
+    return Training(str(located.path), located, flags=tuple(flags), job=job, block_problems=tuple(problems))
+
+
+def _of_the_launch(located: Located, environment: Mapping[str, str], written: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that hold for a launch: this process's, above them what SimpleTuner sources, the file's own."""
+    own = written if located.backend == "env" else {}
+    return {**environment, **sourced(located.env_name or environment.get("ENV")), **own}
 
 
 def training_from(parsed: Mapping[str, Any], given: Mapping[str, Any], environment: Mapping[str, str]) -> Training:

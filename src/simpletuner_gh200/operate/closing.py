@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.operate.launching import Ended
+from simpletuner_gh200.operate.outcome import Outcome
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
 from simpletuner_gh200.upstream.checkpoints import newest_whole
 
@@ -55,14 +55,14 @@ def closing_lines(summary: Mapping[str, Any]) -> Lines:
     ]
 
 
-def document(ended: Ended, output: Path | None, said: str | None) -> dict[str, Any]:
+def document(outcome: Outcome, output: Path | None, said: str | None) -> dict[str, Any]:
     """How a run ended, for scripts. ``said``: the last line to people, where it did not complete."""
-    summary: Mapping[str, Any] = ended.summaries[0] if ended.summaries else {}
+    summary = outcome.summary
     files = dict(file_lines(output)) if output is not None else {}
     return {
-        "ok": ended.exit_code == 0,
-        "exit_code": ended.exit_code,
-        "status": summary.get("status") or ("completed" if ended.exit_code == 0 else "failed"),
+        "ok": outcome.exit_code == 0,
+        "exit_code": outcome.exit_code,
+        "status": summary.get("status") or ("completed" if outcome.exit_code == 0 else "failed"),
         "reason": said,
         "global_step": summary.get("global_step"),
         "max_train_steps": summary.get("max_train_steps"),
@@ -70,7 +70,7 @@ def document(ended: Ended, output: Path | None, said: str | None) -> dict[str, A
         "weights": files.get(WEIGHTS),
         "checkpoint": files.get(CHECKPOINT),
         "telemetry": (summary.get("details") or {}).get("telemetry", {}).get("file"),
-        "ranks": len(ended.summaries),
+        "ranks": len(outcome.summaries),
         "seconds": summary.get("seconds", {}),
         "features": summary.get("features", {}),
     }

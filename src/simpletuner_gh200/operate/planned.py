@@ -22,7 +22,7 @@ _OURS = (("optimizer", "grace"), ("ema", "grace"), ("embeds", "hbm"))
 
 
 @dataclass(frozen=True)
-class Checked:
+class PlannedRun:
     """What the plan says of a run that may start."""
 
     notes: tuple[str, ...] = ()
@@ -36,26 +36,26 @@ class Checked:
             planning.keep(self.plan, self.output)
 
 
-def check(training: Training) -> Checked:
+def check(training: Training) -> PlannedRun:
     """Raises where the run can't fit. Writes nothing."""
     try:
         return _check(training)
     except GH200Error:
         raise
     except Exception as mistake:  # noqa: BLE001 - whatever is wrong with the plan, the run may be right
-        return Checked((f"`gh200 plan` failed, and the run starts without it: {type(mistake).__name__}: {mistake}",))
+        return PlannedRun((f"`gh200 plan` failed, and the run starts without it: {type(mistake).__name__}: {mistake}",))
 
 
-def _check(training: Training) -> Checked:
+def _check(training: Training) -> PlannedRun:
     plan = planning.check_fit(training)
     if plan is None:
-        return Checked()
+        return PlannedRun()
     close = plan.machine.has_device and not plan.fits
     notes = ("by `gh200 plan`, with what it assumes, this run is close to what the machine has",) if close else ()
     output = training.values.get("output_dir")
     if not output or training.settings is None or not training.settings.any_given:
-        return Checked(notes)
-    return Checked(notes, plan, Path(str(output)))
+        return PlannedRun(notes)
+    return PlannedRun(notes, plan, Path(str(output)))
 
 
 def compared(run: Recorded) -> list[tuple[str, str, str, str]]:

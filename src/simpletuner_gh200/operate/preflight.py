@@ -8,40 +8,40 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.config.files import (
-    Located,
-    flag_words,
-    locate_training_config,
-    read_env_variables,
-    read_training_config,
-    take,
-)
+from simpletuner_gh200.config.files import Located, flag_words, locate_training_config, take
 from simpletuner_gh200.config.legacy import LEGACY_FLAG, OLDER_KEYS
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
-from simpletuner_gh200.config.training import Training, read_training
+from simpletuner_gh200.config.training import Training, read_stock, read_training
 from simpletuner_gh200.errors import ConfigError, DatasetTooLarge, FeatureUnavailable, Problem, UsageError
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
-from simpletuner_gh200.operate import checkpoints
-from simpletuner_gh200.operate.launching import LaunchCommand, launch_command, sourced
+from simpletuner_gh200.operate.launching import LaunchCommand, launch_command
 from simpletuner_gh200.ramp.preview import outlook_of
 from simpletuner_gh200.seams.decide import all_features, decide, losses
+from simpletuner_gh200.seams.resuming import resumption
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.check import check_installed
+from simpletuner_gh200.upstream.checkpoints import checkpoints
 from simpletuner_gh200.upstream.importing import ImportVerdict, check_import, trusted_import
 from simpletuner_gh200.upstream.option_table import Checker
 from simpletuner_gh200.upstream.versions import setup_command
 
 OLDEST = Version("3.1.0")
 """The first SimpleTuner whose seams we know."""
+
+PLACES_KEPT = Version("4.9.3")
+"""The first release in which every rank of a data-parallel run saves its place in the dataset and its randomness."""
+PLACES_FOUND = Version("4.5.2")
+"""Where all ranks had to save before (FSDP, DeepSpeed), the first in which each finds its own again."""
 
 _FLAGS_OF_TRAIN = (
     *("--config", "--env", "--dry-run", "--checkpoint-on-interrupt"),
@@ -54,8 +54,6 @@ _OURS = frozenset({*TRAINING_BLOCKS, *OLDER_KEYS, LEGACY_FLAG, "datasets"})
 """Names that we take off a configuration before SimpleTuner looks at it."""
 
 Say = Callable[[str], None]
-_FROM_ELSEWHERE = {"data_backend_config": "datasets"}
-"""Option -> key of ours that stands for it."""
 
 
 @dataclass(frozen=True)
@@ -67,33 +65,26 @@ class Checked:
     notes: tuple[str, ...] = ()
     """What a person should know, and what was not checked."""
 
-    @property
-    def located(self) -> Located:
-        assert self.training.located is not None, "it was read from a file"
-        return self.training.located
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The file with the command line's flags on top."""
-        return self.training.values
+    @cached_property
+    def launch(self) -> LaunchCommand:
+        """The command that would run."""
+        return launch_command(self.training)
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Everything was checked, down to the command that would run."""
-
-    checked: Checked
-    launch: LaunchCommand
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return (*self.checked.notes, *self.launch.notices)
-
-
-def check_run(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Ready:
-    """Before a start: installation, configuration, datasets, models, seams, launch."""
+def check_run(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Checked:
+    """Before a start: installation, configuration, datasets, models, seams, checkpoints, launch."""
     check_release()
-    return _ready(explicit, env_name, flags, say, starting=True)
+    checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say)
+    notes = [*checked.notes, *check_seams(checked.settings), *_about_resuming(checked.training)]
+    if unplaced := checked.training.job.unplaced():
+        raise unplaced
+    return replace(checked, notes=(*notes, *checked.launch.notices))
+
+
+def check_file(path: str, flags: Sequence[str], say: Say) -> Checked:
+    """The same for a file that nobody is starting yet: what flags and a machine may still bring is only noted."""
+    checked = check_configuration(explicit=path, env_name=None, flags=flags, say=say, starting=False)
+    return replace(checked, notes=(*checked.notes, *check_seams(checked.settings), *checked.launch.notices))
 
 
 def check_rank(arguments: Sequence[str], say: Say) -> tuple[str, ...]:
@@ -104,27 +95,7 @@ def check_rank(arguments: Sequence[str], say: Say) -> tuple[str, ...]:
     return (*checked.notes, *check_seams(checked.settings))
 
 
-def check_file(path: str, flags: Sequence[str], say: Say) -> Ready:
-    """The same for a file that nobody is starting yet: what flags and a machine may still bring is only noted."""
-    return _ready(path, None, flags, say, starting=False)
-
-
-def _ready(explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say, *, starting: bool) -> Ready:
-    checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say, starting=starting)
-    checked = replace(checked, notes=(*checked.notes, *check_seams(checked.settings)))
-    if starting:
-        passed_over = checkpoints.passed_over(checked.config)
-        forgotten = checkpoints.forgotten_positions(
-            {**checked.config, "num_processes": checked.training.job.ranks}, importlib.metadata.version("simpletuner")
-        )
-        checked = replace(checked, notes=(*checked.notes, *filter(None, [passed_over, forgotten])))
-    launch = _launch(checked, flags, explicit=explicit, env_name=env_name)
-    if starting and launch.problem is not None:
-        raise launch.problem
-    return Ready(checked, launch)
-
-
-def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Ready:
+def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Checked:
     """With the kill switch on nothing of ours is looked at; the file must only be one SimpleTuner itself would read."""
     check_installation(say, trusting=True)
     located = _locate(explicit, env_name)
@@ -133,14 +104,12 @@ def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[s
             f"{explicit}: with SIMPLETUNER_GH200=0 SimpleTuner reads a .{located.backend} only from its own places",
             remedy="move it to config/, and leave --config out",
         )
-    checked = Checked(Training(str(located.path), located), resolve({}, {}))
-    return Ready(checked, _launch(checked, flags, explicit=explicit, env_name=env_name))
-
-
-def _launch(checked: Checked, flags: Sequence[str], *, explicit: str | None, env_name: str | None) -> LaunchCommand:
-    return launch_command(
-        checked.located, flags, os.environ, explicit=explicit is not None, env_name=env_name, config=checked.config
-    )
+    training = read_stock(located, os.environ, flags)
+    if problems := [*training.problems, *filter(None, [training.job.missing_file()])]:
+        raise ConfigError(problems, source=training.source)
+    if unplaced := training.job.unplaced():
+        raise unplaced
+    return Checked(training, resolve({}, {}), launch_command(training).notices)
 
 
 def check_configuration(
@@ -165,16 +134,10 @@ def check_configuration(
         if problems:  # a misspelt --config is why nothing was found
             raise ConfigError(problems, source="the command line") from None
         raise
-    environment = {**os.environ, **sourced(env_name or os.environ.get("ENV"))}
-    training = read_training(located, environment, flags=flags, options=options.table)
+    training = read_training(located, os.environ, flags=flags, options=options.table)
     notes = [*(training.settings.notes if training.settings is not None else ()), *options.notes]
     if checker is not None and (training.values or not training.problems):
-        written = _written(checker, located, training, flags)
-        problems += [*written.problems, *(written.missing if starting else ())]
-        notes += [*written.notes, *(() if starting else map(str, written.missing))]
-        notes += [
-            note for each in training.enabled() for note in checker.dataset(each.where, each.entry, (DATASET_BLOCK,))
-        ]
+        problems += _upstreams_problems(checker, training, notes, starting=starting)
     told = {problem.where.lstrip("-") for problem in problems}
     problems += [problem for problem in training.problems if problem.where not in told]
     problems += [*training.missing(), *_oversized(training, notes)]
@@ -193,29 +156,54 @@ def _locate(explicit: str | None, env_name: str | None) -> Located:
     )
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What SimpleTuner would make of a file: stops at, goes without, drops."""
-
-    problems: list[Problem]
-    missing: list[Problem]
-    notes: list[str]
-
-
-def _written(checker: Checker, located: Located, training: Training, flags: Sequence[str]) -> _Written:
-    """Given is what has a value, wherever it was said: the environment counts where SimpleTuner reads variables."""
-    given = {flag.removeprefix("--") for flag, _value in flag_words(flags)}
+def _upstreams_problems(checker: Checker, training: Training, notes: list[str], *, starting: bool) -> list[Problem]:
+    """What SimpleTuner would stop at; what it goes without or drops is noted."""
+    if training.located is not None and training.located.backend == "env":
+        problems, dropped = checker.variables(training.written)
+        problems += checker.flags(training.written.get("TRAINER_EXTRA_ARGS", "").split())
+    else:
+        problems, dropped = checker.keys(training.written)
+    # Given is what has a value, wherever it was said: the environment counts where SimpleTuner reads variables.
+    given = {flag.removeprefix("--") for flag, _value in flag_words(training.flags)}
     given |= {key for key, value in training.values.items() if value not in (None, "")}
-    problems: list[Problem] = []
-    notes: list[str] = []
-    if located.path is not None and located.backend == "env":
-        variables = read_env_variables(located.path)
-        problems, notes = checker.variables(variables)
-        problems += checker.flags(variables.get("TRAINER_EXTRA_ARGS", "").split())
-    elif located.path is not None:
-        problems, notes = checker.keys(read_training_config(located.path))
-    given |= {option for option, key in _FROM_ELSEWHERE.items() if key in given}
-    return _Written(problems, checker.missing(given), notes)
+    given |= {"data_backend_config"} if "datasets" in given else set()
+    missing = checker.missing(given)
+    notes += [*dropped, *(() if starting else map(str, missing))]
+    for dataset in training.enabled():
+        notes += checker.dataset(dataset.where, dataset.entry, (DATASET_BLOCK,))
+    return [*problems, *(missing if starting else ())]
+
+
+def _about_resuming(training: Training) -> Iterator[str]:
+    """What the ranks will not resume from, or not well. Raises for a checkpoint that was named and is not whole."""
+    asked, output = training.values.get("resume_from_checkpoint"), training.values.get("output_dir")
+    if not asked or not output:
+        return
+    if passed_over := resumption(str(asked), Path(str(output))).notice():
+        yield passed_over
+    if training.job.ranks > 1 and checkpoints(Path(str(output))) and not training.values.get("ignore_final_epochs"):
+        sharded = training.values.get("fsdp_enable") or training.values.get("deepspeed_config")
+        if forgotten := forgotten_positions(importlib.metadata.version("simpletuner"), sharded=bool(sharded)):
+            yield forgotten
+
+
+def forgotten_positions(release: str, *, sharded: bool) -> str | None:
+    """What to say before several ranks resume with a release that keeps the place of the first one alone.
+
+    In older ones only the first rank of a data-parallel run saves anything; under FSDP and DeepSpeed all do, but look
+    for it under another name. The others then begin their epoch anew with other random numbers, so that ranks count
+    epochs differently, and one that has had all of its epochs leaves the others waiting.
+    """
+    mended = PLACES_FOUND if sharded else PLACES_KEPT
+    try:
+        if Version(release) >= mended:
+            return None
+    except InvalidVersion:  # a checkout's own version text
+        return None
+    return (
+        f"SimpleTuner {release} forgets where ranks after the first were in the dataset: after a resume in the middle "
+        f"of an epoch they may wait for each other for ever. Use {mended} or later, or set ignore_final_epochs"
+    )
 
 
 def _oversized(training: Training, notes: list[str]) -> Iterator[Problem]:

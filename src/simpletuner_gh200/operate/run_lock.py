@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,26 +21,6 @@ from simpletuner_gh200.errors import UsageError
 
 _DRAFT = re.compile(r"(?:staging-.+|plan|summary)\.\d+\.tmp")
 """As ``telemetry.sink.write_whole`` names its drafts."""
-
-_MACHINES = re.compile(r"(?:^|\s)(?:--(?:num_machines|nnodes)[= ]|num_machines:\s*)(\d+)")
-_MACHINE_RANK = re.compile(r"(?:^|\s)(?:--(?:machine_rank|node_rank)[= ]|machine_rank:\s*)(\d+)")
-_ACCELERATE_FILE = "--config_file="
-
-
-def locks_for_its_job(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Of the launchers of one job, one per machine, the first takes the lock for all of them."""
-    said = (" ".join(command), _accelerate_file(command))  # what is on the command line outranks the file
-    machines = _first(_MACHINES, said) or environment.get("SLURM_JOB_NUM_NODES") or "1"
-    return machines == "1" or (_first(_MACHINE_RANK, said) or environment.get("SLURM_NODEID")) == "0"
-
-
-def _accelerate_file(command: Sequence[str]) -> str:
-    named = next((word.removeprefix(_ACCELERATE_FILE) for word in command if word.startswith(_ACCELERATE_FILE)), None)
-    return Path(named).read_text(encoding="utf-8", errors="replace") if named else ""
-
-
-def _first(pattern: re.Pattern[str], texts: Sequence[str]) -> str | None:
-    return next((found.group(1) for text in texts if (found := pattern.search(text))), None)
 
 
 @contextmanager

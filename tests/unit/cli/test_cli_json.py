@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.operate import launching
+from simpletuner_gh200.operate.outcome import Outcome
 from simpletuner_gh200.telemetry.sink import JsonLines
 
 pytestmark = pytest.mark.usefixtures("few_options")
@@ -82,9 +83,9 @@ def loud(monkeypatch: pytest.MonkeyPatch) -> Any:
     """In place of a training run: a process that prints, whose processes print, and that ends as it is told."""
 
     def run(code: int, summary: dict[str, Any]) -> None:
-        def instead(*_planned: Any, **_options: Any) -> launching.Ended:
+        def instead(*_planned: Any, **_options: Any) -> Outcome:
             done = subprocess.run([sys.executable, "-c", CHILD.format(code=code)], check=False)
-            return launching.Ended(done.returncode, [summary])
+            return Outcome(done.returncode, [summary])
 
         monkeypatch.setattr(launching, "run", instead)
 
@@ -145,6 +146,23 @@ def test_train_that_may_not_start_says_every_problem(project: Path) -> None:
     told = asked("train", "--config", str(project), "--lerning_rate=1", "--max_train_stepz=3", "--json", code=2)
     assert told["ok"] is False and told["exit_code"] == 2
     assert len(told["problems"]) == 2
+
+
+@pytest.mark.parametrize("words", [("config", "check", "none.json"), ("report", "nowhere"), ("setup", "--release=0.1")])
+def test_whatever_a_command_refuses_it_says_so_in_one_object(words: tuple[str, ...]) -> None:
+    told = asked(*words, "--json", code=2)
+    assert told["ok"] is False and told["exit_code"] == 2 and told["reason"]
+
+
+def test_an_installer_that_failed_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    from simpletuner_gh200.operate import installing
+    from simpletuner_gh200.upstream import importing
+
+    monkeypatch.setattr(importing, "PROBE", (sys.executable, "-S", "-c", 'print(\'{"cause": "broken"}\')'))
+    monkeypatch.setattr(installing, "_refuse_managed_interpreter", lambda: None)
+    failing = (sys.executable, "-c", "print('loud'); raise SystemExit('no room')")
+    monkeypatch.setattr(installing, "installers", lambda: {"pip": failing})
+    assert "no room" in asked("setup", "--json", code=1)["reason"]
 
 
 def test_a_dry_run_is_its_command_and_environment(project: Path) -> None:

@@ -6,8 +6,9 @@ from simpletuner_gh200.config.files import (
     as_mapping,
     locate_training_config,
     read_datasets,
-    read_env_variables,
     read_training_config,
+    read_written,
+    sourced,
     take,
 )
 from simpletuner_gh200.errors import ConfigError, UsageError
@@ -36,13 +37,20 @@ def test_the_three_formats_agree(tmp_path):
 def test_variables_of_an_env_file_are_added_to_and_extra_arguments_are_options(tmp_path):
     text = "MODEL_NAME=x y\nTRAINER_EXTRA_ARGS='--output_dir=out'\nTRAINER_EXTRA_ARGS+=' --resolution 64'\n"
     file = write(tmp_path / "config.env", text)
-    assert read_env_variables(file)["MODEL_NAME"] == "x y"
+    assert read_written(file)["MODEL_NAME"] == "x y"
     assert read_training_config(file) == {
         "output_dir": "out",
         "pretrained_model_name_or_path": "x y",
         "resolution": "64",
     }
-    assert read_env_variables(tmp_path / "none.env") == {}
+
+
+def test_what_simpletuner_sources(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sourced("mine") == {}
+    write(tmp_path / "config" / "config.env", "A=1\nB=2\n")
+    write(tmp_path / "config" / "mine" / "config.env", "B=3\n")
+    assert (sourced(None), sourced("mine")) == ({"A": "1", "B": "2"}, {"A": "1", "B": "3"})
 
 
 @pytest.mark.parametrize(("name", "text"), [("c.toml", "a = = 1"), ("c.env", "no equals here"), ("c.json", "[1]")])

@@ -20,6 +20,7 @@ from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching
 from simpletuner_gh200.operate.baseline.capture import capture
 from simpletuner_gh200.operate.baseline.compare import compare, estimate, parse_tolerance, regressed
+from simpletuner_gh200.operate.outcome import Outcome
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.sink import JsonLines
 
@@ -124,13 +125,13 @@ def trainer(folder: Path, exit_code: int = 0):
     """Leaves telemetry as a run would, and remembers what it was to run."""
     seen: list[launching.LaunchCommand] = []
 
-    def run(planned: launching.LaunchCommand) -> launching.Ended:
+    def run(planned: launching.LaunchCommand) -> Outcome:
         seen.append(planned)
         sink = JsonLines(folder / "run" / "gh200" / "telemetry.jsonl")
         sink.write({"kind": "start", "step": 0, "max_steps": 20, "versions": {"torch": "2.14"}})
         for record in run_of(1, steps=20).steps:
             sink.write(record)
-        return launching.Ended(exit_code)
+        return Outcome(exit_code)
 
     return run, seen
 

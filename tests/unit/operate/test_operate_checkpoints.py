@@ -1,13 +1,16 @@
-"""What is said about checkpoints before a run starts that is to go on from one."""
+"""What is said before a run starts that is to go on from a checkpoint."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.config.job import Job
+from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.checkpoints import forgotten_positions, passed_over
+from simpletuner_gh200.operate import preflight
 from tests.unit.upstream.test_upstream_checkpoints import write
 
 
@@ -18,40 +21,41 @@ def output(tmp_path) -> Path:
     return tmp_path
 
 
-def config(output: Path, asked: str | None = "latest", **more: object) -> dict[str, object]:
-    return {"output_dir": str(output), "resume_from_checkpoint": asked, **more}
+def said(output: Path, asked: str | None = "latest", ranks: int = 1, **more: object) -> str:
+    values = {"output_dir": str(output), "resume_from_checkpoint": asked, **more}
+    return "\n".join(preflight._about_resuming(Training("x", values=values, job=Job(ranks))))
 
 
 def test_an_incomplete_newest_one_is_said_and_a_named_one_refused(output):
-    assert passed_over(config(output)) is None
+    assert said(output) == ""
     (output / "checkpoint-10" / "optimizer.bin").unlink()
-    assert "this run resumes from checkpoint-2" in str(passed_over(config(output)))
-    assert passed_over(config(output, None)) is None
+    assert "this run resumes from checkpoint-2" in said(output)
+    assert said(output, None) == ""
     with pytest.raises(UsageError, match="checkpoint-10 is incomplete"):
-        passed_over(config(output, "checkpoint-10"))
+        said(output, "checkpoint-10")
 
 
 @pytest.mark.parametrize(
-    ("release", "more", "mended"),
+    ("release", "ranks", "more", "mended"),
     [
-        ("3.1.6", {"num_processes": 4}, "4.9.3"),
-        ("4.9.2", {"num_processes": "2"}, "4.9.3"),
-        ("4.9.3", {"num_processes": 4}, None),
-        ("4.10.1", {"num_processes": 4}, None),
-        ("4.5.1", {"num_processes": 4, "fsdp_enable": True}, "4.5.2"),
-        ("4.5.2", {"num_processes": 4, "fsdp_enable": True}, None),
-        ("3.1.6", {"num_processes": 1}, None),
-        ("3.1.6", {}, None),
-        ("3.1.6", {"num_processes": 4, "ignore_final_epochs": True}, None),
-        ("3.1.6", {"num_processes": 4, "resume_from_checkpoint": ""}, None),
-        ("main-branch", {"num_processes": 4}, None),
+        ("3.1.6", 4, {}, "4.9.3"),
+        ("4.9.2", 2, {}, "4.9.3"),
+        ("4.9.3", 4, {}, None),
+        ("4.5.1", 4, {"fsdp_enable": True}, "4.5.2"),
+        ("4.5.2", 4, {"fsdp_enable": True}, None),
+        ("3.1.6", 1, {}, None),
+        ("3.1.6", 4, {"ignore_final_epochs": True}, None),
+        ("3.1.6", 4, {"resume_from_checkpoint": ""}, None),
+        ("main-branch", 4, {}, None),
     ],
 )
-def test_several_ranks_that_resume_with_an_old_release_are_warned(output, release, more, mended):
-    words = forgotten_positions({**config(output), **more}, release)
-    assert (words is None) == (mended is None)
-    assert words is None or f"Use {mended} or later, or set ignore_final_epochs" in words
+def test_several_ranks_that_resume_with_an_old_release_are_warned(output, monkeypatch, release, ranks, more, mended):
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: release)
+    more = {"resume_from_checkpoint": "latest", **more}
+    words = said(output, more.pop("resume_from_checkpoint"), ranks, **more)
+    assert words == "" if mended is None else f"Use {mended} or later, or set ignore_final_epochs" in words
 
 
-def test_nothing_to_resume_is_nothing_to_warn_of(tmp_path):
-    assert forgotten_positions({**config(tmp_path), "num_processes": 4}, "3.1.6") is None
+def test_nothing_to_resume_is_nothing_to_warn_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "3.1.6")
+    assert said(tmp_path, ranks=4) == ""

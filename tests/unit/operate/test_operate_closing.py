@@ -12,6 +12,7 @@ import pytest
 from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.operate import launching, planned, preflight
 from simpletuner_gh200.operate.closing import closing_lines, feature_lines, time_split
+from simpletuner_gh200.operate.outcome import Outcome
 from simpletuner_gh200.upstream.checkpoints import GUARD, MANIFEST
 
 
@@ -128,7 +129,7 @@ def test_nothing_that_is_said_afterwards_changes_the_exit_code(
         raise KeyError("bytes")
 
     del summary["details"]["caches"]["text"]["entries"]
-    monkeypatch.setattr(launching, "run", lambda *_words, **_more: launching.Ended(code, [summary]))
+    monkeypatch.setattr(launching, "run", lambda *_words, **_more: Outcome(code, [summary]))
     monkeypatch.setattr(planned, "learn", broken)
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", str(tmp_path / "config.json")])

@@ -112,7 +112,7 @@ def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: in
     loaded, merged = load_with_accelerate(tmp_path / "run/config/accelerate.yaml")
     assert loaded.num_processes == nodes * gpus
     sharded = full and nodes * gpus > 1
-    assert (checked.config.get("fsdp_enable", False), merged.use_fsdp) == (sharded, sharded)
+    assert (checked.training.values.get("fsdp_enable", False), merged.use_fsdp) == (sharded, sharded)
     assert merged.multi_gpu == (nodes * gpus > 1 and not full)
 
 

@@ -463,26 +463,3 @@ def test_drafts_of_a_killed_job_are_swept_and_nothing_else(tmp_path):
         path.touch()
     with run_lock.held(tmp_path):
         assert sorted(folder.iterdir()) == sorted(kept)
-
-
-@pytest.mark.parametrize(
-    ("words", "environment", "expected"),
-    [
-        (["--num_machines=1"], {}, True),
-        (["--num_machines=2", "--machine_rank=0"], {}, True),
-        (["--num_machines=2", "--machine_rank", "1"], {}, False),
-        (["--num_machines=2"], {"SLURM_NODEID": "0"}, True),
-        (["--num_machines=2"], {"SLURM_NODEID": "1"}, False),
-        (["--num_machines=2"], {}, False),
-    ],
-)
-def test_one_launcher_of_a_job_on_several_machines_takes_the_lock(words, environment, expected):
-    assert run_lock.locks_for_its_job(words, environment) is expected
-
-
-def test_an_accelerate_file_tells_of_several_machines_and_the_command_line_outranks_it(tmp_path):
-    file = tmp_path / "accelerate.yaml"
-    file.write_text("machine_rank: 0\nnum_machines: 2\n")
-    named = f"--config_file={file}"
-    assert run_lock.locks_for_its_job([named], {}) is True
-    assert run_lock.locks_for_its_job([named, "--machine_rank=1"], {}) is False

@@ -10,9 +10,8 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
-from simpletuner_gh200.cli.terminal import screen
+from simpletuner_gh200.cli.terminal import screen, stdout_kept_for_json
 from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
-from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.telemetry.redact import redact, redact_text
 from simpletuner_gh200.units import counted
 
@@ -49,15 +48,11 @@ def check(
     from simpletuner_gh200.operate.preflight import check_file
 
     flags, _env = upstream_spelling(context.args, None)
-    try:
-        ready = check_file(str(file), flags, say_on_a_terminal)
-    except ConfigError as wrong:
-        if as_json:
-            print(json.dumps({"ok": False, "problems": [redact(vars(problem)) for problem in wrong.problems]}))
-        raise
-    settings = ready.checked.settings
+    with stdout_kept_for_json(as_json):
+        checked = check_file(str(file), flags, say_on_a_terminal)
+    settings = checked.settings
     rows = [(key, redact(value, name=key.rpartition(".")[2]), origin) for key, value, origin in settings.rows()]
-    notes = [redact_text(note) for note in ready.notes]
+    notes = [redact_text(note) for note in checked.notes]
     datasets = list(settings.in_memory_datasets)
     if as_json:
         shown = {key: {"value": value, "origin": origin} for key, value, origin in rows}

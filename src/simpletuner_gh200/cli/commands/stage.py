@@ -12,7 +12,7 @@ from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.settings import resolve_dataset
-from simpletuner_gh200.errors import DatasetTooLarge, UsageError
+from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.units import counted, format_bytes
 
 COMPRESSIONS = tuple(get_args(get_args(InMemorySettings.model_fields["compression"].annotation)[0]))
@@ -52,12 +52,7 @@ def stage_folder(
     }
     settings = resolve_dataset({key: value for key, value in given.items() if value is not None}, where="gh200 stage")
     assert isinstance(settings, InMemorySettings)
-    try:
-        found = try_folder(folder, settings)
-    except DatasetTooLarge as large:
-        if as_json:
-            print(json.dumps({"fits": False, "needed": large.needed, "allowed": large.allowed, "error": str(large)}))
-        raise
+    found = try_folder(folder, settings)
     if as_json:
         print(json.dumps({"fits": True, **found}))
     else:

@@ -21,6 +21,7 @@ from simpletuner_gh200.telemetry.redact import redact, redact_command, redact_te
 
 if TYPE_CHECKING:
     from simpletuner_gh200.operate import planned, preflight
+    from simpletuner_gh200.operate.outcome import Outcome
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -64,70 +65,65 @@ def train(
 
       gh200 train --config config/config.json --json | jq .weights
     """
-    from simpletuner_gh200.errors import ConfigError, GH200Error
-    from simpletuner_gh200.operate.launching import said_through
+    from simpletuner_gh200.operate.outcome import code_with_again_file
 
     flags, env = upstream_spelling(context.args, env)
-    try:
-        with stdout_kept_for_json(as_json):
-            ready, found = _prepare(config, env, flags, plan=plan)
-    except GH200Error as refused:
-        if as_json:
-            problems = refused.problems if isinstance(refused, ConfigError) else ()
-            told = {"reason": redact_text(refused.message), "problems": [redact(vars(problem)) for problem in problems]}
-            print(json.dumps({"ok": False, "exit_code": refused.exit_code, **told}))
-        raise
+    with stdout_kept_for_json(as_json):
+        checked, planned_run = _prepare(config, env, flags, plan=plan)
     if dry_run:
-        say(json.dumps(ready.launch.to_json()) if as_json else ready.launch.shown())
+        say(json.dumps(checked.launch.to_json()) if as_json else checked.launch.shown())
         return
     with stdout_kept_for_json(as_json):
-        code, document = _run(ready, found, checkpoint_on_interrupt=checkpoint_on_interrupt)
+        outcome, document = _run(checked, planned_run, checkpoint_on_interrupt=checkpoint_on_interrupt)
+        code = code_with_again_file(outcome, again_file)
     if as_json:
         print(json.dumps(redact(document)))
-    raise typer.Exit(code if again_file is None else said_through(again_file, code))
+    raise typer.Exit(code)
 
 
 def _prepare(
     config: str | None, env: str | None, flags: list[str], *, plan: bool
-) -> tuple[preflight.Ready, planned.Checked]:
+) -> tuple[preflight.Checked, planned.PlannedRun]:
     """Everything that can be known before anything is started; raises where the run may not start."""
     from simpletuner_gh200.operate import planned, preflight
 
     if switched_off():
-        ready = preflight.check_stock(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
+        checked = preflight.check_stock(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
         _say(f"{SWITCH}=0: this is stock SimpleTuner, without the extension")
     else:
-        ready = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
-    found = planned.check(ready.checked.training) if plan and ready.checked.config else planned.Checked()
-    for note in (*ready.notes, *found.notes):
+        checked = preflight.check_run(explicit=config, env_name=env, flags=flags, say=say_on_a_terminal)
+    found = planned.check(checked.training) if plan and checked.training.values else planned.PlannedRun()
+    for note in (*checked.notes, *found.notes):
         _say(redact_text(note))
-    return ready, found
+    return checked, found
 
 
 def _run(
-    ready: preflight.Ready, found: planned.Checked, *, checkpoint_on_interrupt: bool
-) -> tuple[int, dict[str, Any]]:
-    """Train and say how it went; the exit code, and the same for scripts."""
+    checked: preflight.Checked, found: planned.PlannedRun, *, checkpoint_on_interrupt: bool
+) -> tuple[Outcome, dict[str, Any]]:
+    """Train and say how it went; the same for scripts."""
     from simpletuner_gh200.operate import closing, launching, planned
     from simpletuner_gh200.operate.ending import closing_line
 
-    values = ready.checked.config
+    values = checked.training.values
     output = Path(str(values["output_dir"])) if values.get("output_dir") else None
-    ended = launching.run(ready.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep)
-    if ended.signal is not None or (ended.exit_code and not ended.summaries):
+    outcome = launching.run(
+        checked.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep
+    )
+    if outcome.signal is not None or (outcome.exit_code and not outcome.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line
     with _whatever_becomes_of("what the run did"):
-        for label, text in (line for summary in ended.summaries[:1] for line in closing.closing_lines(summary)):
+        for label, text in (line for summary in outcome.summaries[:1] for line in closing.closing_lines(summary)):
             _say(f"{label}: {redact_text(text)}")
     last = None
     with _whatever_becomes_of("how the run ended"):
         again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
-        last = closing_line(ended, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
+        last = closing_line(outcome, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
         if last is not None:
             _say(redact_text(last))
     with _whatever_becomes_of("what the plan can learn from the run"):
-        planned.learn(values, ended.summaries[0] if ended.summaries else None)
-    return ended.exit_code, closing.document(ended, output, last)
+        planned.learn(values, outcome.summary)
+    return outcome, closing.document(outcome, output, last)
 
 
 @contextmanager

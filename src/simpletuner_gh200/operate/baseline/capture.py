@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
 from simpletuner_gh200.operate.baseline.compare import Estimate, describe, in_words
+from simpletuner_gh200.operate.outcome import Outcome
 from simpletuner_gh200.operate.report.summary import summary
 from simpletuner_gh200.telemetry.reading import FILE, Recorded, read_run
 from simpletuner_gh200.telemetry.redact import redact_command
@@ -28,7 +28,7 @@ RUN = "run"
 
 _GPU_QUESTION = "timestamp,name,utilization.gpu,utilization.memory,memory.used,memory.total,power.draw,clocks.sm"
 
-Runner = Callable[[launching.LaunchCommand], launching.Ended]
+Runner = Callable[[launching.LaunchCommand], Outcome]
 
 
 def capture(
@@ -91,9 +91,7 @@ def _command(folder: Path, flags: Sequence[str], *, steps: int, nsys: bool) -> l
     rest = [*rest, f"--max_train_steps={steps}", "--num_train_epochs=0", f"--output_dir={(folder / RUN).absolute()}"]
     preflight.check_release()
     checked = preflight.check_configuration(explicit=config, env_name=env_name, flags=rest)
-    planned = launching.launch_command(
-        checked.located, rest, os.environ, explicit=config is not None, env_name=env_name, config=checked.config
-    )
+    planned = checked.launch
     command = planned.command
     if nsys:
         trace = ["nsys", "profile", f"--output={(folder / 'trace').absolute()}", "--trace=cuda,nvtx,osrt"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from simpletuner_gh200.config.files import read_env_variables, read_training_config
+from simpletuner_gh200.config.files import read_training_config, read_written
 from simpletuner_gh200.config.legacy import LEGACY_FLAG, OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.memory.mapping import create_memfd
@@ -83,7 +83,7 @@ def _loader_helpers(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
                 arguments = list(original())
             elif launch.config_path.endswith(".env"):
                 # Its own loader knows what each variable means, and reads them from the environment.
-                os.environ.update(read_env_variables(launch.config_path))
+                os.environ.update(read_written(launch.config_path))
                 arguments = list(original())
             else:
                 arguments = module.json_file.normalize_args(read_training_config(launch.config_path))
