@@ -23,7 +23,6 @@ from simpletuner_gh200.model.optimizer_table import (
     state_bytes,
     streaming_wins,
 )
-from simpletuner_gh200.telemetry.fields import RECORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
@@ -36,7 +35,6 @@ def pages() -> dict[Path, str]:
         reference / "configuration.md": configuration_page(),
         reference / "cli.md": cli_page(),
         reference / "optimizers.md": optimizers_page(),
-        reference / "telemetry.md": telemetry_page(),
     }
 
 
@@ -119,26 +117,6 @@ def optimizer_row(facts: OptimizerFacts) -> str:
         f"| `{facts.name}` | {kept} | {facts.born} | {facts.reads:g} / {facts.writes:g} | {seconds} "
         f"| {wins if facts.streamable else f'no: {facts.why_not}'} |"
     )
-
-
-TELEMETRY = """\
-# Telemetry fields
-
-With a block of ours in the configuration, or `SIMPLETUNER_GH200_TELEMETRY=1`, a run writes
-`<output_dir>/gh200/telemetry.jsonl`, one JSON object per line; the other ranks write `telemetry.rank<N>.jsonl` beside
-it. `*` stands for a name of the run's own: a dataset, a cache, a key. Where a source can't answer (no GPU, a
-feature that is off), its fields are missing. The numbers of `step` records also go to SimpleTuner's trackers and status
-events, as `gh200/...`.
-"""
-
-
-def telemetry_page() -> str:
-    lines = [NOTE, TELEMETRY]
-    for kind, fields in RECORDS.items():
-        lines += [f"## `{kind}` records", "", "| field | meaning |", "|---|---|"]
-        lines += [f"| `{field.path}` | {field.meaning} |" for field in fields]
-        lines.append("")
-    return "\n".join(lines)
 
 
 def cli_page() -> str:

@@ -20,8 +20,8 @@ import pytest
 from packaging.version import Version
 
 from simpletuner_gh200.operate.checkpoints import PLACES_KEPT
-from simpletuner_gh200.operate.ranks import rank_table, read_ranks
 from simpletuner_gh200.operate.slurm import Batch, train_sbatch
+from simpletuner_gh200.telemetry.ranks import rank_table, read_ranks
 from simpletuner_gh200.telemetry.reading import read_run
 from tests.cluster.cluster import Cluster
 from tests.integration.workbench import JobResult, Workbench

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.ramp.resume import RampState, resume
-from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, resume
 from simpletuner_gh200.upstream.checkpoints import newest_whole
 from tests.integration.workbench import RANKS
 

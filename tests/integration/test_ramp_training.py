@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from simpletuner_gh200.ramp.outlook import whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
-from simpletuner_gh200.ramp.setup import whole_windows
 from tests.integration.workbench import RANKS
 
 PROBE = Path(__file__).with_name("probe_ramp.py")

@@ -9,8 +9,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpletuner_gh200.ramp.resume import RampState, resume
-from simpletuner_gh200.ramp.schedule import GH200GradientRamp, rate_factor
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, rate_factor, resume
 
 sizes = st.integers(1, 200)
 

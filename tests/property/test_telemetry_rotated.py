@@ -14,9 +14,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpletuner_gh200.telemetry import rotated, sink
-from simpletuner_gh200.telemetry.reading import Follower
-from simpletuner_gh200.telemetry.rotated import RotatedLines
+from simpletuner_gh200.telemetry import reading, sink
+from simpletuner_gh200.telemetry.reading import Recorded, RotatedLines, read_run
 from simpletuner_gh200.telemetry.sink import JsonLines
 
 SMALL = 70
@@ -70,7 +69,7 @@ def test_written_and_rotated_between_any_two_lines_of_the_reader(between: list[i
     with tempfile.TemporaryDirectory() as folder:
         writer, others, found = Writer(Path(folder)), iter(between), []
         writer.write(before)
-        with interrupted(rotated.__file__, others, writer.write):
+        with interrupted(reading.__file__, others, writer.write):
             reader = RotatedLines(writer.sink.path)
             for _look in range(3):
                 found += numbers(reader.new())
@@ -99,7 +98,7 @@ def test_of_files_that_were_removed_the_rest_is_read_in_order_and_once(between: 
     with tempfile.TemporaryDirectory() as folder:
         writer, found = Writer(Path(folder), kept=2), []
         writer.write(before)
-        with interrupted(rotated.__file__, iter(between), writer.write):
+        with interrupted(reading.__file__, iter(between), writer.write):
             reader = RotatedLines(writer.sink.path)
             for _look in range(3):
                 found += numbers(reader.new())
@@ -118,7 +117,7 @@ def test_a_followed_run_is_the_run_that_is_read_afterwards(doings: list[str]) ->
         writer = JsonLines(path, max_bytes=200, kept=MANY)
         step, stretch = 0, 0
         writer.write({"kind": "start", "step": 0, "time": stretch})
-        follower = Follower(Path(folder))
+        follower = Recorded.follow(path)
         for doing in doings:
             if doing == "step":
                 step += 1
@@ -134,14 +133,14 @@ def test_a_followed_run_is_the_run_that_is_read_afterwards(doings: list[str]) ->
                     torn.write(b'{"kind":"st')
             elif doing == "poll":
                 follower.poll()
-                follower.recorded.series("loss")
+                follower.series("loss")
             else:
                 follower.close()
-                follower = Follower(Path(folder))
+                follower = Recorded.follow(path)
         follower.poll()
-        seen, afterwards = follower.finish(), Follower(Path(folder)).finish()
+        seen, afterwards = follower, read_run(Path(folder))
         assert [record["step"] for record in seen.steps] == list(range(1, step + 1))
-        assert (seen.start, seen.steps, seen.unreadable) == (afterwards.start, afterwards.steps, afterwards.unreadable)
+        assert (seen.start, seen.steps) == (afterwards.start, afterwards.steps)
         assert seen.series("loss") == afterwards.series("loss")
         follower.close()
         writer.close()

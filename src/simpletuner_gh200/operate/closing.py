@@ -76,13 +76,18 @@ def document(outcome: Outcome, output: Path | None, said: str | None) -> dict[st
     }
 
 
-def time_split(seconds: Mapping[str, float]) -> Lines:
-    """Phases of the same name together, those of no length left out."""
+def by_phase(seconds: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by phase in words: phases of the same name together, those of no length left out."""
     shown: dict[str, float] = {}
     for phase, length in seconds.items():
-        name = PHASES.get(phase, phase)
-        shown[name] = shown.get(name, 0.0) + length
-    parts = [f"{name} {format_seconds(length)}" for name, length in shown.items() if length >= 0.05]
+        if isinstance(length, int | float) and 0 < length < 1e9:
+            name = PHASES.get(phase, phase)
+            shown[name] = shown.get(name, 0.0) + length
+    return shown
+
+
+def time_split(seconds: Mapping[str, float]) -> Lines:
+    parts = [f"{name} {format_seconds(length)}" for name, length in by_phase(seconds).items() if length >= 0.05]
     return [("time", ", ".join(parts))] if parts else []
 
 

@@ -25,7 +25,7 @@ from simpletuner_gh200.errors import ConfigError, DatasetTooLarge, FeatureUnavai
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.operate.launching import LaunchCommand, launch_command
-from simpletuner_gh200.ramp.preview import outlook_of
+from simpletuner_gh200.ramp.outlook import outlook_of
 from simpletuner_gh200.seams.decide import all_features, decide, losses
 from simpletuner_gh200.seams.resuming import resumption
 from simpletuner_gh200.units import format_bytes, gib_to_bytes

@@ -1,17 +1,26 @@
-"""A configuration's ramp before its run: what it would do, and what a person should know."""
+"""A configuration's ramp before its run: every change, and a picture for a terminal or a document."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.config.training import Training
-from simpletuner_gh200.errors import ConfigError, Problem
+from simpletuner_gh200.draw.charts import Line, plot
+from simpletuner_gh200.draw.style import INK, LIGHT, PAPER
+from simpletuner_gh200.errors import ConfigError, Problem, UsageError
+from simpletuner_gh200.ramp.outlook import outlook, read_sizes, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
-from simpletuner_gh200.ramp.setup import Outlook, Sizes, outlook, whole_windows
+from simpletuner_gh200.units import counted
+
+NEEDED_STEPS = (
+    "the schedule needs it; where num_train_epochs says how long the run is, give --batches too: the micro-batches of "
+    'an epoch on one rank, which SimpleTuner\'s log calls "Num batches"'
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class RampPreview:
 
     ramp: GH200GradientRamp
     steps: int
-    told: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[Window, ...]:
@@ -39,10 +48,9 @@ class RampPreview:
 
     @property
     def notices(self) -> list[str]:
-        told = list(self.told)
-        if self.target_reached is None:
-            told.append(f"the run ends after {self.steps} optimizer steps, before the ramp reaches its target")
-        return told
+        if self.target_reached is not None:
+            return list(self.remarks)
+        return [*self.remarks, f"the run ends after {self.steps} optimizer steps, before the ramp reaches its target"]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -71,9 +79,6 @@ class RampPreview:
         }
 
 
-# -- out of a configuration ----------------------------------------------------------------------------
-
-
 def preview(
     training: Training, *, world: int | None = None, batches: int | None = None
 ) -> tuple[RampPreview, list[str]]:
@@ -85,62 +90,23 @@ def preview(
     if not training.values:
         training.raise_if_bad()
     notes = list(training.modern.notes)
-    problems = list(training.block_problems)
-    settings = _settings_with_ramp(training, notes, problems)
-    values = training.values
-    epochs = epochs_of(training.effective)
-    batch = _whole(values, "train_batch_size", None, problems)
-    steps = 0 if epochs and batches else _whole(values, "max_train_steps", None, problems, NEEDED_STEPS)
-    sizes = Sizes(
-        batch,
-        world if world is not None else training.job.ranks,
-        _whole(values, "gradient_accumulation_steps", 1, problems),
-        steps,
-        epochs,
-        round(epochs * batches) if epochs and batches else None,
-    )
+    settings, wrong = _settings_with_ramp(training, notes)
+    sizes, unreadable = read_sizes(training.values, world if world is not None else training.job.ranks)
+    if sizes.by_epochs and batches:
+        sizes = replace(sizes, micro_batches=round(sizes.num_train_epochs * batches))
+    elif not sizes.max_train_steps:
+        raw = training.values.get("max_train_steps")
+        found = "not set" if raw is None else f"{raw!r} is not a whole number of at least 1"
+        unreadable.append(Problem("max_train_steps", found, NEEDED_STEPS))
+    problems = [*training.block_problems, *wrong, *unreadable]
     if settings is None or problems:
         raise ConfigError(tuple(dict.fromkeys(problems)), source=training.source)
-    found = outlook(settings, sizes)
-    steps = steps or whole_windows(found.ramp, sizes.micro_batches or 1)
-    return RampPreview(found.ramp, steps, (*found.remarks, *found.notices)), notes
+    made = outlook(settings, sizes)
+    steps = sizes.max_train_steps or whole_windows(made.ramp, sizes.micro_batches or 1)
+    return RampPreview(made.ramp, steps, (*made.remarks, *made.notices)), notes
 
 
-NEEDED_STEPS = (
-    "the schedule needs it; where num_train_epochs says how long the run is, give --batches too: the micro-batches of "
-    'an epoch on one rank, which SimpleTuner\'s log calls "Num batches"'
-)
-
-
-def epochs_of(values: Mapping[str, Any]) -> float:
-    """That a run is given by; 0 where its steps are, or where nothing readable is there."""
-    if str(values.get("max_train_steps") or "0").strip() not in ("0", ""):
-        return 0.0
-    try:
-        return max(0.0, float(str(values.get("num_train_epochs") or 0)))
-    except ValueError:
-        return 0.0
-
-
-def outlook_of(training: Training) -> Outlook | None:
-    """Of a configuration before its run; None where it asks for no ramp, or where its sizes can't be read."""
-    settings = training.settings.part(RampSettings) if training.settings is not None else None
-    if settings is None or not settings.enable_batch_size_rampup:
-        return None
-    unreadable: list[Problem] = []
-    values = training.effective
-    steps = str(values.get("max_train_steps") or "0")
-    sizes = Sizes(
-        _whole(values, "train_batch_size", None, unreadable),
-        training.job.ranks,
-        _whole(values, "gradient_accumulation_steps", 1, unreadable),
-        int(steps) if steps.isdigit() else None,
-        epochs_of(values),
-    )
-    return None if unreadable else outlook(settings, sizes)
-
-
-def _settings_with_ramp(training: Training, notes: list[str], problems: list[Problem]) -> RampSettings | None:
+def _settings_with_ramp(training: Training, notes: list[str]) -> tuple[RampSettings | None, tuple[Problem, ...]]:
     """The ramp's settings, switched on even where they are not: this is about what they would do."""
     blocks = dict(training.modern.blocks)
     block = blocks.get("gh200_optimizations") or {}
@@ -149,25 +115,69 @@ def _settings_with_ramp(training: Training, notes: list[str], problems: list[Pro
             notes.append("enable_batch_size_rampup is not true: this is the schedule it would give")
         blocks["gh200_optimizations"] = {**block, "enable_batch_size_rampup": True}
     try:
-        return resolve(blocks, {}, source=training.source).part(RampSettings)
+        return resolve(blocks, {}, source=training.source).part(RampSettings), ()
     except ConfigError as bad:
-        problems += bad.problems
-        return None
+        return None, tuple(bad.problems)
 
 
-def _whole(
-    config: Mapping[str, Any],
-    key: str,
-    default: int | None,
-    problems: list[Problem],
-    remedy: str = "the schedule needs it",
-) -> int:
-    raw = config.get(key, default)
+# -- pictures --------------------------------------------------------------------------------------------------
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def in_characters(report: RampPreview, *, width: int = 60, height: int = 10) -> list[str]:
+    """Lines of block characters with a scale at the left and the optimizer steps below."""
+    top = max(window.effective for window in report.changes)
+    columns = [report.ramp.window(column * report.steps // width).effective for column in range(width)]
+    levels = [max(1, round(value * height * 8 / top)) for value in columns]
+    margin = len(str(top))
+    lines = []
+    for row in range(height, 0, -1):
+        label = str(top) if row == height else ""
+        cells = "".join(EIGHTHS[min(8, max(0, level - (row - 1) * 8))] for level in levels)
+        lines.append(f"{label:>{margin}} ┤{cells}".rstrip())
+    lines.append(f"{0:>{margin}} ┼{'─' * width}")
+    lines.append(f"{'':>{margin}}  0{report.steps:>{width - 1}}")
+    return lines
+
+
+def _title(report: RampPreview) -> str:
+    first, last = report.changes[0].effective, report.changes[-1].effective
+    samples, steps = counted(report.total_samples, "sample"), counted(report.steps, "optimizer step")
+    return f"effective batch {first} to {last}, {report.ramp.curve}, {samples} in {steps}"
+
+
+def as_svg(report: RampPreview) -> str:
+    """A whole document that needs nothing but a viewer."""
+    changes = [(window.step, window.effective) for window in report.changes]
+    points = [*changes, (report.steps, changes[-1][1])]
+    picture = plot([Line("effective batch", points, steps=True)], label=_title(report), unit=lambda value: f"{value:g}")
+    assert picture is not None
+    return picture.document()
+
+
+def as_png(report: RampPreview) -> bytes:
+    """Bars below the same line, for what shows no SVG."""
     try:
-        value = int(str(raw))
-    except ValueError:
-        value = 0
-    if value < 1:
-        found = "not set" if raw is None else f"{raw!r} is not a whole number of at least 1"
-        problems.append(Problem(key, found, remedy))
-    return value
+        from PIL import Image, ImageDraw
+    except ModuleNotFoundError:
+        raise UsageError("-o *.png needs Pillow, which comes with SimpleTuner", remedy="end the name in .svg") from None
+    width, height, left, top = 720, 360, 64, 48
+    floor, across = height - top, width - left - 24
+    image = Image.new("RGB", (width, height), PAPER["light"])
+    draw = ImageDraw.Draw(image)
+    most = max(window.effective for window in report.changes)
+    for column in range(across):
+        value = report.ramp.window(column * report.steps // across).effective
+        draw.line((left + column, floor, left + column, floor - round(value / most * (floor - top))), LIGHT[0])
+    draw.line((left, top, left, floor, width - 24, floor), INK["light"])
+    draw.text((left, 16), _title(report), INK["light"])
+    for place, words, anchor in (
+        ((left - 8, top), str(most), "rm"),
+        ((left - 8, floor), "0", "rm"),
+        ((width - 24, floor + 16), f"{report.steps} optimizer steps", "rm"),
+    ):
+        draw.text(place, words, INK["light"], anchor=anchor)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

@@ -9,14 +9,14 @@ every machine and every Python gets the same window, ties included.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice
 from math import sqrt
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from simpletuner_gh200.errors import ConfigError, Problem
 
@@ -68,10 +68,11 @@ class GH200GradientRamp:
     ramp_samples: int | None = None
 
     def __post_init__(self) -> None:
+        optional = [name for name in ("increment", "ramp_samples") if getattr(self, name) is not None]
         problems = [
             Problem(name, f"{value!r} is not a whole number of at least 1")
-            for name, value in self._sizes()
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1
+            for name in ("initial", "target", "ramp_steps", "train_batch_size", "world_size", *optional)
+            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 1
         ]
         if self.curve not in CURVES:
             problems.append(Problem("curve", f"{self.curve!r}: accepted: {', '.join(CURVES)}"))
@@ -79,13 +80,6 @@ class GH200GradientRamp:
             problems.append(Problem("increment", "needed when curve is 'stepwise', and not set"))
         if problems:
             raise ConfigError(problems, source="the ramp")
-
-    def _sizes(self) -> Iterator[tuple[str, object]]:
-        for name in ("initial", "target", "ramp_steps", "train_batch_size", "world_size"):
-            yield name, getattr(self, name)
-        for name in ("increment", "ramp_samples"):
-            if getattr(self, name) is not None:
-                yield name, getattr(self, name)
 
     @property
     def unit(self) -> int:
@@ -135,14 +129,7 @@ class GH200GradientRamp:
 
     def windows(self, count: int | None = None) -> Iterator[Window]:
         """Every window from the origin on; the first ``count`` of them, or without end."""
-        return islice(self._all(), count)
-
-    def _all(self) -> Iterator[Window]:
-        for change, following in zip(self.changes, (*self.changes[1:], None), strict=True):
-            step, samples = change.step, change.samples
-            while following is None or step < following.step:
-                yield replace(change, step=step, samples=samples)
-                step, samples = step + 1, samples + change.effective
+        return (self.window(step) for step in itertools.islice(itertools.count(self.origin.step), count))
 
     def _window(self, step: int, samples: int) -> Window:
         accumulation = self.accumulation_after(samples)
@@ -205,3 +192,63 @@ def epoch_progress(epoch: int, consumed: int, batches_in: Callable[[int], int]) 
     length = batches_in(epoch)
     share = (consumed - begun) / length if length else 0.0
     return epoch - 1 + min(max(share, 0.0), 1.0)
+
+
+# -- across checkpoints --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RampState:
+    """The ramp after ``step`` complete windows."""
+
+    step: int
+    samples: int
+    accumulation: int
+    """Of the window that was completed last; 0 before the first."""
+    ramp: GH200GradientRamp
+
+    @classmethod
+    def after(cls, ramp: GH200GradientRamp, step: int) -> RampState:
+        last = ramp.accumulation(step - 1) if step > ramp.origin.step else 0
+        return cls(step, ramp.window(step).samples, last, ramp)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> RampState:
+        schedule = dict(raw["ramp"])
+        ramp = GH200GradientRamp(**{**schedule, "origin": Origin(**schedule["origin"])})
+        return cls(raw["step"], raw["samples"], raw["accumulation"], ramp)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    ramp: GH200GradientRamp
+    notices: tuple[str, ...] = ()
+
+
+def resume(requested: GH200GradientRamp, saved: RampState | None, step: int) -> Resumption:
+    """The schedule to follow from optimizer step ``step`` on.
+
+    Unchanged settings on unchanged ranks give the very windows of an uninterrupted run. Otherwise the run goes on
+    from the samples it has consumed: on other ranks along the same curve over samples, under other settings along
+    theirs.
+    """
+    if step == 0:
+        return Resumption(requested)
+    if saved is None or saved.step != step:
+        found = "no ramp state" if saved is None else f"the ramp state of optimizer step {saved.step}"
+        return Resumption(requested, (f"the checkpoint has {found}: the ramp goes on as at step {step} of a new run",))
+    before = saved.ramp
+    changed = [
+        f"{name} changed from {getattr(before, name)} to {getattr(requested, name)}"
+        for name in ("initial", "target", "ramp_steps", "curve", "increment", "train_batch_size", "world_size")
+        if getattr(before, name) != getattr(requested, name)
+    ]
+    if not changed:
+        return Resumption(replace(requested, origin=before.origin, ramp_samples=before.ramp_samples))
+    length = before.length if requested.ramp_steps == before.ramp_steps else None
+    ramp = replace(requested, origin=Origin(step, saved.samples), ramp_samples=length)
+    notice = f"{', '.join(changed)} since the checkpoint: the ramp goes on from the {saved.samples} samples consumed"
+    return Resumption(ramp, (notice,))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Protocol
 
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.units import format_bytes, format_seconds
@@ -19,42 +18,21 @@ LINE_EVERY_SECONDS = 15.0
 """How often work that is not on a terminal says where it is."""
 
 
-class Progress(Protocol):
+class Progress:
     """Handed to the worker; safe to call from several threads."""
 
-    def advance(self, items: int = 1, size: int = 0) -> None:
-        """So many more items are done, holding so many bytes."""
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self.items = 0
-        self.size = 0
+    def __init__(self, show: Callable[[int, int], None]) -> None:
+        """``show`` gets the items and the bytes that are done."""
+        self._show = show
+        self._items = self._size = 0
         self._lock = Lock()
 
     def advance(self, items: int = 1, size: int = 0) -> None:
+        """So many more items are done, holding so many bytes."""
         with self._lock:
-            self.items += items
-            self.size += size
-        self.show()
-
-    def show(self) -> None:
-        """Overridden where there is somewhere to show it."""
-
-
-class _Lines(_Counter):
-    def __init__(self, label: str, items: int | None, size: int | None) -> None:
-        super().__init__()
-        self._label, self._items, self._size = label, items, size
-        self._started = self._last = time.monotonic()
-
-    def show(self) -> None:
-        now = time.monotonic()
-        if now - self._last < LINE_EVERY_SECONDS:
-            return
-        self._last = now
-        said = describe(self.items, self.size, now - self._started, items=self._items, size=self._size)
-        logger.info("gh200: %s: %s", self._label, said)
+            self._items += items
+            self._size += size
+        self._show(self._items, self._size)
 
 
 def describe(done: int, done_size: int, seconds: float, *, items: int | None, size: int | None) -> str:
@@ -78,26 +56,30 @@ def progress(
 
     ``quiet``: in lines of the log even on a terminal, where training has a bar of its own.
     """
+    started = shown_at = time.monotonic()
+
+    def words(done: int, done_size: int) -> str:
+        return describe(done, done_size, time.monotonic() - started, items=items, size=size)
+
+    def line(done: int, done_size: int) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= LINE_EVERY_SECONDS:
+            shown_at = time.monotonic()
+            logger.info("gh200: %s: %s", label, words(done, done_size))
+
     if quiet or sys.stderr is None or not sys.stderr.isatty():
-        yield _Lines(label, items, size)
+        yield Progress(line)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import Progress as Bars
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[done]}", markup=False),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(printable(label), total=size or items, done="")
-        started = time.monotonic()
-
-        class OnBar(_Counter):
-            def show(self) -> None:
-                done = describe(self.items, self.size, time.monotonic() - started, items=items, size=size)
-                bar.update(task, completed=self.size if size else self.items, done=done)
-
-        yield OnBar()
-        bar.update(task, done=f"done in {format_seconds(time.monotonic() - started)}")
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(printable(label), total=size or items, done="")
+        yield Progress(lambda done, held: bars.update(task, completed=held if size else done, done=words(done, held)))
+        bars.update(task, done=f"done in {format_seconds(time.monotonic() - started)}")

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Hashable
-from contextlib import closing
 from dataclasses import dataclass, field
 from math import isfinite
+from mmap import ACCESS_READ, mmap
+from os import SEEK_END
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.telemetry.rotated import RotatedLines
 
 FILE = Path("gh200") / "telemetry.jsonl"
 """Below a run's output folder."""
+RANK_FILE = re.compile(r"telemetry\.rank(\d+)\.jsonl")
+"""Of a process other than the main one, in the same folder as the run's own file."""
+TAIL = 1 << 16
+"""Bytes at the end of a file that surely hold its last steps."""
 
+_MOST_FILES = 100
+"""Older files that are looked for; there are never so many."""
 
 Point = tuple[int, float]
 """Of a curve: the step, and a value."""
@@ -37,6 +44,37 @@ class Recorded:
     """Lines that are no records: torn by a full disk or a kill."""
     _curves: dict[Hashable, tuple[list[Point], int]] = field(default_factory=dict, repr=False, compare=False)
     """By what they show: the points, and how many of the steps have been looked at for them."""
+    _lines: RotatedLines | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def follow(cls, file: Path) -> Recorded:
+        """Everything that is there; ``poll`` takes in what is added."""
+        recorded = cls(file, _lines=RotatedLines(file))
+        recorded.poll()
+        return recorded
+
+    @classmethod
+    def tail(cls, file: Path) -> Recorded:
+        """Only the last steps and what began them: what that costs does not grow with the run."""
+        recorded = cls(file)
+        with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
+            began = max(0, content.rfind(b'{"kind":"start"'))
+            content.seek(began)
+            recorded.add(content.readline())
+            if len(content) - content.tell() > TAIL:
+                content.seek(-TAIL, SEEK_END)
+                content.readline()
+            for line in content.read().splitlines():
+                recorded.add(line)
+        return recorded
+
+    def poll(self) -> None:
+        for line in self._lines.new() if self._lines is not None else ():
+            self.add(line)
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -49,29 +87,44 @@ class Recorded:
         named = RANK_FILE.fullmatch(self.path.name)
         return int(named[1]) if named else 0
 
+    @property
+    def step(self) -> int:
+        """The last one that was recorded, or the one that the run started from."""
+        began = self.start.get("step")
+        return int(self.steps[-1]["step"]) if self.steps else began if isinstance(began, int) else 0
+
     def series(self, name: str) -> list[Point]:
         """(step, value) of a number in the step records; ``name`` may go down with slashes, as ``host/available``."""
-        return self.curve(name, lambda record: dig(record, name))
+        return self.curve(name, lambda record, _before: dig(record, name))
 
-    def curve(self, key: Hashable, of: Callable[[dict[str, Any]], Any]) -> list[Point]:
-        """(step, value) where ``of`` finds a number in a step; ``key`` stands for ``of``. Not to be changed."""
+    def curve(self, key: Hashable, of: Callable[[dict[str, Any], dict[str, Any]], Any]) -> list[Point]:
+        """(step, value) where ``of`` finds a number in a step and the one before it, which is empty before the first.
+
+        ``key`` stands for ``of``. Not to be changed.
+        """
         points, seen = self._curves.get(key, ([], 0))
+        before = self.steps[seen - 1] if seen else {}
         for record in self.steps[seen:]:
-            value = of(record)
+            value, before = of(record, before), record
             if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
                 points.append((int(record["step"]), float(value)))
         self._curves[key] = points, len(self.steps)
         return points
 
-    def latest(self, name: str, count: int, *, after: int = 0) -> list[float]:
+    def latest(self, name: str, count: int = 1, *, after: int = 0) -> list[float]:
         """The last values of a series, without its first ``after``."""
-        points = self.series(name)
-        return [value for _step, value in points[max(after, len(points) - count) :]]
+        return last_values(self.series(name), count, after=after)
+
+    def last(self, name: str) -> float | None:
+        return next(iter(self.latest(name)), None)
 
     def add(self, line: bytes) -> None:
         """Take one line of the file in."""
-        record = parse_line(line)
-        if record is None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "kind" not in record:
             self.unreadable += 1
         elif record["kind"] == "start":
             self._begin(record)
@@ -89,6 +142,10 @@ class Recorded:
         if isinstance(resumed, int):
             self.steps = [step for step in self.steps if step["step"] <= resumed]
             self._curves.clear()
+
+
+def last_values(points: list[Point], count: int, *, after: int = 0) -> list[float]:
+    return [value for _step, value in points[max(after, len(points) - count) :]]
 
 
 def dig(record: dict[str, Any], name: str) -> Any:
@@ -111,39 +168,17 @@ def find_telemetry(run: Path) -> Path:
     )
 
 
-class Follower:
-    """One file as it grows: ``recorded`` holds everything so far, ``poll`` takes in what is new."""
-
-    def __init__(self, run: Path) -> None:
-        self.recorded = Recorded(find_telemetry(run))
-        self._lines = RotatedLines(self.recorded.path)
-        self.poll()
-
-    def poll(self) -> int:
-        """Returns how many lines were new."""
-        lines = self._lines.new()
-        for line in lines:
-            self.recorded.add(line)
-        return len(lines)
-
-    def finish(self) -> Recorded:
-        """With a last line that nobody ended."""
-        if self._lines.rest.strip():
-            self.recorded.add(self._lines.rest)
-        return self.recorded
-
-    def close(self) -> None:
-        self._lines.close()
-
-
 def read_run(run: Path) -> Recorded:
-    """Everything recorded, rotated files included. After a resume the steps that were done again count once."""
-    with closing(Follower(run)) as follower:
-        return follower.finish()
+    """Everything recorded, rotated files and a last line that nobody ended included.
 
-
-RANK_FILE = re.compile(r"telemetry\.rank(\d+)\.jsonl")
-"""Of a process other than the main one, beside the run's own file."""
+    After a resume the steps that were done again count once.
+    """
+    recorded = Recorded.follow(find_telemetry(run))
+    assert recorded._lines is not None
+    if recorded._lines.rest.strip():
+        recorded.add(recorded._lines.rest)
+    recorded.close()
+    return recorded
 
 
 def rank_files(folder: Path) -> list[Path]:
@@ -152,9 +187,83 @@ def rank_files(folder: Path) -> list[Path]:
     return [file for _rank, file in sorted(found)]
 
 
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
+class RotatedLines:
+    """The lines of ``path`` and of the older files next to it, each of them once and in order, while it is written.
+
+    ``path.1`` is the youngest of the older ones. Files are known by what they are, not by their names, which change
+    under the reader's eyes. Of a rotation it counts on what ``sink.JsonLines`` does: a file is not written any more
+    once it is renamed, and the oldest is renamed first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rest = b""
+        """The last line as far as it is written."""
+        self._file = self._oldest()
+
+    def new(self) -> list[bytes]:
+        """Whole lines that were added since the last call."""
+        lines = self._take()
+        while (following := self._following()) is not None:
+            lines += self._take()  # what came before it was rotated and after we looked; now it is all there is
+            lines += [self.rest] if self.rest.strip() else []
+            self.rest = b""
+            self._file.close()
+            self._file = following
+            lines += self._take()
+        return lines
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _take(self) -> list[bytes]:
+        *lines, self.rest = (self.rest + self._file.read()).split(b"\n")
+        return [line for line in lines if line.strip()]
+
+    def _following(self) -> BinaryIO | None:
+        """The file that was begun when the one we read was rotated; None while it is still being written."""
+        while (place := self._place()) != 0:
+            try:
+                if place is None:
+                    return self._oldest()  # ours was removed: whatever is left was begun after it
+                found = self._at(place - 1).open("rb")
+            except FileNotFoundError:
+                return None  # in the middle of a rotation; it is there next time
+            if self._place() == place:  # else names have moved on since we looked
+                return found
+            found.close()
         return None
-    return record if isinstance(record, dict) and "kind" in record else None
+
+    def _place(self) -> int | None:
+        """The number behind the name of the file that we read, 0 for ``path``; None if it was removed.
+
+        Numbers only grow, and so does the one we look at: it can't slip past us.
+        """
+        ours = os.fstat(self._file.fileno())
+        for number in range(_MOST_FILES if ours.st_nlink else 0):
+            try:
+                if os.path.samestat(ours, self._at(number).stat()):
+                    return number
+            except FileNotFoundError:
+                continue
+        return None
+
+    def _oldest(self) -> BinaryIO:
+        while True:
+            number = self._highest()
+            try:
+                found = self._at(number).open("rb")
+            except FileNotFoundError:
+                if number == self._highest():
+                    raise
+                continue
+            if number == self._highest():  # else it may have been renamed before it was opened
+                return found
+            found.close()
+
+    def _highest(self) -> int:
+        names = (re.fullmatch(re.escape(self.path.name) + r"\.(\d+)", name) for name in os.listdir(self.path.parent))
+        return max((int(found[1]) for found in names if found), default=0)
+
+    def _at(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path

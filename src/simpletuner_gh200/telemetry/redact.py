@@ -1,24 +1,111 @@
-"""Keep tokens, keys and webhook addresses out of everything that is printed, recorded or reported."""
+"""Keep tokens, keys and webhook addresses out of everything that is printed, recorded or reported.
+
+What secrets look like and what they are called are tables, so that one more is one more line. A shape is as narrow as
+its issuer lets it be: a prefix that means nothing else, and at least so many characters behind it. Text comes from
+anywhere and in any length, so what a shape may run over before it knows whether it fits is bounded: else every
+beginning of a shape in a long word costs a walk to the end of that word.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from simpletuner_gh200.telemetry.secret_shapes import (
-    BEFORE_CHECKSUM,
-    CHECKSUM_NAME,
-    HEADER_NAME,
-    HEX_KEY,
-    NOT_SECRET_NAME,
-    SECRET_NAME,
-    SECRET_NUMBER,
-    SHAPES,
-    WORKING_FOLDERS,
-)
-
 HIDDEN = "<hidden>"
+
+# -- names of settings, flags and variables ----------------------------------------------------------------
+
+SECRET_NAME = re.compile(
+    r"token|secret|passw(or)?d|passphrase|passcode|credential|cookie|webhook|bearer|netrc|"
+    r"(^|_)(pass|pwd|pw|pat|otp|jwt|sas|salt|dsn|creds?|hook|hook_?url)$|connection_?string|conn_?str|"
+    r"auth(?!or(s|ed|ing|_|$))|(^|_)signature$|"
+    r"(api|access|private|secret|ssh|signing|encryption|deploy|account|storage|license|session|master)_?key|_key$|^key$",
+    re.IGNORECASE,
+)
+NOT_SECRET_NAME = re.compile(
+    r"tokeniz|max_token|num_\w*token|tokens?_?(count|length|limit|drop|mask|id|ids|idx|tags?|shapes?|path)$|"
+    r"(bos|eos|pad|unk|mask|sep|cls|special|next)_tokens?$|(vision|audio|sound|embed|semantic|trigger)_tokens?$|"
+    r"keyword|caption_|(cache|time)_?signature|^to_key$|^mask_key$|public_?key|(cache|sort|primary|group)_key|"
+    r"_interval$|unconditional_pass$",
+    re.IGNORECASE,
+)
+WORKING_FOLDERS = ("PWD", "OLDPWD")
+"""In capitals that is where a shell is; ``pwd`` in a configuration is a password."""
+SECRET_NUMBER = re.compile(r"passw(or)?d|passphrase|passcode|secret|(^|_)(pin|pass|pwd|otp)$", re.IGNORECASE)
+HEADER_NAME = re.compile(r"(proxy_)?authorization|(set_)?cookie", re.IGNORECASE)
+"""Of a protocol's header: all of its line is the value, blanks included."""
+CHECKSUM_NAME = re.compile(
+    r"(^at$|revision|commit|(^|_)sha_?\d*|hash|checksum|digest|(^|[^a-z])(ref|rev|git|tree|tag|version|etag))\w*$",
+    re.IGNORECASE,
+)
+"""Forty hexadecimal digits behind such a name are a commit; elsewhere they are a key of Weights & Biases."""
+
+# -- values ------------------------------------------------------------------------------------------------
+
+_BEFORE_LETTERS = (
+    r"hf_ api_org_ KGAT_ r8_ gsk_ fw_ rpa_ jina_ xai- pplx- csk- gh[opusr]_ ATBB npm_ rubygems_ bkua_ LTAI AKID "
+    r"do[opr]_v1_ sbp_ [srp]k_(?:live|test)_ shp(?:at|ca|pa|ss)_ NRAK- lin_api_ AGE-SECRET-KEY-1"
+)
+"""Prefixes of tokens that go on in letters and digits."""
+_BEFORE_SIGNS = (
+    r"wandb_v1_ nvapi- tgp_v1_ github_pat_ gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct)- ATATT3x pypi-Ag "
+    r"dckr_(?:pat|oat)_ CCI[A-Z]{3}_ AIza ya29\. 1//0 GOCSPX- hv[sbr]\. tskey-[a-z]+- dp\.(?:pt|st|ct|sa|scim|audit)\. "
+    r"pscale_(?:tkn|pw|oauth)_ FlyV1\sfm\d_ xox[a-z](?:\.xox[a-z])?- xapp- whsec_ sq0(?:atp|csp)- gl(?:c|sa)_ "
+    r"sntry[su]_ figd_ PMAK-"
+)
+"""Prefixes of tokens in which dots, dashes and the like may stand too."""
+_ISSUED = (
+    rf"(?:{'|'.join(_BEFORE_LETTERS.split())})[A-Za-z0-9]{{16,}}[\w-]*",
+    rf"(?:{'|'.join(_BEFORE_SIGNS.split())})[\w.+/=,-]{{16,}}(?<![.,])",
+    r"sk-(?:[a-z0-9]{1,12}-){0,3}[A-Za-z0-9]{20,}[A-Za-z0-9_-]*",
+    r"sk-(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Z])[\w-]{16,}",
+    r"(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{12,}",
+    r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_-]{30,}",
+    r"SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    r"key-[0-9a-f]{32}",
+    r"(?:bot)?[0-9]{8,10}:[A-Za-z0-9_-]{30,}",
+    r"[MNO][A-Za-z0-9_-]{23,25}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}",
+    r"(?:secret|ntn)_[A-Za-z0-9]{40,}",
+    # tokens that say of themselves what they are
+    r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)*",
+    r"eyJ[A-Za-z0-9_+/-]{40,}=*",
+)
+SHAPES: tuple[tuple[re.Pattern[str], int], ...] = (
+    (
+        re.compile(
+            r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|$)"
+        ),
+        0,
+    ),
+    (re.compile(r"PuTTY-User-Key-File-\d[\s\S]*"), 0),
+    # addresses that are secrets themselves
+    (re.compile(r"https?://[^\s\"']{0,500}(?:hooks\.|webhook|/hooks?/|/with/key/)[^\s\"']*[^\s\"',;)\]}]", re.I), 0),
+    # name and password in an address; the password may hold @ and /, but a port is none. A longer one, as tokens of
+    # package registries are, ends where another address begins.
+    (
+        re.compile(
+            r"(?<=://)[^\s\"'<>/@:]*:(?!\d{1,5}(?:[/?#,;)\s]|$))"
+            r"(?:[^\s\"'<>]{1,500}|(?:[^\s\"'<>:]|:(?!//))+)(?=@[\w.\[-])"
+        ),
+        0,
+    ),
+    (re.compile(r"\bhttps?://([^\s\"'<>/@:]{12,}|(?=[^@/]*\d)[^\s\"'<>/@:]{6,})(?=@[\w.\[-])", re.I), 1),
+    (re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_ISSUED)})"), 0),
+    (re.compile(r"\b(?:Bearer|Token|ApiKey) ((?=[^\s]*\d)[A-Za-z0-9._~+/-]{8,}=*)", re.I), 1),
+    (re.compile(r"\bBearer ([A-Za-z0-9._~+/-]{8,}=*)"), 1),
+    (re.compile(r"\bBasic ([A-Za-z0-9+/]{8,}=*)"), 1),
+    (re.compile(r"(?<=[?&])(?:sig|signature|token|key|X-Amz-[A-Za-z-]+)=([^&\s\"']+)", re.I), 1),
+    (re.compile(r"\b(?:AccountKey|SharedAccessKey|SharedAccessSignature)=([^;\s\"']+)"), 1),
+    (re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+(\S+)"), 1),
+    (re.compile(r"(?<!\S)(?:-u|--user)[ =][\"']?[^\s\"':]+:([^\s\"']+)"), 1),
+)
+"""(shape, group): that group of what is found is hidden, all of it for 0."""
+
+HEX_KEY = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
+BEFORE_CHECKSUM = re.compile(r"(?:(?P<name>[\w-]+)\\?[\"']?\s*[=: ]\s*\\?[\"']?|[/@#])(?:git-|sha1[:-])?$")
+"""What stands right before a commit: a name that says so, or a path, or ``repository@``."""
 
 # name=value, name: value, "name": "value", 'name': 'value' and, for flags, --name value; quotes may be escaped.
 # A name is looked for where a word begins and taken whole (++): a long word without any is passed over once.
@@ -32,9 +119,7 @@ _HEADER_VALUE = re.compile(r"[^\n\"']+")
 def names_secret(name: str) -> bool:
     """Does a setting, flag or variable of this name hold a secret?"""
     plain = name.strip("-").replace("-", "_")
-    if plain in WORKING_FOLDERS:
-        return False
-    return bool(SECRET_NAME.search(plain)) and not NOT_SECRET_NAME.search(plain)
+    return plain not in WORKING_FOLDERS and bool(SECRET_NAME.search(plain)) and not NOT_SECRET_NAME.search(plain)
 
 
 def redact_text(text: str, *, name: str = "") -> str:
@@ -59,9 +144,8 @@ def _hiding(group: int) -> Callable[[re.Match[str]], str]:
 
 def _hide_unless_checksum(found: re.Match[str]) -> str:
     before = BEFORE_CHECKSUM.search(found.string[max(0, found.start() - 64) : found.start()])
-    if before is None:
-        return HIDDEN
-    return found[0] if before["name"] is None or CHECKSUM_NAME.search(before["name"]) else HIDDEN
+    is_checksum = before is not None and (before["name"] is None or CHECKSUM_NAME.search(before["name"]))
+    return found[0] if is_checksum else HIDDEN
 
 
 def _hide_assigned(text: str) -> str:
@@ -94,7 +178,10 @@ def redact(value: Any, *, name: str = "") -> Any:
     if isinstance(value, Mapping):
         if _is_tally(value):
             return dict(value)
-        return {_redact_key(key): redact(item, name=str(key)) for key, item in value.items()}
+        return {
+            redact_text(key) if isinstance(key, str) else key: redact(item, name=str(key))
+            for key, item in value.items()
+        }
     if isinstance(value, str):
         return redact_text(value, name=name)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
@@ -114,10 +201,6 @@ def _worth_hiding(name: str, value: Any) -> bool:
     return not isinstance(value, int | float) or bool(SECRET_NUMBER.search(name))
 
 
-def _redact_key(key: Any) -> Any:
-    return redact_text(key) if isinstance(key, str) else key
-
-
 def redact_command(words: Sequence[str]) -> list[str]:
     """A command line with the values of secret flags hidden, however they are written."""
     shown: list[str] = []
@@ -127,23 +210,21 @@ def redact_command(words: Sequence[str]) -> list[str]:
             shown.append(HIDDEN)
             hide_next = False
             continue
-        hide_next = False
         name, separator, value = word.partition("=")
-        if (separator or word.startswith("--")) and names_secret(name):
-            shown.append(f"{name}={HIDDEN}" if separator else word)
-            hide_next = not separator
+        secret = bool(separator or word.startswith("--")) and names_secret(name)
+        hide_next = secret and not separator
+        if separator:
+            shown.append(f"{name}={HIDDEN if secret else _redact_value(value, name)}")
         else:
-            shown.append(f"{name}={_redact_value(value, name)}" if separator else redact_text(word))
+            shown.append(word if secret else redact_text(word))
     return shown
 
 
 def _redact_value(text: str, name: str) -> str:
     """A flag's value may itself be a block of JSON with a secret inside."""
     if text[:1] in "{[":
-        import json
-
         try:
             return json.dumps(redact(json.loads(text)))
-        except json.JSONDecodeError:
-            return redact_text(text)
+        except ValueError:
+            pass
     return redact_text(text, name=name)

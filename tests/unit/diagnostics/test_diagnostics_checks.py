@@ -10,7 +10,7 @@ import pytest
 from simpletuner_gh200.diagnostics.check import all_checks
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.ramp.preview import outlook_of
+from simpletuner_gh200.ramp.outlook import outlook_of
 from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.unit.diagnostics.machine import Machine
 from tests.unit.machine_driver import MachineDriver

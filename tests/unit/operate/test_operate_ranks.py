@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.operate.ranks import rank_table, read_ranks
+from simpletuner_gh200.telemetry.ranks import rank_table, read_ranks
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.telemetry.sink import JsonLines
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from simpletuner_gh200.ramp.resume import RampState, resume
-from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Origin
+from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Origin, RampState, resume
 
 RAMP = GH200GradientRamp(4, 32, 60, train_batch_size=2, world_size=2)
 

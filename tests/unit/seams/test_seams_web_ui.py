@@ -20,8 +20,9 @@ from simpletuner_gh200.config.form import fields_of
 from simpletuner_gh200.seams.web_ui import background, routes
 from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
 from simpletuner_gh200.seams.web_ui.fields import fold_into, split_form
-from simpletuner_gh200.seams.web_ui.panel import Panel, live_numbers, opened_configuration, output_of
+from simpletuner_gh200.seams.web_ui.panel import Panel, ServerJob, live_numbers, opened_configuration, output_of
 from simpletuner_gh200.seams.web_ui.templates_of_ours import EDITS, PageLoader, edited
+from tests.unit.telemetry.run_samples import write_ranks
 
 CACHES = "gh200_cache_config_"
 
@@ -65,20 +66,15 @@ class TestBackgroundCommands:
         assert ended(command)["state"] == "failed"
         assert count.read_text() == "x"
 
-    def test_several_pages_may_ask_at_once(self, any_command, monkeypatch, tmp_path):
-        """The server asks from a pool of threads: what was written is read once, and everybody hears it."""
+    def test_several_pages_may_ask_at_once(self, any_command, tmp_path):
         command = BackgroundCommand()
-        read = background._text
-        monkeypatch.setattr(background, "_text", lambda file: (time.sleep(0.05), read(file))[1])
         go = tmp_path / "go"
         code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\nprint('{{}}')"
         with ThreadPoolExecutor(4) as pages:
             started = list(pages.map(lambda _page: command.start(code), range(4)))
             assert started.count(True) == 1
-            assert command._process is not None
             go.touch()
-            command._process.wait()
-            heard = list(pages.map(lambda _page: command.state(), range(4)))
+            heard = list(pages.map(lambda _page: ended(command), range(4)))
         assert heard == [{"state": "done", "document": {}}] * 4
 
     def test_the_child_is_no_process_of_simpletuner(self, any_command, monkeypatch):
@@ -89,18 +85,27 @@ class TestBackgroundCommands:
 
 
 class TestPanel:
-    def test_live_numbers_are_those_of_the_last_step(self, tmp_path):
+    def test_the_panel_shows_the_run_as_the_monitor_does(self, tmp_path):
         assert live_numbers(tmp_path) is None
-        file = tmp_path / "gh200" / "telemetry.jsonl"
-        file.parent.mkdir()
-        caches = {"caches": {"vae": {"hit_rate": 0.5, "expected_hit_rate": 1.0}}}
-        steps = [{"kind": "step", "step": n, "step_seconds": 2.0 * n, "features": caches} for n in (1, 2)]
-        lines = [*map(json.dumps, steps), json.dumps({"kind": "note"}), '{"kind": "st']
-        file.write_text("\n".join(lines))
-        rows = dict(live_numbers(tmp_path)["rows"])
-        assert rows["optimizer step"] == "2"
-        assert rows["step time"].startswith("4")
-        assert rows["caches/vae hits"] == "50.0%"
+        write_ranks(tmp_path, 1)
+        with (tmp_path / "gh200" / "telemetry.jsonl").open("a") as file:
+            file.write('{"kind": "note"}\n{"kind": "st')
+        found = live_numbers(tmp_path)
+        rows = dict(found["rows"])
+        assert rows["step"] == "5 of 9" and rows["step time"] == "1.0 s" and rows["cache hits"] == "100 %"
+        assert [alert["level"] for alert in found["alerts"]] == ["warn"], "it is silent"
+
+    @pytest.mark.parametrize(
+        ("status", "working"), [("running", True), ("Loading models", True), ("Completed", False), ("error", False)]
+    )
+    def test_whether_a_job_is_at_work_says_whether_the_page_asks_again(self, monkeypatch, tmp_path, status, working):
+        told = {"training_status": status, "training_config": {"--output_dir": str(tmp_path)}}
+        api = SimpleNamespace(APIState=SimpleNamespace(get_state=told.get))
+        monkeypatch.setitem(sys.modules, "simpletuner.simpletuner_sdk.api_state", api)
+        assert routes._job() == ServerJob(tmp_path, working)
+        assert Panel().state(None, routes._job())["working"] is working
+        told["training_status"] = None
+        assert routes._job() is None
 
     def test_it_knows_the_open_configuration_and_its_output(self, tmp_path):
         file = tmp_path / "config.json"
@@ -134,14 +139,14 @@ class TestPanel:
     def test_what_cannot_be_read_is_said_and_no_reason_to_fail(self, tmp_path):
         """As of a folder of somebody else's, or one that went away with its file system."""
         (tmp_path / "out").write_text("no folder")
-        ((title, why),) = Panel().state(None, tmp_path / "out")["job"]["rows"]
+        ((title, why),) = live_numbers(tmp_path / "out")["rows"]
         assert str(tmp_path / "out") in title and "cannot be read" in title
         assert why == "Not a directory"
 
     def test_a_report_without_a_readable_configuration_says_why(self, monkeypatch, tmp_path):
         monkeypatch.setattr(routes, "_same_door", list)
         monkeypatch.setattr(routes, "_opened", lambda: tmp_path)
-        monkeypatch.setattr(routes, "_running", lambda: None)
+        monkeypatch.setattr(routes, "_job", lambda: None)
         (report,) = (one.endpoint for one in routes.router().routes if one.path.endswith("/report"))
         with pytest.raises(HTTPException) as refused:
             asyncio.run(report())
@@ -172,6 +177,7 @@ class TestPanel:
             "doctor": {"state": "idle"},
             "plan": {"state": "idle", "of": None},
             "job": None,
+            "working": False,
         }
 
 

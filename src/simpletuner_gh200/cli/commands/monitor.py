@@ -14,11 +14,9 @@ from rich.live import Live
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say, screen
-from simpletuner_gh200.operate.liveness import Liveness, liveness
-from simpletuner_gh200.operate.monitor.alerts import Alert, alerts
-from simpletuner_gh200.operate.monitor.follow import RunFollower, wait_for
-from simpletuner_gh200.operate.monitor.view import view
+from simpletuner_gh200.operate.monitor import screen_of, wait_for
 from simpletuner_gh200.operate.run_folder import newest_run, telemetry_of
+from simpletuner_gh200.telemetry.view import RECENT, RunView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,50 +44,40 @@ def monitor(
     """
     console = screen()
     if as_json or once:
-        follower = RunFollower(telemetry_of(run) if run is not None else newest_run(Path()))
-        print(json.dumps(_document(follower))) if as_json else console.print(_view(follower, console))
-        follower.close()
+        view = RunView.read(telemetry_of(run) if run is not None else newest_run(Path()))
+        print(json.dumps(_document(view))) if as_json else console.print(_screen(view, console))
         return
     try:
-        _watch(RunFollower(wait_for(run, every, say) if run is not None else newest_run(Path())), console, every)
+        _watch(RunView.follow(wait_for(run, every, say) if run is not None else newest_run(Path())), console, every)
     except KeyboardInterrupt:
         console.print("left; the run goes on by itself")
 
 
-def _now(follower: RunFollower) -> tuple[Liveness, list[Alert]]:
-    alive = liveness(follower.recorded)
-    gone = alive.words if alive.state == "gone" else ""
-    return alive, alerts(follower.recorded, time.time(), gone=gone, others=follower.others)
-
-
-def _document(follower: RunFollower) -> dict[str, Any]:
-    recorded, ranks = follower.recorded, follower.ranks()
-    alive, found = _now(follower)
+def _document(view: RunView) -> dict[str, Any]:
+    status, ranks = view.status(), view.ranks(latest=RECENT)
     return {
-        "run": str(recorded.path),
-        "state": alive.state,
-        "elapsed_seconds": alive.elapsed,
-        "remaining_seconds": alive.remaining,
-        "latest": recorded.steps[-1] if recorded.steps else None,
-        "end": recorded.end,
+        "run": str(view.run.path),
+        "state": status.state,
+        "elapsed_seconds": status.elapsed,
+        "remaining_seconds": status.remaining,
+        "latest": view.run.steps[-1] if view.run.steps else None,
+        "end": view.run.end,
         "ranks": ranks.to_json() if ranks is not None else None,
-        "alerts": [asdict(alert) for alert in found],
+        "alerts": [asdict(alert) for alert in view.alerts()],
     }
 
 
-def _view(follower: RunFollower, console: Console) -> RenderableType:
-    alive, found = _now(follower)
-    plain = console.options.ascii_only
-    return view(follower.recorded, found, alive, follower.ranks(), width=console.width, plain=plain)
+def _screen(view: RunView, console: Console) -> RenderableType:
+    return screen_of(view, width=console.width, ascii_only=console.options.ascii_only)
 
 
-def _watch(follower: RunFollower, console: Console, every: float) -> None:
+def _watch(view: RunView, console: Console, every: float) -> None:
     """Until the run ends or the reader does."""
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         while True:
-            follower.poll()
-            live.update(_view(follower, console))
-            if follower.recorded.end:
+            view.refresh()
+            live.update(_screen(view, console))
+            if view.run.end:
                 return
             time.sleep(every)
 

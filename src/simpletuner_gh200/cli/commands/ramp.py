@@ -17,8 +17,7 @@ from simpletuner_gh200.cli.words import say_on_a_terminal
 from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.ramp.pictures import as_png, as_svg, in_characters
-from simpletuner_gh200.ramp.preview import RampPreview, preview
+from simpletuner_gh200.ramp.preview import RampPreview, as_png, as_svg, in_characters, preview
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.importing import check_import
 

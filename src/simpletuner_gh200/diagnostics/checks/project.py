@@ -15,7 +15,7 @@ from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import quick_plan
 from simpletuner_gh200.plan.text import refusal
-from simpletuner_gh200.ramp.preview import outlook_of
+from simpletuner_gh200.ramp.outlook import outlook_of
 from simpletuner_gh200.units import counted, format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.option_table import Checker
 

@@ -16,9 +16,10 @@ from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
 from simpletuner_gh200.operate.baseline.compare import Estimate, describe, in_words
 from simpletuner_gh200.operate.outcome import Outcome
-from simpletuner_gh200.operate.report.summary import summary
+from simpletuner_gh200.operate.report.page import summary
 from simpletuner_gh200.telemetry.reading import FILE, Recorded, read_run
 from simpletuner_gh200.telemetry.redact import redact_command
+from simpletuner_gh200.telemetry.view import RunView
 
 TELEMETRY = "telemetry.jsonl"
 REPORT = "baseline_report.txt"
@@ -60,7 +61,7 @@ def capture(
 def report_text(run: Recorded, command: Sequence[str]) -> str:
     """``baseline_report.txt``: what a person reads first."""
     lines = ["baseline", "", f"command: {' '.join(redact_command(command))}", ""]
-    lines += [f"{what}: {value}" for what, value in summary(run)]
+    lines += [f"{what}: {value}" for what, value in summary(RunView(run))]
     lines += ["", "medians after warm-up, with their standard error:"]
     for name, found, _mean in describe(run):
         lines.append(f"  {name}: " + (_estimate(name, found) if found else "not recorded"))

@@ -1,49 +1,39 @@
-"""From a run's folder to its report: one HTML file, no script, no network, every word from outside escaped."""
+"""From a run's folder to its report: what a reader should know first, numbers, pictures, and long tables folded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+from simpletuner_gh200.draw import page as html
+from simpletuner_gh200.draw.page import breakable, escaped, section, table
+from simpletuner_gh200.draw.style import colour
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.liveness import Liveness, liveness
 from simpletuner_gh200.operate.planned import compared, foreseen
-from simpletuner_gh200.operate.ranks import RankTable, rank_table, read_ranks
 from simpletuner_gh200.operate.report.figures import figures, time_line
-from simpletuner_gh200.operate.report.findings import Finding, findings, rank_words
-from simpletuner_gh200.operate.report.marks import breakable, escaped
-from simpletuner_gh200.operate.report.style import STYLE, colour
-from simpletuner_gh200.operate.report.summary import summary
 from simpletuner_gh200.operate.run_folder import output_of, run_name, telemetry_of
-from simpletuner_gh200.telemetry.reading import Recorded, read_run
+from simpletuner_gh200.telemetry.ranks import RankTable
+from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.redact import redact
+from simpletuner_gh200.telemetry.view import RunView
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
 
 DOCTOR_FILES = ("doctor.json", "gh200_diagnostic_report.json")
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Even if something slipped through, the browser would neither run nor fetch it."""
-
-_SHADES = {"bad": colour(1), "warn": colour(4), "note": colour(5)}
+IMBALANCE = 0.05
+"""Share of the time lost to unequal waits that is worth a line."""
 
 
 def build(run: Path, *, doctor: Path | None = None, elsewhere: Sequence[Path] = ()) -> str:
     """The report of ``run``, an output or project folder. ``elsewhere``: output folders of other nodes of the run.
 
-    A doctor's report is shown if it is named, or lies beside the run's own records; one that lies where the command is
-    given may be of any project.
+    A doctor's report is shown if it is named, or lies in the folder of the run's own records; one that lies where the
+    command is given may be of any project.
     """
-    recorded = read_run(telemetry_of(run))
-    ranks = read_ranks(recorded, [output_of(path) for path in elsewhere])
-    found = _doctor_report(doctor, beside=recorded.path.parent)
-    return page(
-        recorded,
-        title=f"Run {run_name(recorded.path)}",
-        doctor=found,
-        ranks=ranks,
-        alive=liveness(recorded),
-    )
+    view = RunView.read(telemetry_of(run), [output_of(path) for path in elsewhere])
+    path = view.run.path
+    return page(view, title=f"Run {run_name(path)}", doctor=_doctor_report(doctor, path.parent))
 
 
 def write(content: str, path: Path) -> None:
@@ -53,40 +43,28 @@ def write(content: str, path: Path) -> None:
         raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
 
 
-def page(
-    run: Recorded,
-    *,
-    title: str,
-    doctor: Mapping[str, Any] | None = None,
-    ranks: Sequence[Recorded] = (),
-    alive: Liveness | None = None,
-) -> str:
-    """The whole report as text: what matters first is open, long tables are folded."""
-    shown = _without_secrets(run)
-    others = [_without_secrets(rank) for rank in ranks if rank.rank != run.rank]
-    table = rank_table(ranks)
-    parts = [
-        f"<h1>{escaped(title)}</h1>",
-        _findings(findings(shown, table, alive, others)),
-        _definitions(summary(shown, alive)),
-        _open("Where the time went", time_line(shown)),
-        _plots(shown, ranks),
-        _open("Planned against measured", _table(("what", "planned", "measured", ""), compared(shown))),
-        _open("Ranks", _ranks(table)),
-        _open("Settings that differ from the defaults", _settings(shown, default=False)),
-        _folded("Settings at their defaults", _settings(shown, default=True)),
-        _folded("Features", _table(("feature", "state"), _pairs(shown.start.get("features")))),
-        _folded("Doctor", _doctor(doctor)),
-        _folded("Seams", _table(("seam", "state"), _pairs(shown.start.get("seams")))),
-        _folded("Versions", _table(("package", "version"), _pairs(shown.start.get("versions")))),
-        _folded("Time by phase", _table(("phase", "seconds"), _seconds(shown))),
-        _folded("Training configuration", _configuration(shown)),
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escaped(POLICY)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escaped(title)}</title><style>{STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+def page(view: RunView, *, title: str, doctor: Mapping[str, Any] | None = None) -> str:
+    """The whole report as text, without the secrets that records of others may hold."""
+    view = RunView(_without_secrets(view.run), [_without_secrets(other) for other in view.others])
+    run = view.run
+    return html.page(
+        title,
+        [
+            _findings(view),
+            html.definitions(summary(view)),
+            section("Where the time went", time_line(run)),
+            _plots(view),
+            section("Planned against measured", table(("what", "planned", "measured", ""), compared(run))),
+            section("Ranks", _ranks(view.ranks())),
+            section("Settings that differ from the defaults", _settings(run, default=False)),
+            section("Settings at their defaults", _settings(run, default=True), folded=True),
+            section("Features", _pairs(("feature", "state"), run.start.get("features")), folded=True),
+            section("Doctor", _doctor(doctor), folded=True),
+            section("Seams", _pairs(("seam", "state"), run.start.get("seams")), folded=True),
+            section("Versions", _pairs(("package", "version"), run.start.get("versions")), folded=True),
+            section("Time by phase", _pairs(("phase", "seconds"), run.end.get("seconds")), folded=True),
+            section("Training configuration", _pairs(("option", "value"), run.start.get("training")), folded=True),
+        ],
     )
 
 
@@ -94,29 +72,98 @@ def _without_secrets(run: Recorded) -> Recorded:
     return Recorded(run.path, redact(run.start), redact(run.end), run.steps, run.unreadable)
 
 
-def _findings(found: Sequence[Finding]) -> str:
-    if not found:
-        return "<p>Nothing was found wrong with this run.</p>"
-    items = (f'<li class="{_SHADES[finding.weight]}">{breakable(finding.text)}</li>' for finding in found)
-    return f'<ul class="findings">{"".join(items)}</ul>'
+def summary(view: RunView) -> list[tuple[str, str]]:
+    """(what, value): how far the run is or how it ended, and the numbers that stand for all of it."""
+    last = view.run.steps[-1] if view.run.steps else {}
+    features = last.get("features")
+    chosen = features.get("activations") if isinstance(features, dict) else None
+    words = chosen.get("chosen") if isinstance(chosen, dict) else None
+    return [*view.progress(), *view.whole(), *([("activations", words)] if isinstance(words, str) else [])]
 
 
-def _plots(run: Recorded, ranks: Sequence[Recorded]) -> str:
-    drawn = figures(run, foreseen(run), ranks)
-    if not drawn:
-        return "<p>No step was recorded.</p>"
-    return (
-        '<div class="plots">'
-        + "".join(
-            f"<figure><h2>{escaped(figure.title)}</h2>{figure.svg}<figcaption>{escaped(figure.caption)}</figcaption></figure>"
-            for figure in drawn
-        )
-        + "</div>"
-    )
+# -- what a reader should know first ---------------------------------------------------------------------------
 
 
-def _ranks(table: RankTable | None) -> str:
-    if table is None:
+class Finding(NamedTuple):
+    weight: Literal["bad", "warn", "note"]
+    text: str
+
+
+_SHADES = {"bad": colour(1), "warn": colour(4), "note": colour(5)}
+
+
+def findings(view: RunView) -> list[Finding]:
+    """The worst first; those of the run's own records, whatever else lies in the folder it is looked at from.
+
+    Alerts are those of when the last step was recorded: a report is read long after.
+    """
+    run, last = view.run, view.run.last("time")
+    alerts = (Finding("bad" if one.level == "alarm" else "warn", one.text) for one in view.alerts(at=last or 0.0))
+    found = [*_endings(run, view.others), *_lost_features(run), *alerts, *_unequal(view.ranks()), *_lost_records(run)]
+    return sorted(found, key=lambda finding: ("bad", "warn", "note").index(finding.weight))
+
+
+def _endings(run: Recorded, others: Sequence[Recorded]) -> Iterator[Finding]:
+    """A rank that fails takes the others with it, and those can only say that they were ended."""
+    known = set()
+    if run.end:
+        known.add(str(run.end.get("reason") or _ended(run)))
+        if run.end.get("status") != "completed":
+            yield Finding("warn" if run.end.get("status") == "interrupted" else "bad", _ended(run))
+    for other in others:
+        cause = str(other.end.get("reason") or _ended(other))
+        if not other.end or other.end.get("status") in ("completed", "interrupted") or cause in known:
+            continue
+        known.add(cause)
+        where = f" on {other.start['host']}" if other.start.get("host") else ""
+        yield Finding("bad", f"rank {other.rank}{where}: {_ended(other)}")
+
+
+def _ended(run: Recorded) -> str:
+    status = run.end.get("status")
+    # "training" is what a process was doing when it was made to close its records.
+    how = "ended midway" if status in (None, "training") else status
+    return f"training {how}" + (f": {run.end['reason']}" if run.end.get("reason") else "")
+
+
+def _lost_features(run: Recorded) -> Iterator[Finding]:
+    for name, status in _items(run.start.get("features")):
+        if isinstance(status, str) and status.startswith("off") and status != "off: not asked for":
+            yield Finding("warn", f"{name} is {status}")
+
+
+def _unequal(ranks: RankTable | None) -> Iterator[Finding]:
+    if ranks is not None and (ranks.imbalance > IMBALANCE or ranks.missing):
+        yield Finding("warn" if ranks.imbalance > IMBALANCE else "note", ranks.words)
+
+
+def _lost_records(run: Recorded) -> Iterator[Finding]:
+    if run.unreadable:
+        yield Finding("note", f"{counted(run.unreadable, 'record')} could not be read: torn by a full disk or a kill")
+    dropped = run.end.get("dropped")
+    if isinstance(dropped, int) and dropped > 0:
+        yield Finding("note", f"{counted(dropped, 'record')} could not be written")
+
+
+# -- parts of the page -----------------------------------------------------------------------------------------
+
+
+def _findings(view: RunView) -> str:
+    items = [f'<li class="{_SHADES[finding.weight]}">{breakable(finding.text)}</li>' for finding in findings(view)]
+    return f'<ul class="findings">{"".join(items)}</ul>' if items else "<p>Nothing was found wrong with this run.</p>"
+
+
+def _plots(view: RunView) -> str:
+    drawn = [
+        f"<figure><h2>{escaped(figure.title)}</h2>{figure.picture.on_page()}"
+        f"<figcaption>{escaped(figure.caption)}</figcaption></figure>"
+        for figure in figures(view, foreseen(view.run))
+    ]
+    return f'<div class="plots">{"".join(drawn)}</div>' if drawn else "<p>No step was recorded.</p>"
+
+
+def _ranks(ranks: RankTable | None) -> str:
+    if ranks is None:
         return ""
     rows = [
         (
@@ -125,30 +172,22 @@ def _ranks(table: RankTable | None) -> str:
             format_seconds(row.step),
             format_seconds(row.data_wait),
             format_seconds(row.compute),
-            f"{row.held_up} of {table.steps}",
+            f"{row.held_up} of {ranks.steps}",
             format_bytes(row.resident) if row.resident is not None else "",
         )
-        for row in table.rows
+        for row in ranks.rows
     ]
     headings = ("rank", "node", "median step", "data wait", "compute", "waited longest", "most memory")
-    words = rank_words(table)
-    over = f"{counted(len(table.rows), 'rank')} on {counted(len(table.nodes), 'node')}"
-    return f"<p>{escaped(over)}: {escaped(words)}.</p>{_table(headings, rows)}"
+    return f"<p>{escaped(ranks.size)}: {escaped(ranks.words)}.</p>{table(headings, rows)}"
 
 
 def _settings(run: Recorded, *, default: bool) -> str:
     rows = [
         (key, _word(entry.get("value")), str(entry.get("origin")))
-        for key, entry in _mapping(run.start.get("settings"))
+        for key, entry in _items(run.start.get("settings"))
         if isinstance(entry, Mapping) and (entry.get("origin") == "default") is default
     ]
-    return _table(("key", "value", "from"), rows)
-
-
-def _configuration(run: Recorded) -> str:
-    return _table(
-        ("option", "value"), [(key, _word(value)) for key, value in sorted(_mapping(run.start.get("training")))]
-    )
+    return table(("key", "value", "from"), rows)
 
 
 def _doctor(report: Mapping[str, Any] | None) -> str:
@@ -166,58 +205,30 @@ def _doctor(report: Mapping[str, Any] | None) -> str:
     ]
     order = ("fail", "warn", "pass", "skip")
     rows.sort(key=lambda row: order.index(row[0]) if row[0] in order else len(order))
-    return _table(("status", "check", "found"), rows)
+    return table(("status", "check", "found"), rows)
 
 
-def _seconds(run: Recorded) -> list[tuple[str, str]]:
-    return [
-        (name, f"{value:.1f}") for name, value in _mapping(run.end.get("seconds")) if isinstance(value, int | float)
-    ]
+def _pairs(headings: tuple[str, str], value: object) -> str:
+    return table(headings, [(key, _word(item)) for key, item in _items(value)])
 
 
-def _open(title: str, content: str) -> str:
-    return f"<section><h2>{escaped(title)}</h2>{content}</section>" if content else ""
-
-
-def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{escaped(title)}</summary>{content}</details>" if content else ""
-
-
-def _definitions(rows: Iterable[tuple[str, str]]) -> str:
-    return "<dl>" + "".join(f"<div><dt>{escaped(a)}</dt><dd>{escaped(b)}</dd></div>" for a, b in rows) + "</dl>"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escaped(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{breakable(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _pairs(value: object) -> list[tuple[str, str]]:
-    return [(str(key), _word(item)) for key, item in _mapping(value)]
-
-
-def _mapping(value: object) -> list[tuple[str, Any]]:
+def _items(value: object) -> list[tuple[str, Any]]:
     return [(str(key), item) for key, item in value.items()] if isinstance(value, Mapping) else []
 
 
 def _word(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _doctor_report(explicit: Path | None, *, beside: Path) -> Mapping[str, Any] | None:
-    candidates = [explicit] if explicit else [beside / name for name in DOCTOR_FILES]
-    for path in candidates:
-        if path.is_file():
-            return _read_doctor(path)
-    if explicit is not None:
-        raise UsageError(f"--doctor {explicit}: no such file", remedy="make one with gh200 doctor --output FILE")
-    return None
-
-
-def _read_doctor(path: Path) -> Mapping[str, Any]:
+def _doctor_report(explicit: Path | None, folder: Path) -> Mapping[str, Any] | None:
+    candidates = [explicit] if explicit else [folder / name for name in DOCTOR_FILES]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        if explicit is not None:
+            raise UsageError(f"--doctor {explicit}: no such file", remedy="make one with gh200 doctor --output FILE")
+        return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as broken:

@@ -6,33 +6,25 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
-from simpletuner_gh200.telemetry.reading import FILE, dig, parse_line
-from simpletuner_gh200.units import format_bytes, format_seconds
+from simpletuner_gh200.telemetry.reading import FILE
+from simpletuner_gh200.telemetry.view import RunView
 
-TAIL = 1 << 16
-"""Bytes at the end of a run's telemetry that surely hold its last step."""
 
-_TIMES = (
-    ("step time", "step_seconds"),
-    ("waiting for data", "data_wait_seconds"),
-    ("compute", "compute_seconds"),
-    ("other", "other_seconds"),
-)
-_BYTES = (
-    ("process memory", "host/resident"),
-    ("available memory", "host/available"),
-    ("slabs", "slab_bytes"),
-    ("HBM used", "device/used"),
-)
+class ServerJob(NamedTuple):
+    """Of the server. ``output``: its folder."""
+
+    output: Path | None
+    working: bool
 
 
 class Panel:
-    """What the page asks for. ``opened``: the open configuration's file; ``running``: the output folder of a job."""
+    """What the page asks for. ``opened``: the open configuration's file; ``job``: that the server runs, or ran last."""
 
     def __init__(self) -> None:
         self.doctor = BackgroundCommand()
@@ -52,54 +44,26 @@ class Panel:
         if self.plan.start("plan", str(opened)):
             self._planned = opened.parent.name if opened.name == "config.json" else opened.stem
 
-    def state(self, opened: Path | None, running: Path | None) -> dict[str, Any]:
+    def state(self, opened: Path | None, job: ServerJob | None) -> dict[str, Any]:
         return {
             "opened": str(opened) if opened else None,
             "doctor": self.doctor.state(),
             "plan": {**self.plan.state(), "of": self._planned},
-            "job": live_numbers(running) if running else None,
+            "job": live_numbers(job.output) if job and job.output else None,
+            "working": job is not None and job.working,
         }
 
 
 def live_numbers(output: Path) -> dict[str, Any] | None:
-    """The last step of the run below a folder, as titles and texts; None while there is none."""
+    """The run below a folder as it is now, in rows of titles and texts; None while nothing is recorded."""
     try:
-        record = last_step(output / FILE)
+        view = RunView.glance(output)
     except OSError as unreadable:
-        return {"rows": [(f"{output / FILE} cannot be read", unreadable.strerror or str(unreadable))]}
-    if record is None:
+        return {"rows": [(f"{output / FILE} cannot be read", unreadable.strerror or str(unreadable))], "alerts": []}
+    if view is None:
         return None
-    rows = [("optimizer step", str(record.get("step")))]
-    rows += [(title, format_seconds(dig(record, name))) for title, name in _TIMES if dig(record, name) is not None]
-    rows += [(f"{name.removesuffix('/hit_rate')} hits", f"{rate:.1%}") for name, rate in hit_rates(record)]
-    rows += [(title, format_bytes(dig(record, name))) for title, name in _BYTES if dig(record, name)]
-    return {"rows": rows}
-
-
-def last_step(telemetry: Path) -> dict[str, Any] | None:
-    try:
-        with telemetry.open("rb") as file:
-            file.seek(max(0, telemetry.stat().st_size - TAIL))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return None
-    records = (parse_line(line) for line in reversed(lines) if line.strip())
-    return next((record for record in records if record and record.get("kind") == "step"), None)
-
-
-def hit_rates(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(cache, share) of every cache in a step's record."""
-    for name, value in _leaves("", record.get("features") or {}):
-        if name.endswith("hit_rate") and "expected" not in name and isinstance(value, int | float):
-            yield name.lstrip("/"), float(value)
-
-
-def _leaves(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(f"{prefix}/{name}", value)
-        else:
-            yield f"{prefix}/{name}", value
+    rows = [*view.progress(), *view.latest()]
+    return {"rows": rows, "alerts": [asdict(alert) for alert in view.alerts()] if not view.run.end else []}
 
 
 def opened_configuration(store: Any) -> Path | None:

@@ -10,11 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.environment import SWITCH, for_child
 from simpletuner_gh200.config.form import form_problems, our_values
-from simpletuner_gh200.seams.web_ui.background import COMMAND
+from simpletuner_gh200.seams.web_ui.background import COMMAND, environment
 from simpletuner_gh200.seams.web_ui.fields import values_for_page
-from simpletuner_gh200.seams.web_ui.panel import Panel, opened_configuration, output_folder, output_of
+from simpletuner_gh200.seams.web_ui.panel import Panel, ServerJob, opened_configuration, output_folder, output_of
 
 PREFIX = "/api/gh200"
 _SERVICES = "simpletuner.simpletuner_sdk.server.services"
@@ -29,7 +28,7 @@ def router() -> Any:
     made = APIRouter(prefix=PREFIX, tags=["gh200"], dependencies=_same_door())
 
     def state() -> dict[str, Any]:
-        return panel.state(_opened(), _running())
+        return panel.state(_opened(), _job())
 
     def start(what: str) -> dict[str, Any]:
         opened = _opened()
@@ -46,7 +45,8 @@ def router() -> Any:
     async def report() -> Any:
         opened = _opened()
         try:
-            output = _running() or (output_of(opened) if opened else None)
+            job = _job()
+            output = (job and job.output) or (output_of(opened) if opened else None)
         except OSError as unreadable:
             why = f"{opened} cannot be read: {unreadable.strerror or unreadable}"
             raise HTTPException(status_code=409, detail=why) from unreadable
@@ -83,10 +83,16 @@ def _opened() -> Path | None:
     return opened_configuration(importlib.import_module(f"{_SERVICES}.training_service").get_config_store())
 
 
-def _running() -> Path | None:
-    """The output folder of the job that runs, or that ran last."""
+_OVER = ("completed", "success", "failed", "error", "fatal", "crashed", "cancelled", "stopped", "terminated", "idle")
+"""What upstream's states of a job are called once nothing more comes of it; while it works, they may be any words."""
+
+
+def _job() -> ServerJob | None:
+    """The one that the server runs, or ran last."""
     state = importlib.import_module("simpletuner.simpletuner_sdk.api_state").APIState
-    return output_folder(state.get_state("training_config") or {}) if state.get_state("training_status") else None
+    status = state.get_state("training_status")
+    output = output_folder(state.get_state("training_config") or {})
+    return ServerJob(output, working=str(status).lower() not in _OVER) if status else None
 
 
 async def _report(output: Path) -> tuple[bool, str]:
@@ -100,7 +106,7 @@ async def _report(output: Path) -> tuple[bool, str]:
             str(page),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env=for_child({}, without=(SWITCH,)),
+            env=environment(),
         )
         _out, errors = await child.communicate()
         if child.returncode == 0:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from simpletuner_gh200.telemetry.reading import FILE, Point, Recorded, rank_files, read_run
+from simpletuner_gh200.units import counted
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,21 @@ class RankTable:
     @property
     def nodes(self) -> list[str]:
         return list(dict.fromkeys(row.node for row in self.rows))
+
+    @property
+    def size(self) -> str:
+        return f"{counted(len(self.rows), 'rank')} on {counted(len(self.nodes), 'node')}"
+
+    @property
+    def words(self) -> str:
+        """Who is slow and what it costs, in a sentence."""
+        slow = self.slowest
+        where = f" on {slow.node}" if len(self.nodes) > 1 else ""
+        missing = f"; nothing was found here of {', '.join(map(str, self.missing))}" if self.missing else ""
+        return (
+            f"slowest is rank {slow.rank}{where}, which waited longest for data in {slow.held_up} of "
+            f"{counted(self.steps, 'step')}; unequal waits cost {self.imbalance:.1%} of the time{missing}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "slowest": self.slowest.rank, "nodes": self.nodes}

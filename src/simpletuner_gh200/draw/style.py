@@ -1,15 +1,16 @@
-"""How the report looks: one style sheet for wide, narrow, light and dark screens, and paper."""
+"""How pictures and pages look: colours for light and dark, wide and narrow screens, and paper."""
 
 from __future__ import annotations
 
 LIGHT = ("#0b6e4f", "#b5432c", "#2f4b7c", "#7b4a90", "#7d5c00", "#2f6478")
 DARK = ("#4cc79a", "#ff8f73", "#8fb3f5", "#d3a3ec", "#e3b341", "#7fc4de")
 """Colours of lines, first line first. A test computes their contrast to what they are drawn on."""
-
 PAPER = {"light": "#ffffff", "dark": "#15181c"}
 CARD = {"light": "#f6f7f9", "dark": "#1d2126"}
 INK = {"light": "#1a1d21", "dark": "#e6e8eb"}
 SOFT = {"light": "#555c66", "dark": "#a3adb8"}
+GRID = {"light": "#d8dbe0", "dark": "#3a3f46"}
+BAD = {"light": "#b00000", "dark": "#ff8589"}
 
 
 def colour(number: int) -> str:
@@ -17,20 +18,34 @@ def colour(number: int) -> str:
     return f"c{number % len(LIGHT)}"
 
 
-def _variables(scheme: str, colours: tuple[str, ...], line: str) -> str:
-    named = {"ink": INK, "soft": SOFT, "paper": PAPER, "card": CARD}
+def _variables(scheme: str, colours: tuple[str, ...]) -> str:
+    named = {"ink": INK, "soft": SOFT, "paper": PAPER, "card": CARD, "line": GRID, "bad": BAD}
     words = [f"--{name}:{values[scheme]}" for name, values in named.items()]
-    return ";".join([*words, f"--line:{line}", *(f"--c{number}:{value}" for number, value in enumerate(colours))])
+    return ";".join([*words, *(f"--c{number}:{value}" for number, value in enumerate(colours))])
 
 
 _CLASSES = "".join(f".c{number}{{--own:var(--c{number})}}" for number in range(len(LIGHT)))
 
-STYLE = f"""
-:root{{color-scheme:light dark;{_variables("light", LIGHT, "#d8dbe0")}}}
-@media(prefers-color-scheme:dark){{:root{{{_variables("dark", DARK, "#3a3f46")}}}}}
+PICTURE = f"""
+:root{{color-scheme:light dark;{_variables("light", LIGHT)}}}
+@media(prefers-color-scheme:dark){{:root{{{_variables("dark", DARK)}}}}}
 {_CLASSES}
+svg text{{font:11px system-ui,sans-serif;fill:var(--soft)}}
+svg text.label{{font-size:13px}}
+svg text.title{{font-size:15px;fill:var(--ink)}}
+svg .bad{{fill:var(--bad)}}
+.paper{{fill:var(--paper)}}
+.grid,path.limit{{stroke:var(--line);stroke-width:1}}
+path.limit{{stroke:var(--ink);stroke-width:2}}
+path.limit.bad{{stroke:var(--bad)}}
+path.mark{{stroke:var(--own);stroke-width:1.8;fill:none}}
+circle.mark,rect.mark{{fill:var(--own);stroke:none}}
+path.raw{{stroke:var(--own);stroke-width:1;fill:none;opacity:.4}}
+path.level{{stroke:var(--own);stroke-width:1.4;stroke-dasharray:6 4;fill:none}}
 """
-STYLE += """
+"""Where a viewer knows no variables, each mark's own attributes give the light scheme."""
+
+PAGE = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.45 system-ui,sans-serif}
 main{max-width:1100px;margin:0 auto;padding:1rem}
@@ -46,13 +61,7 @@ dd{margin:0;font-weight:600;overflow-wrap:anywhere}
 figure{margin:0;background:var(--card);padding:.8rem;border-radius:.4rem;break-inside:avoid}
 figcaption{color:var(--soft);font-size:.8rem}
 svg{width:100%;height:auto;display:block}
-svg text{font:11px system-ui,sans-serif;fill:var(--soft)}
-@media(max-width:500px){svg text{font-size:17px}dl{grid-template-columns:1fr 1fr}}
-.grid{stroke:var(--line);stroke-width:1}
-.mark{stroke:var(--own);stroke-width:1.8;fill:none}
-circle.mark,rect.mark{fill:var(--own);stroke:none}
-.raw{stroke:var(--own);stroke-width:1;fill:none;opacity:.4}
-.level{stroke:var(--own);stroke-width:1.4;stroke-dasharray:6 4;fill:none}
+@media(max-width:500px){svg text,svg text.label{font-size:17px}dl{grid-template-columns:1fr 1fr}}
 .legend{list-style:none;margin:.3rem 0;padding:0;display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.8rem}
 .legend li{overflow-wrap:anywhere}
 .swatch{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px;background:var(--own)}
