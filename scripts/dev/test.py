@@ -34,6 +34,8 @@ PROGRAMS = {"chaos": ("gcc",), "cluster": ("slurmctld", "slurmd", "srun", "munge
 """What is installed where it is missing; for the others, all that any test needs."""
 MOST_SECONDS = 3 * 3600
 """A part that takes longer hangs: it is interrupted, as by Ctrl-C, and fails with what it has come to."""
+MOST_NAMED = 60
+"""Failed tests of a part: more would fill the end of a log, and have one cause."""
 LAST_SECONDS = 300
 """For a part that was interrupted to end what it started and to write its results."""
 
@@ -86,6 +88,7 @@ def main(what: str) -> int:
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"\nran against SimpleTuner {ran}, {(spent.ru_utime + spent.ru_stime) / 60:.1f} minutes of CPU: ", end="")
     print(f"FAILED: {'; '.join(failed)}" if failed else "all passed")
+    print("".join(f"FAILED {line}\n" for part in unwell for line in failures(part)), end="")
     print(counted([part.results for part in chosen], [part.results for part in unwell]))
     return 1 if failed else 0
 
@@ -122,6 +125,17 @@ def results_in(path: Path) -> list[int]:
     """As SUITE; zeros where there are none."""
     suites = list(ElementTree.parse(path).getroot().iter("testsuite")) if path.is_file() else []
     return [sum(int(suite.get(name, 0)) for suite in suites) for name in SUITE]
+
+
+def failures(part: Part) -> list[str]:
+    """What failed, by name, for the end of a log whose beginning may be cut off; where no test did, its last words."""
+    cases = list(ElementTree.parse(part.results).getroot().iter("testcase")) if part.results.is_file() else []
+    unwell = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    names = [f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}" for case in unwell[:MOST_NAMED]]
+    if len(unwell) > MOST_NAMED:
+        names.append(f"and {len(unwell) - MOST_NAMED} more")
+    last = [line for line in part.log.read_text(errors="replace").splitlines() if line.strip()][-1:]
+    return [f"on {part.name}: {words}" for words in names or [f"otherwise: {' '.join(last)}"]]
 
 
 def run_side_by_side(chosen: list[Part], what: str, variables: dict[str, str]) -> list[Part]:

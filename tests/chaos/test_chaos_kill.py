@@ -1,4 +1,8 @@
-"""kill -9, of every process of a run in every phase: nothing is left running, and the next run goes on."""
+"""kill -9, of every process of a run in every phase: nothing is left running, and the next run goes on.
+
+In `make test` stand for all of them a launcher that is killed, and a second job on the same output folder, in
+tests/integration/test_command_line.py.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +37,6 @@ def reach(command, phase):
         command.wait_until(command.rank, "a rank was there")
     else:
         command.wait_for_words(PHASES[phase])
-
-
-@pytest.mark.one_release("4.")
-def test_a_second_job_is_refused_and_the_next_knows_where_to_go_on(laboratory, train):
-    """The representative of this file: two jobs on one output folder, the end of the first, the start of the next."""
-    laboratory.configure(checkpoint_step_interval=1)
-    first = train(laboratory, "--max_train_steps=4000")
-    first.wait_until((laboratory.project.output / "checkpoint-1").is_dir, "the first checkpoint")
-    refused = train(laboratory).end()
-    assert refused.code == 2, refused.explain()
-    assert "is in use: process" in refused.err and f"{first.process.pid} " in refused.err, refused.explain()
-    kill(first.process.pid)
-    assert first.end().code == -signal.SIGKILL
-    assert first.nothing_left() == ""
-    (laboratory.project.output / "checkpoint-9999").mkdir()  # as one that was begun leaves it
-    again = train(laboratory, "--max_train_steps=4000", "--dry-run").end()
-    assert again.code == 0, again.explain()
-    assert "checkpoint-9999 is incomplete: it is empty" in again.err, again.explain()
-    assert "this run resumes from checkpoint-" in again.err, again.explain()
 
 
 @pytest.mark.chaos

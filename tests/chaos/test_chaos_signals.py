@@ -1,4 +1,7 @@
-"""Signals to a run: it ends soon, says what is kept, and leaves nothing; those that are ignored stay ignored."""
+"""Signals to a run: it ends soon, says what is kept, and leaves nothing; those that are ignored stay ignored.
+
+In `make test` tests/integration/test_command_line.py stands for them: interrupted, and terminated.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ MANY = "--max_train_steps=4000"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-@pytest.mark.one_release("3.")
+@pytest.mark.chaos
+@pytest.mark.only_release("3.")
 def test_terminated_at_its_second_checkpoint(laboratory, train):
-    """The representative of this file. SIGTERM asks for a checkpoint; 75: try again."""
+    """SIGTERM asks for a checkpoint; 75: try again."""
     laboratory.configure(checkpoint_step_interval=1)
     command = train(laboratory, MANY)
     command.wait_until((laboratory.project.output / "checkpoint-2").is_dir, "the second checkpoint")

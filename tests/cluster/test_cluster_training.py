@@ -132,9 +132,10 @@ def trial(cluster: Cluster, _bench: Workbench, scratch: Path) -> Iterator[Trial]
     cluster.settle()
 
 
+@pytest.mark.cluster
 @pytest.mark.one_release("4.")
 def test_a_job_of_two_nodes_trains_what_one_machine_trains(trial: Trial) -> None:
-    """The representative of this folder: everything from sbatch to the weights, once."""
+    """Everything from sbatch to the weights, once."""
     trial.configure(1, steps=3)
     reference = trial.on_one_machine()
     number = trial.submit()

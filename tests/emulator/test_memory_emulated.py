@@ -29,7 +29,8 @@ def passed(folder: Path, surroundings: dict[str, str]) -> int:
     "cuda12",
     [
         pytest.param(False, id="bindings13"),
-        pytest.param(True, id="bindings12", marks=pytest.mark.releases),  # another version in each environment
+        # Another version in each environment.
+        pytest.param(True, id="bindings12", marks=[pytest.mark.releases, pytest.mark.one_release("3.")]),
     ],
 )
 def test_room_on_the_emulated_driver(cuda12: bool) -> None:
@@ -40,6 +41,7 @@ def test_room_on_the_emulated_driver(cuda12: bool) -> None:
 
 @needs_gcc
 @pytest.mark.releases
+@pytest.mark.one_release("4.")
 def test_stock_cuda_torch_over_an_emulated_runtime() -> None:
     runtime = installed_runtime()
     if runtime is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.workbench import RANKS, JobResult
+from tests.integration.workbench import NEWEST_ALONE, RANKS, JobResult
 
 GRACE = {"activations": "grace", "activation_min_tensor_kb": 0}
 FAMILIES = Path(__file__).with_name("activation_families.py")
@@ -59,7 +59,7 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     assert (found["failed"], found["stayed_for_want_of_room"]) == (0, 0)
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.matrix)])
+@NEWEST_ALONE
 def test_everything_else_on_as_well(workbench, world: int) -> None:
     """A full fine-tune with EMA, ramp, accumulation and unified caches."""
     other = {"model_type": "full", "use_ema": True, "gradient_accumulation_steps": 2, "max_train_steps": 3}
@@ -73,6 +73,7 @@ def test_everything_else_on_as_well(workbench, world: int) -> None:
     assert weights(run) == weights(reference)
 
 
+@pytest.mark.one_release("3.")
 def test_checkpointing_is_switched_off_for_blocks_that_are_moved(workbench) -> None:
     """Of what CPU memory has no room for blocks are recomputed; the bits are those of a run without checkpointing."""
     stock = workbench.known(stock=True)
@@ -92,6 +93,7 @@ def test_checkpointing_is_switched_off_for_blocks_that_are_moved(workbench) -> N
     assert "gradient checkpointing is on, and switched off for each block" in run.log()
 
 
+@pytest.mark.one_release("3.")
 def test_what_it_was_not_tested_with_is_refused(workbench) -> None:
     workbench.configure(blocks={"gh200_optimizations": GRACE}, dynamo_backend="inductor")
     run = workbench.train()

@@ -14,7 +14,7 @@ import torch
 from simpletuner_gh200.cache.fill import load_file
 from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.demo.project import dataset_list
-from tests.integration.workbench import RANKS
+from tests.integration.workbench import NEWEST_ALONE, OLDEST_ALONE, RANKS
 
 UNIFIED = {
     "cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"},
@@ -91,7 +91,7 @@ def plain_config(workbench, **keys):
     return configure
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", RANKS)
 def test_losses_and_weights_are_those_of_plain_caches(workbench, world):
     run = compare(workbench, plain_config(workbench), world=world)
     for report in reports(run):
@@ -120,7 +120,7 @@ def test_filling_while_training_changes_no_number(workbench, world):
     assert "entries at hand in packs" in again.log()
 
 
-@pytest.mark.parametrize("world", RANKS)
+@NEWEST_ALONE
 def test_latents_made_on_demand(workbench, world):
     def no_latents(_blocks):
         shutil.rmtree(workbench.project.folder / "cache" / "vae")
@@ -140,7 +140,7 @@ def test_latents_made_on_demand(workbench, world):
         assert report["vae-tiny-images"]["hit_rate"] < 1
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.one_release("4."))])
+@OLDEST_ALONE
 def test_a_cache_that_is_rebuilt_every_epoch(workbench, world):
     keys = {"dataset": {"vae_cache_clear_each_epoch": True}, "max_train_steps": EPOCH // world + 3}
     # 3.1.6 by itself is not repeatable after a rebuild: its threads draw from the random numbers of the steps.
@@ -151,6 +151,7 @@ def test_a_cache_that_is_rebuilt_every_epoch(workbench, world):
     assert sum(report["vae-tiny-images"]["published"] for report in reports(run)) > 24, "filled, dropped, made again"
 
 
+@pytest.mark.one_release("4.")
 def test_several_datasets_and_caption_dropout(workbench):
     def configure(blocks=None, **keys):
         images, embeds = dataset_list(workbench.project, {})
@@ -172,7 +173,7 @@ def test_several_datasets_and_caption_dropout(workbench):
     assert report["vae-tiny-images"]["hits"] > 0
 
 
-@pytest.mark.parametrize("world", RANKS)
+@OLDEST_ALONE
 def test_a_run_that_is_resumed(workbench, world):
     def first_half(blocks):
         workbench.configure(blocks=blocks, max_train_steps=4, checkpoint_step_interval=2)
@@ -191,6 +192,7 @@ def test_a_run_that_is_resumed(workbench, world):
         assert {"model_family", "pretrained_model_name_or_path", "dataset.resolution"} <= made_by.keys()
 
 
+@pytest.mark.one_release("3.")
 def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):
     def poison(project):
         for path in (project.folder / "cache" / "vae").rglob("*.pt"):
@@ -210,6 +212,7 @@ def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):
     assert ends[0][0] == [[]]
 
 
+@pytest.mark.one_release("3.")
 def test_entries_that_cannot_be_represented_fall_back(workbench):
     """A latent whose strides leave gaps comes back with its gaps: that is upstream's to load."""
 
@@ -227,6 +230,7 @@ def test_entries_that_cannot_be_represented_fall_back(workbench):
     assert report["vae-tiny-images"]["hits"] >= 20
 
 
+@pytest.mark.one_release("4.")
 def test_a_budget_that_holds_a_part(workbench):
     run = compare(
         workbench, plain_config(workbench, max_train_steps=EPOCH + 4), blocks=limited(memory_limit_gb=300_000 / 2**30)
@@ -241,6 +245,7 @@ def test_a_budget_that_holds_a_part(workbench):
     assert "would hold all" in run.log()
 
 
+@pytest.mark.one_release("3.")
 def test_lazy_fill_and_memory_only(workbench):
     run = compare(
         workbench,
@@ -256,8 +261,10 @@ def test_lazy_fill_and_memory_only(workbench):
 @pytest.mark.parametrize(
     "blocks",
     [
-        {"cache_config": {"vae_cache_type": "standard"}},
-        {**UNIFIED, "gh200_optimizations": {"enable_uvm_hints": False}},
+        pytest.param({"cache_config": {"vae_cache_type": "standard"}}, marks=pytest.mark.one_release("3.")),
+        pytest.param(
+            {**UNIFIED, "gh200_optimizations": {"enable_uvm_hints": False}}, marks=pytest.mark.one_release("4.")
+        ),
     ],
     ids=["standard", "no hints"],
 )
@@ -268,6 +275,7 @@ def test_off_returns_to_upstream(workbench, blocks):
     assert run.summaries[0]["features"]["caches"] == "off: not asked for"
 
 
+@pytest.mark.one_release("4.")
 def test_the_bytes_of_a_batch_from_slab_to_model(workbench):
     workbench.configure(blocks=UNIFIED, max_train_steps=4)
     run = workbench.train(probe=Path(__file__).with_name("probe_cache_bytes.py"))

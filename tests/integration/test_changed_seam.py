@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 PROBE = Path(__file__).with_name("probe_changed_seam.py")
 RAMP = {
     "enable_batch_size_rampup": True,
@@ -23,6 +25,7 @@ def test_a_feature_asked_for_stops_the_run_at_start(workbench):
     assert not run.output.exists() or not list(run.output.glob("checkpoint-*"))
 
 
+@pytest.mark.one_release("3.")
 def test_without_it_training_is_stock_and_the_summary_names_the_seam(workbench):
     workbench.configure(max_train_steps=2)
     run = workbench.train(probe=PROBE)

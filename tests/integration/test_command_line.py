@@ -138,6 +138,7 @@ def test_the_guides_launch_line_trains_as_it_stands(workbench, tmp_path):
     assert not {"simpletuner", "simpletuner.train", "torch", "accelerate"} & imported, "refused before any of them"
 
 
+@pytest.mark.matrix  # test_older_import_paths.py has a plain process that opts in
 @pytest.mark.one_release("4.")
 def test_plain_simpletuner_opts_in_by_a_variable(workbench):
     workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=2)
@@ -196,9 +197,17 @@ def test_a_launcher_that_is_killed_takes_all_with_it(workbench, tmp_path, ranks)
     assert alive == []
 
 
-@pytest.mark.one_release("4.")
-def test_one_job_at_a_time_and_an_interrupt_is_one_line(workbench, tmp_path):
-    """In training, after a checkpoint: a second job is refused; Ctrl-C leaves a line, a checkpoint and nothing else."""
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.one_release("4."), id="interrupted"),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.one_release("3."), id="terminated"),
+    ],
+)
+def test_one_job_at_a_time_and_a_signal_ends_it(workbench, tmp_path, number):
+    """In training, after a checkpoint: a second job is refused; Ctrl-C leaves a line, a checkpoint and nothing else.
+    SIGTERM asks for a checkpoint; 75: try again.
+    """
     workbench.configure(max_train_steps=500, checkpoint_step_interval=1, checkpoints_total_limit=2)
     output = workbench.project.output
     process = start(workbench, output=tmp_path / "log")
@@ -209,15 +218,19 @@ def test_one_job_at_a_time_and_an_interrupt_is_one_line(workbench, tmp_path):
     assert second.returncode == 2
     assert f"output_dir {str(output)!r} is in use: process " in second.stdout
     family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    process.send_signal(number)
+    code = process.wait(timeout=60)
     assert [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE] == []
-    said = (tmp_path / "log").read_text(errors="replace")
-    last = said.splitlines()[-1]
+    reported = (tmp_path / "log").read_text(errors="replace")
+    last = reported.splitlines()[-1]
+    assert "Traceback" not in reported
+    assert f"{newest_whole(output)}; resume with: gh200 train --config" in last
+    if number == signal.SIGTERM:
+        assert code == (75 if "stopped after a checkpoint" in last else 143), reported[-4000:]
+        return
+    assert code == 130
     assert last.startswith("gh200: interrupted while training at step ")
-    assert f"the last checkpoint is {newest_whole(output)}; resume with: gh200 train --config" in last
-    assert "Traceback" not in said
-    assert "failed" not in said
+    assert "failed" not in reported
     assert "interrupted here" in (workbench.project.folder / "debug.log").read_text(errors="replace")
 
     broken = output / "checkpoint-999"
@@ -228,6 +241,7 @@ def test_one_job_at_a_time_and_an_interrupt_is_one_line(workbench, tmp_path):
     assert broken.is_dir()
 
 
+@pytest.mark.matrix  # tests/unit/demo has what the demo makes of a run that failed, test_truthful_end.py such a run
 @pytest.mark.one_release("3.")
 def test_a_demo_that_fails_says_so(workbench, tmp_path):
     """The model's weights are gone: SimpleTuner 3.x prints the reason and exits 0, the demo exits 1."""

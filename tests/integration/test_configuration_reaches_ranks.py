@@ -44,7 +44,14 @@ def arguments(workbench, form):
     return ["--config", str(workbench.project.config), f"--gh200_optimizations={json.dumps(block)}"]
 
 
-@pytest.mark.parametrize("form", ["json", "toml", "flags"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "json",
+        pytest.param("toml", marks=pytest.mark.one_release("4.")),
+        pytest.param("flags", marks=pytest.mark.one_release("3.")),
+    ],
+)
 def test_blocks_arrive(workbench, form):
     workbench.configure(blocks={"gh200_optimizations": RAMP}, max_train_steps=2)
     run = workbench.train(argv=arguments(workbench, form), probe=PROBE)
@@ -57,7 +64,13 @@ def test_blocks_arrive(workbench, form):
     assert record["left_on_config"] == []
 
 
-@pytest.mark.parametrize("place", ["config/config.env", "elsewhere.env"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("config/config.env", marks=pytest.mark.one_release("3.")),
+        pytest.param("elsewhere.env", marks=pytest.mark.one_release("4.")),
+    ],
+)
 def test_blocks_arrive_from_an_env_file(workbench, place):
     """From where SimpleTuner looks by itself, and from a file named with --config."""
     workbench.configure(max_train_steps=2)
@@ -83,6 +96,7 @@ def test_blocks_arrive_from_an_env_file(workbench, place):
     assert run.records[0]["settings"]["gh200_optimizations.batch_rampup_steps"][0] == 2
 
 
+@pytest.mark.one_release("4.")
 def test_both_ranks_get_them(workbench):
     workbench.configure(blocks={"gh200_optimizations": {**RAMP, "target_effective_batch_size": 8}}, max_train_steps=2)
     run = workbench.train(world=2, probe=PROBE)
@@ -94,12 +108,14 @@ def test_both_ranks_get_them(workbench):
     assert table is not None and table.missing == () and len(table.rows) == 2, "and one report shows both"
 
 
+@pytest.mark.one_release("3.")
 def test_flags_override_the_file(workbench):
     run = workbench.train(argv=["--config", str(workbench.project.config), "--max_train_steps=3"])
     assert run.ok, run.explain()
     assert run.summaries[0]["global_step"] == 3
 
 
+@pytest.mark.one_release("3.")
 def test_older_spellings_are_taken_and_reported(workbench):
     keys = {"initial_effective_batch_size": 2, "batch_rampup_steps": 2, "use_gh200_trainer": True}
     workbench.configure(max_train_steps=2, target_effective_batch_size=4, **keys)
@@ -109,6 +125,7 @@ def test_older_spellings_are_taken_and_reported(workbench):
     assert any("use_gh200_trainer" in note for note in run.records[0]["notes"])
 
 
+@pytest.mark.one_release("4.")
 def test_inline_datasets_need_no_file(workbench):
     entries = json.loads(workbench.project.datasets.read_text())
     workbench.configure(data_backend_config=None, max_train_steps=2)

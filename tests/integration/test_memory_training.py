@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 
+
+@pytest.mark.one_release("4.")
 def test_hints_run_after_prepare_batch_and_change_nothing(workbench):
     stock = workbench.known(stock=True)
     assert stock.ok, stock.explain()

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from simpletuner_gh200.upstream.spec import all_specs
+from tests.integration.workbench import RANKS
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", RANKS)
 def test_losses_and_weights_are_stock(workbench, world):
     stock = workbench.known(stock=True, world=world)
     assert stock.ok, stock.explain()

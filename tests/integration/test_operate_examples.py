@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import choose_model
 from simpletuner_gh200.operate.project import plan_project, write
@@ -14,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SLOW_QUEUES = Path(__file__).with_name("probe_slow_queues.py")
 
 
+@pytest.mark.one_release("3.")
 def test_a_project_of_init_trains_unchanged(workbench, tmp_path):
     project = workbench.project
     wish = Wish(tmp_path, choose_model(str(project.model)), project.images, steps=3, batch=2, resolution=64, cpu=True)
@@ -27,6 +30,7 @@ def test_a_project_of_init_trains_unchanged(workbench, tmp_path):
     assert read_run(tmp_path / "output").steps[0]["effective_batch"] == 2
 
 
+@pytest.mark.one_release("4.")
 def test_the_example_trains_on_the_tiny_model(workbench, tmp_path):
     """Only what a CPU and a tiny model need is overridden; our blocks are the example's. On a machine so busy that
     what is known of new samples comes late.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 PROBE = Path(__file__).with_name("probe_pressure.py")
 CACHES = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}}
 
 
+@pytest.mark.one_release("4.")
 def test_caches_go_back_and_losses_stay(workbench, tmp_path):
     plain = workbench.known(stock=True)
     assert plain.ok, plain.explain()
@@ -22,6 +25,7 @@ def test_caches_go_back_and_losses_stay(workbench, tmp_path):
     assert dropped["entries"] == 0
 
 
+@pytest.mark.one_release("3.")
 def test_where_the_gpu_shares_the_memory_a_run_ends_before_it_is_used_up(workbench, tmp_path):
     workbench.configure(blocks={"gh200_optimizations": {"enable_uvm_hints": True}})
     run = workbench.train(probe=PROBE, env={"GH200_TEST_FOLDER": str(tmp_path), "GH200_TEST_ONE_POOL": "1"})

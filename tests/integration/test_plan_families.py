@@ -107,6 +107,7 @@ def compare_in(workbench: Workbench, folder: Path, wanted: list[tuple[str, bool,
     assert wrong == []
 
 
+@pytest.mark.one_release("4.")
 def test_two_that_stand_for_the_others(compare):
     compare(FEW)
 

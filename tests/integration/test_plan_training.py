@@ -21,6 +21,7 @@ from simpletuner_gh200.upstream.importing import check_import
 PROBE = Path(__file__).with_name("probe_plan.py")
 
 
+@pytest.mark.one_release("3.")
 def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
     options = check_import().table
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # so that it is traced now

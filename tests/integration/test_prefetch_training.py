@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 PROBE = Path(__file__).with_name("probe_prefetch.py")
 CACHES = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}
 
 
+@pytest.mark.one_release("4.")
 def test_the_depth_is_the_queue_of_simpletuners_own_prefetching(workbench):
     workbench.configure(
         blocks={"cache_config": CACHES, "gh200_optimizations": {"prefetch_depth": 3}}, max_train_steps=4

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.workbench import RANKS
+
 PROBE = Path(__file__).with_name("probe_ramp_gradients.py")
 
 
@@ -20,7 +22,7 @@ def ramp(world: int) -> dict[str, object]:
     return {"gh200_optimizations": block}
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.one_release("4."))])
+@pytest.mark.parametrize("world", RANKS)
 def test_a_window_is_one_large_batch(workbench, world):
     # Clipping would change what the optimizer gets, and dropout what a second evaluation finds.
     workbench.configure(blocks=ramp(world), max_train_steps=4, max_grad_norm=0, lora_dropout=0)

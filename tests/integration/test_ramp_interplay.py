@@ -7,6 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from simpletuner_gh200.demo.project import dataset_list
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 
@@ -46,6 +48,7 @@ def datasets(workbench: Any, **image: Any) -> list[dict[str, Any]]:
     return [first, second, embeds]
 
 
+@pytest.mark.one_release("4.")
 def test_everything_at_once_changes_no_number(workbench, tmp_path):
     folder = workbench.project.folder
     workbench.configure(datasets=datasets(workbench), max_train_steps=1)

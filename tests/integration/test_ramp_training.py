@@ -122,6 +122,7 @@ def test_nothing_fires_in_mid_window_and_nothing_is_missed(workbench):
     assert record["uploads"] == [[step, True] for step in checkpoints]
 
 
+@pytest.mark.one_release("3.")
 def test_a_ramp_down_reaches_max_train_steps(workbench):
     keys = {"initial_effective_batch_size": 12, "target_effective_batch_size": 2, "ramp_curve": "linear"}
     workbench.configure(blocks=block(**keys), max_train_steps=8)
@@ -133,6 +134,7 @@ def test_a_ramp_down_reaches_max_train_steps(workbench):
 
 
 @pytest.mark.parametrize(("rule", "power"), [("linear", 1.0), pytest.param("sqrt", 0.5, marks=pytest.mark.matrix)])
+@pytest.mark.one_release("4.")
 def test_the_rate_rule_scales_the_applied_rate(workbench, rule, power):
     workbench.configure(blocks=block(ramp_lr_rule=rule), max_train_steps=STEPS)
     run = workbench.train(probe=PROBE)

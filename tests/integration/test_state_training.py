@@ -30,6 +30,7 @@ def state_of(run, rank: int = 0) -> dict:
     return found
 
 
+@pytest.mark.one_release("3.")
 def test_optimizer_state_and_ema_of_a_lora_live_in_the_pool(workbench):
     workbench.configure(use_ema=True, max_train_steps=4)
     stock = workbench.known(stock=True)
@@ -47,6 +48,7 @@ def test_optimizer_state_and_ema_of_a_lora_live_in_the_pool(workbench):
     assert left["details"]["state"] == found, "what the ranks tell the launcher is what is left in the output folder"
 
 
+@pytest.mark.one_release("4.")
 def test_a_full_fine_tune_streams_its_state_and_resumes(workbench):
     """Bit for bit against stock, over the first steps and over those after a resume."""
     runs = {}

@@ -53,6 +53,7 @@ def with_files(workbench):
     workbench.restore = original
 
 
+@pytest.mark.one_release("4.")
 def test_captions_in_json_lines(workbench, with_files):
     """SimpleTuner's parquet strategy takes a ``.jsonl`` table too; it is read through the backend, thus from memory."""
     images = sorted(workbench.project.images.glob("*.png"))
@@ -77,6 +78,7 @@ def test_captions_in_json_lines(workbench, with_files):
     assert len(embeds) >= len(rows), "each caption of the table was encoded"
 
 
+@pytest.mark.one_release("3.")
 def test_masks_of_a_conditioning_dataset(workbench, with_files):
     from PIL import Image
 

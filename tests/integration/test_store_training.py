@@ -13,7 +13,7 @@ from tests.integration.workbench import RANKS
 PROBE = Path(__file__).with_name("probe_store_reads.py")
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", RANKS)
 def test_losses_are_those_of_local_files(workbench, world):
     stock = workbench.known(stock=True, world=world)
     assert stock.ok, stock.explain()
@@ -42,6 +42,7 @@ def test_a_dataset_that_comes_while_training_changes_no_loss(workbench, world):
         assert not [name for name in record["opened"] if name.endswith(".txt")]
 
 
+@pytest.mark.one_release("4.")
 def test_broken_files_found_while_training_end_every_rank_at_the_same_step(workbench):
     workbench.configure(dataset={"type": "in_memory"}, max_train_steps=400)
     run = workbench.train(world=2, timeout=200, probe=Path(__file__).with_name("probe_store_breaks_images.py"))
@@ -51,6 +52,7 @@ def test_broken_files_found_while_training_end_every_rank_at_the_same_step(workb
     assert len(run.losses[0]) == len(run.losses[1]) < 400
 
 
+@pytest.mark.one_release("4.")
 def test_fresh_caches_are_filled_from_memory(workbench):
     """Captions, VAE and text encoding, all from memory. Newer releases probe each image's header on disk, once."""
     for folder in ("cache", "output"):
@@ -69,6 +71,7 @@ def test_fresh_caches_are_filled_from_memory(workbench):
     assert list(workbench.project.images.glob("aspect_ratio_bucket_indices_*")), "bookkeeping went through to disk"
 
 
+@pytest.mark.one_release("4.")
 def test_with_shard_a_node_stages_what_its_ranks_were_dealt(workbench):
     workbench.configure(dataset={"type": "in_memory", "in_memory": {"per_node": "shard"}}, max_train_steps=2)
     run = workbench.train(world=2, probe=Path(__file__).with_name("probe_store_two_nodes.py"))
@@ -77,6 +80,7 @@ def test_with_shard_a_node_stages_what_its_ranks_were_dealt(workbench):
     assert held == [24, 24], "half of the images each, with their captions"
 
 
+@pytest.mark.one_release("3.")
 def test_too_large_a_dataset_stops_every_rank_with_the_reason(workbench):
     workbench.configure(dataset={"type": "in_memory", "in_memory": {"memory_limit_gb": 1e-6}})
     run = workbench.train(world=2, timeout=120)
@@ -85,6 +89,7 @@ def test_too_large_a_dataset_stops_every_rank_with_the_reason(workbench):
         assert "and 1.05 KiB is allowed" in run.log(rank), run.explain()
 
 
+@pytest.mark.one_release("3.")
 def test_text_embeds_from_memory_change_no_loss(workbench):
     stock = workbench.known(stock=True)
     images, embeds = dataset_list(workbench.project, {"type": "in_memory", "in_memory": {"compression": "lz4"}})
@@ -96,6 +101,7 @@ def test_text_embeds_from_memory_change_no_loss(workbench):
     assert held["served"] > 0
 
 
+@pytest.mark.one_release("4.")
 def test_a_run_resumes_from_memory_where_local_files_left_it(workbench):
     """Local for the first half, in memory for the second: it goes on at the same step with the same caches."""
     workbench.configure(max_train_steps=4)
@@ -112,6 +118,7 @@ def test_a_run_resumes_from_memory_where_local_files_left_it(workbench):
     assert [path.stat().st_mtime_ns for path in caches] == before, "no latent was made anew"
 
 
+@pytest.mark.one_release("4.")
 def test_if_rank_0_is_killed_while_staging_the_others_stop_and_nothing_is_left(workbench, tmp_path):
     """In a runtime folder of its own, where the ranks meet: other runs of this machine come and go in the usual one."""
     tmp_path.chmod(0o700)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from simpletuner_gh200.seams.whose import MARK
 
 
@@ -35,6 +37,7 @@ def test_a_failure_before_training_is_a_failure(workbench):
     assert run.summaries[0]["status"] == "failed"
 
 
+@pytest.mark.one_release("4.")
 def test_the_kill_switch_leaves_stock_simpletuner(workbench):
     workbench.configure(validation_disable=True, disable_benchmark=True, max_train_steps=2)
     run = workbench.train(env={"SIMPLETUNER_GH200": "0"})

@@ -20,6 +20,16 @@ RANKS = [pytest.param(1, marks=pytest.mark.one_release("3.")), pytest.param(2, m
 """Of a test that asks one rank what it asks two: the other two combinations belong to `make test-matrix`."""
 
 
+def _alone(release: str) -> pytest.MarkDecorator:
+    """One rank on this release; every other combination belongs to `make test-matrix`."""
+    one = pytest.param(1, marks=pytest.mark.one_release(release))
+    return pytest.mark.parametrize("world", [one, pytest.param(2, marks=pytest.mark.matrix)])
+
+
+NEWEST_ALONE, OLDEST_ALONE = _alone("4."), _alone("3.")
+"""Where two ranks are a combination of what other tests ask of each part."""
+
+
 @dataclass
 class JobResult:
     """What one job left behind. ``records`` and ``summaries`` are by rank."""

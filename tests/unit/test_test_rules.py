@@ -46,6 +46,12 @@ def test_a_conftest_counts_for_its_folder() -> None:
     assert any(map(releases.depends, files[1:])), "its fixtures save with torch"
 
 
+def pytest_in(folder: Path, plugin: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", plugin, "--rootdir", str(folder), "-c", os.devnull, str(folder)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(("tested", "ran"), [("1.0,{here}", 2), ("{here}", 3)])
 def test_what_is_not_up_to_the_release_runs_on_one_of_those_that_are_tested(
     tmp_path: Path, tested: str, ran: int
@@ -58,9 +64,7 @@ def test_what_is_not_up_to_the_release_runs_on_one_of_those_that_are_tested(
         "@pytest.mark.only_release('1.')\ndef test_elsewhere():\n    pass\n\n"
         "def test_everywhere():\n    pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "tests.releases", "--rootdir", str(tmp_path), "-c", os.devnull]
-    environment = {**os.environ, "GH200_RELEASES": tested.format(here=here), "PYTHONPATH": str(ROOT)}
-    found = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    found = pytest_in(tmp_path, "tests.releases", GH200_RELEASES=tested.format(here=here))
     assert f"{ran} passed" in found.stdout, found.stdout
 
 
@@ -78,9 +82,7 @@ def test_a_skip_that_is_not_allowed_fails_the_run_where_that_is_asked_for(
     (tmp_path / "test_it.py").write_text(
         "import pytest\n\ndef test_passes():\n    pass\n\ndef test_skips():\n    pytest.skip('no browser here')\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "tests.skips", "--rootdir", str(tmp_path), "-c", os.devnull]
-    environment = {**os.environ, "GH200_NO_SKIPS": asked, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([*command, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    ran = pytest_in(tmp_path, "tests.skips", GH200_NO_SKIPS=asked)
     assert ran.returncode == code, ran.stdout
     assert ("no browser here" in ran.stdout) == bool(code), "the reason is shown"
 
@@ -108,6 +110,22 @@ def test_the_trials_of_all_environments_are_counted_together(tmp_path: Path) -> 
     assert dev_test.counted(files[:3]) == "9 passed, 3 failed, 5 skipped", "so is one whose every test was skipped"
     assert dev_test.counted(files[:2], files[:1]) == "9 passed, 2 failed, 2 skipped", "its failures are known"
     assert dev_test.counted(files[:2], files[1:2]) == "9 passed, 3 failed, 2 skipped", "it failed otherwise"
+
+
+def test_what_failed_is_named_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev_test, "ROOT", tmp_path)
+    (tmp_path / ".cache").mkdir()
+    part = dev_test.Part("it", "", "")
+    part.log.write_text("many lines\n2 failed\n\n")
+    cases = '<testcase classname="tests.unit.test_a" name="{}">{}</testcase>'
+    rows = [("good", ""), ("bad[1]", "<failure/>"), ("worse", "<error/>"), ("none", "<skipped/>")]
+    part.results.write_text(f"<testsuites>{''.join(cases.format(*row) for row in rows)}</testsuites>")
+    named = ["on it: tests/unit/test_a.py::bad[1]", "on it: tests/unit/test_a.py::worse"]
+    assert dev_test.failures(part) == named
+    monkeypatch.setattr(dev_test, "MOST_NAMED", 1)
+    assert dev_test.failures(part) == [named[0], "on it: and 1 more"]
+    part.results.unlink()
+    assert dev_test.failures(part) == ["on it: otherwise: 2 failed"]
 
 
 @pytest.mark.parametrize(("skipped", "failed"), [(3, ["it"]), (2, [])])
