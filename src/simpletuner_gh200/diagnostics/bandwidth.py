@@ -1,24 +1,30 @@
-"""Copy bandwidth between host and device, each direction and each memory node by itself."""
+"""What needs memory of the device: bandwidth of the link, each way and each node by itself, and managed memory."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from simpletuner_gh200.memory.allocate import SlabMaker, measured_size
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
-from simpletuner_gh200.memory.mapping import PAGE
+from simpletuner_gh200.memory.mapping import PAGE, map_anonymous
 from simpletuner_gh200.memory.numa import nodes_of_pages
 from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.units import MIB
 
 Direction = Literal["to device", "to host"]
 
 REPEATS = 5
 
+BLOCK = 8 * MIB
+PROBE = 4096
+
 
 @dataclass(frozen=True)
-class Measured:
+class CopyRate:
     """Bytes per second of the best of several copies; ``node`` is where the kernel had the host memory, if it told."""
 
     direction: Direction
@@ -32,7 +38,7 @@ class Measured:
 
 def measure(
     driver: Driver, ordinal: int, direction: Direction, *, node: int | None = None, size: int | None = None
-) -> Measured:
+) -> CopyRate:
     """Copy several times on a stream of our own, between the device and a slab as training has it: shared, registered.
 
     ``node`` is the memory node to be on, by default the one beside the device; ``size`` goes beyond the CPU's caches.
@@ -43,20 +49,14 @@ def measure(
         host.array[::PAGE] = 1  # a page that was never touched has no place yet
         places = nodes_of_pages(host.address, size, PAGE)
         rate = _best_rate(driver, ordinal, direction, host)
-    return Measured(direction, rate, next(iter(places)) if len(places) == 1 else None)
+    return CopyRate(direction, rate, next(iter(places)) if len(places) == 1 else None)
 
 
 def _best_rate(driver: Driver, ordinal: int, direction: Direction, host: Slab) -> float:
     device = driver.alloc_device(host.size, ordinal)
-    try:
-        stream = driver.create_stream(ordinal)
-        try:
-            ends = (device, host.address) if direction == "to device" else (host.address, device)
-            return host.size / min(_seconds(driver, ordinal, stream, (*ends, host.size)) for _ in range(REPEATS))
-        finally:
-            driver.destroy_stream(stream, ordinal)
-    finally:
-        driver.free(device, ordinal)
+    with released(driver, ordinal, device), a_stream(driver, ordinal) as stream:
+        ends = (device, host.address) if direction == "to device" else (host.address, device)
+        return host.size / min(_seconds(driver, ordinal, stream, (*ends, host.size)) for _ in range(REPEATS))
 
 
 def _seconds(driver: Driver, ordinal: int, stream: int, copy: tuple[int, int, int]) -> float:
@@ -64,6 +64,43 @@ def _seconds(driver: Driver, ordinal: int, stream: int, copy: tuple[int, int, in
     driver.copy([copy], stream, ordinal)
     driver.synchronize_stream(stream, ordinal)
     return time.perf_counter() - started
+
+
+@contextmanager
+def released(driver: Driver, ordinal: int, address: int) -> Iterator[None]:
+    """Free it in the end."""
+    try:
+        yield
+    finally:
+        driver.free(address, ordinal)
+
+
+@contextmanager
+def a_stream(driver: Driver, ordinal: int) -> Iterator[int]:
+    stream = driver.create_stream(ordinal)
+    try:
+        yield stream
+    finally:
+        driver.destroy_stream(stream, ordinal)
+
+
+def written_and_read_back(driver: Driver, ordinal: int, size: int) -> bool:
+    """Allocate managed memory, write a pattern through the device, read a piece of every block back: is it the same?"""
+    address = driver.alloc_managed(size, ordinal)
+    block, back = map_anonymous(BLOCK), map_anonymous(PROBE)
+    pattern, seen = block.array(), back.array()
+    with released(driver, ordinal, address), a_stream(driver, ordinal) as stream:
+        for number, offset in enumerate(range(0, size, BLOCK)):
+            pattern[:PROBE] = number % 251
+            driver.copy([(address + offset, block.address, min(BLOCK, size - offset))], stream, ordinal)
+            driver.synchronize_stream(stream, ordinal)
+        for number, offset in enumerate(range(0, size, BLOCK)):
+            length = min(PROBE, size - offset)
+            driver.copy([(back.address, address + offset, length)], stream, ordinal)
+            driver.synchronize_stream(stream, ordinal)
+            if not (seen[:length] == number % 251).all():
+                return False
+    return True
 
 
 def coherent_link(device: Capabilities) -> bool:

@@ -1,46 +1,53 @@
 """A doctor's check: a stable code, what it looks at, why that matters, and what it finds.
 
-Checks stand in ``diagnostics/checks``, a file per family of codes, each file exporting ``CHECKS``. A check looks at the
-machine only through its ``Context``, so that it can be shown another one.
+    @check("GH304", "page size")
+    def page_size(context: Context) -> CheckResult:
+        \"\"\"Why it matters: the docstring is what `gh200 doctor -v` and the page of codes say.\"\"\"
+
+Checks stand in ``diagnostics/checks``, a file per family of codes. A check looks at the machine only through its
+``Context``, so that it can be shown another one; what the context has not to show skips the check.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from inspect import getdoc
+from typing import Any, Literal
 
-from simpletuner_gh200.registry import contributions
+from simpletuner_gh200.diagnostics.context import Context
 
-if TYPE_CHECKING:
-    from simpletuner_gh200.diagnostics.context import Context
-
-FindingStatus = Literal["pass", "warn", "fail", "skip"]
+CheckStatus = Literal["pass", "warn", "fail", "skip"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What one check found. ``fix`` is one thing to do about it, empty where nothing needs doing."""
 
-    status: FindingStatus
+    status: CheckStatus
     found: str
     fix: str = ""
 
 
-def passed(found: str) -> Finding:
-    return Finding("pass", found)
+def passed(found: str) -> CheckResult:
+    return CheckResult("pass", found)
 
 
-def warned(found: str, fix: str) -> Finding:
-    return Finding("warn", found, fix)
+def warned(found: str, fix: str) -> CheckResult:
+    return CheckResult("warn", found, fix)
 
 
-def failed(found: str, fix: str) -> Finding:
-    return Finding("fail", found, fix)
+def failed(found: str, fix: str) -> CheckResult:
+    return CheckResult("fail", found, fix)
 
 
-def skipped(found: str) -> Finding:
-    return Finding("skip", found)
+def skipped(found: str) -> CheckResult:
+    return CheckResult("skip", found)
+
+
+Look = Callable[[Context], CheckResult]
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,21 @@ class Check:
     code: str
     what: str
     why: str
-    run: Callable[[Context], Finding]
+    run: Look
+
+
+def check(code: str, what: str) -> Callable[[Look], Check]:
+    return lambda look: Check(code, what, docstring(look), look)
+
+
+def docstring(function: Callable[..., Any]) -> str:
+    """On one line."""
+    return " ".join((getdoc(function) or "").split())
 
 
 def all_checks() -> tuple[Check, ...]:
     """Every check, ordered by code."""
-    found = contributions("simpletuner_gh200.diagnostics.checks", "CHECKS", Check)
-    return tuple(sorted(found, key=lambda check: check.code))
+    folder = importlib.import_module("simpletuner_gh200.diagnostics.checks")
+    names = [f"{folder.__name__}.{found.name}" for found in pkgutil.iter_modules(folder.__path__)]
+    values = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    return tuple(sorted((value for value in values if isinstance(value, Check)), key=lambda check: check.code))

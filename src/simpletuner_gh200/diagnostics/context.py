@@ -6,22 +6,31 @@ import os
 import platform
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import distributions
 from pathlib import Path, PurePosixPath
 
 from simpletuner_gh200.config.allocator import TorchBuild, find_torch
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import Training, read_training
-from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
+from simpletuner_gh200.plan.machines import this_machine
+from simpletuner_gh200.plan.planning import Plan, quick_plan
 from simpletuner_gh200.upstream.importing import ImportVerdict, check_import
 
 _AT_PAGESZ = 6
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302", "0x0380")
+
+
+class NothingToLookAt(Exception):
+    """Skips a check; the message says why."""
 
 
 @dataclass
@@ -40,9 +49,26 @@ class Context:
     check_import: Callable[[], ImportVerdict] = check_import
     """How it is found out whether the installed SimpleTuner imports, and its options; it takes long the first time."""
 
+    # -- software --------------------------------------------------------------------------------------
+
     @cached_property
     def torch(self) -> TorchBuild | None:
         return find_torch(self.search_path)
+
+    @cached_property
+    def simpletuner(self) -> ImportVerdict:
+        return self.check_import()
+
+    def package(self, name: str) -> Path | None:
+        """Where a package is, without importing it."""
+        return find_package(name, self.search_path)
+
+    def version(self, name: str) -> str | None:
+        """Of an installed distribution."""
+        where = list(self.search_path) if self.search_path is not None else sys.path
+        return next((found.version for found in distributions(name=name, path=where)), None)
+
+    # -- the device ------------------------------------------------------------------------------------
 
     @cached_property
     def driver(self) -> Driver:
@@ -60,6 +86,21 @@ class Context:
         """Why there is no device to look at."""
         return str(getattr(self.driver, "reason", "no CUDA device"))
 
+    @property
+    def device(self) -> Capabilities:
+        """Of the first one."""
+        if not self.has_device:
+            raise NothingToLookAt(self.no_device)
+        return self.driver.capabilities(0)
+
+    @property
+    def device_to_allocate_on(self) -> Capabilities:
+        if self.has_device and not self.allocate:
+            raise NothingToLookAt("--skip-allocation")
+        return self.device
+
+    # -- the configuration -----------------------------------------------------------------------------
+
     @cached_property
     def training(self) -> Training | None:
         """The given configuration, as far as it can be read; None where none was given."""
@@ -67,13 +108,26 @@ class Context:
             return None
         return read_training(Located.at(self.config), self.environment, options=self.simpletuner.table)
 
-    @cached_property
-    def simpletuner(self) -> ImportVerdict:
-        return self.check_import()
+    @property
+    def given(self) -> Training:
+        if self.training is None:
+            raise NothingToLookAt("no configuration was given")
+        return self.training
 
-    def package(self, name: str) -> Path | None:
-        """Where a package is, without importing it."""
-        return find_package(name, self.search_path)
+    @property
+    def settings(self) -> Settings:
+        """Of our blocks."""
+        if self.training is None or self.training.settings is None:
+            raise NothingToLookAt("no configuration was given, or its blocks have errors")
+        return self.training.settings
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The quick plan of the configuration on this machine; None where it names no model, or has problems."""
+        if self.given.problems or not self.given.values.get("model_family"):
+            return None
+        output = str(self.given.values.get("output_dir") or ".")
+        return quick_plan(self.given, this_machine(output=output, driver=self.driver, root=self.root))
 
     # -- the machine -----------------------------------------------------------------------------------
 
@@ -91,17 +145,13 @@ class Context:
     @cached_property
     def nvidia_gpus(self) -> tuple[str, ...]:
         """PCI addresses of NVIDIA GPUs, whether or not a driver is loaded for them."""
-        found = []
+        bus = "sys/bus/pci/devices"
         try:
-            folders = sorted((self.root / "sys/bus/pci/devices").iterdir())
+            names = sorted(folder.name for folder in (self.root / bus).iterdir())
         except OSError:  # no PCI here, or not for this user
             return ()
-        for folder in folders:
-            kind = self.read(f"sys/bus/pci/devices/{folder.name}/class") or ""
-            vendor = self.read(f"sys/bus/pci/devices/{folder.name}/vendor")
-            if vendor == _NVIDIA_VENDOR and kind.startswith(_DISPLAY_CLASSES):
-                found.append(folder.name)
-        return tuple(found)
+        ours = (name for name in names if self.read(f"{bus}/{name}/vendor") == _NVIDIA_VENDOR)
+        return tuple(name for name in ours if (self.read(f"{bus}/{name}/class") or "").startswith(_DISPLAY_CLASSES))
 
     @cached_property
     def kernel_driver(self) -> str | None:
@@ -143,35 +193,24 @@ class Context:
         """Cores that each limited CPU cgroup of this process allows, ancestors included; v1 and v2."""
         for line in (self.read("proc/self/cgroup") or "").splitlines():
             _number, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
             for level in (path.strip("/"), *map(str, PurePosixPath(path.strip("/")).parents), ""):
-                if not controllers:
-                    quota, _, period = (self.read(f"sys/fs/cgroup/{level}/cpu.max") or "max").partition(" ")
-                elif "cpu" in controllers.split(","):
+                if controllers:
                     quota = self.read(f"sys/fs/cgroup/cpu/{level}/cpu.cfs_quota_us") or "-1"
                     period = self.read(f"sys/fs/cgroup/cpu/{level}/cpu.cfs_period_us") or ""
                 else:
-                    break
+                    quota, _, period = (self.read(f"sys/fs/cgroup/{level}/cpu.max") or "max").partition(" ")
                 if quota.isdigit() and period.strip().isdigit():
                     yield int(quota) / int(period)
 
 
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below ``folder``."""
-    total, waiting = 0, [os.fspath(folder)]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
-                elif entry.is_file():
-                    total += entry.stat().st_size
-    return total
-
-
 def _count_list(text: str) -> int:
     """``0-3,8`` -> 5."""
-    total = 0
-    for piece in text.split(","):
-        first, _, last = piece.partition("-")
-        total += int(last or first) - int(first) + 1
-    return total
+    ends = [piece.partition("-") for piece in text.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+
+
+def dotted(version: int) -> str:
+    """CUDA's, as the driver gives it: ``12020`` -> ``12.2``."""
+    return f"{version // 1000}.{version % 1000 // 10}"

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from simpletuner_gh200.diagnostics.check import Check, Finding, FindingStatus, all_checks, warned
-from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.machine import describe
+import simpletuner_gh200
+from simpletuner_gh200.diagnostics.check import Check, CheckResult, CheckStatus, all_checks, skipped, warned
+from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt, dotted
 from simpletuner_gh200.errors import GH200Error, UsageError
+from simpletuner_gh200.memory.host import host_memory, read_meminfo
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.redact import redact_text
 from simpletuner_gh200.units import counted
 
-SYMBOLS: dict[FindingStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
-
+SYMBOLS: dict[CheckStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
 
 GPU = "GH201"
 """The check that is skipped where there is no GPU."""
 
+PACKAGES = ("simpletuner", "torch", "accelerate", "diffusers", "transformers", "cuda-bindings", "nvidia-ml-py", "lz4")
+
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings of one examination, in the order of their codes."""
+    """The results of one examination, in the order of their codes."""
 
-    rows: tuple[tuple[Check, Finding], ...]
+    rows: tuple[tuple[Check, CheckResult], ...]
     machine: Mapping[str, Any] = field(default_factory=dict)
-    """What was examined, see ``diagnostics/machine.py``."""
+    """What was examined, see ``describe``."""
 
     @property
     def counts(self) -> dict[str, int]:
-        found = Counter(finding.status for _check, finding in self.rows)
-        return {status: found.get(status, 0) for status in get_args(FindingStatus)}
+        found = Counter(result.status for _check, result in self.rows)
+        return {status: found.get(status, 0) for status in get_args(CheckStatus)}
 
     @property
     def ok(self) -> bool:
@@ -49,7 +53,7 @@ class Examination:
         if failed:
             return f"not ready: {counted(failed, 'check')} failed"
         found = f"with {counted(warned, 'warning')}" if warned else ""
-        if any(check.code == GPU and finding.status == "skip" for check, finding in self.rows):
+        if any(check.code == GPU and result.status == "skip" for check, result in self.rows):
             return f"nothing failed{f', {found}' if found else ''}, but no GPU is here: what needs one was not examined"
         return f"ready, {found}" if found else "ready"
 
@@ -59,8 +63,8 @@ class Examination:
         warnings = counted(counts["warn"], "warning")
         return f"{counts['pass']} passed, {warnings}, {counts['fail']} failed, {counts['skip']} skipped"
 
-    def having(self, status: FindingStatus) -> list[tuple[Check, Finding]]:
-        return [(check, finding) for check, finding in self.rows if finding.status == status]
+    def having(self, status: CheckStatus) -> list[tuple[Check, CheckResult]]:
+        return [(check, result) for check, result in self.rows if result.status == status]
 
     def to_json(self) -> dict[str, Any]:
         """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary, machine."""
@@ -69,12 +73,12 @@ class Examination:
                 "code": check.code,
                 "what": check.what,
                 "why": check.why,
-                "found": finding.found,
-                "fix": finding.fix,
-                "status": finding.status,
-                "symbol": SYMBOLS[finding.status],
+                "found": result.found,
+                "fix": result.fix,
+                "status": result.status,
+                "symbol": SYMBOLS[result.status],
             }
-            for check, finding in self.rows
+            for check, result in self.rows
         ]
         return {"machine": dict(self.machine), "checks": checks, "summary": {**self.counts, "ok": self.ok}}
 
@@ -82,10 +86,10 @@ class Examination:
 def skipped_in_words(examination: Examination) -> str:
     """What was not examined, by its reason; empty where everything was."""
     reasons: dict[str, list[str]] = {}
-    for check, finding in examination.having("skip"):
-        reasons.setdefault(finding.found, []).append(check.code)
-    told = "; ".join(f"{reason} ({', '.join(runs_of(codes))})" for reason, codes in reasons.items())
-    return f"{examination.counts['skip']} skipped: {told}" if told else ""
+    for check, result in examination.having("skip"):
+        reasons.setdefault(result.found, []).append(check.code)
+    all_of_them = "; ".join(f"{reason} ({', '.join(runs_of(codes))})" for reason, codes in reasons.items())
+    return f"{examination.counts['skip']} skipped: {all_of_them}" if reasons else ""
 
 
 def runs_of(codes: Sequence[str]) -> list[str]:
@@ -99,16 +103,25 @@ def runs_of(codes: Sequence[str]) -> list[str]:
     return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
-def examine(
-    context: Context, checks: Sequence[Check] | None = None, *, before: Callable[[Check], None] | None = None
-) -> Examination:
-    """Run the checks; ``before`` is told which one is next."""
-    rows = []
-    for check in all_checks() if checks is None else checks:
-        if before is not None:
-            before(check)
-        rows.append((check, _redacted(_run(check, context))))
+def examine(context: Context, checks: Sequence[Check] | None = None) -> Examination:
+    rows = [(check, _redacted(_run(check, context))) for check in (all_checks() if checks is None else checks)]
     return Examination(tuple(rows), describe(context))
+
+
+def _run(check: Check, context: Context) -> CheckResult:
+    """A check that can't look is a result too: the others must still be heard."""
+    try:
+        return check.run(context)
+    except NothingToLookAt as nothing:
+        return skipped(str(nothing))
+    except (GH200Error, OSError, ValueError, KeyError) as broken:
+        what = f"could not be examined: {type(broken).__name__}: {broken}"
+        return warned(what, "look at the message; it may be a bug")
+
+
+def _redacted(result: CheckResult) -> CheckResult:
+    found, fix = (printable(redact_text(words), lines=True) for words in (result.found, result.fix))
+    return CheckResult(result.status, found, fix)
 
 
 def write_report(examination: Examination, path: Path) -> None:
@@ -121,16 +134,59 @@ def write_report(examination: Examination, path: Path) -> None:
         raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with --output") from None
 
 
-def _run(check: Check, context: Context) -> Finding:
-    """A check that can't look is a finding too: the others must still be heard."""
+# -- what was examined: when, where, which hardware and which versions, for whoever audits --------------------
+# A GPU is known by its name, its PCI device id and its place on the bus: no serial number and no UUID is read.
+
+
+def describe(context: Context) -> dict[str, Any]:
+    """JSON-ready. None where the machine does not say; bytes are bytes."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": context.read("proc/sys/kernel/hostname") or platform.node(),
+        "architecture": context.machine,
+        "kernel": context.read("proc/sys/kernel/osrelease") or platform.release(),
+        "page_bytes": context.page_size,
+        "cores": context.cores,
+        "driver": context.kernel_driver,
+        "cuda": dotted(context.device.driver_version) if context.has_device else None,
+        "gpus": _gpus(context),
+        "memory": _memory(context),
+        "versions": {
+            "python": platform.python_version(),
+            "simpletuner-gh200": simpletuner_gh200.__version__,
+            **{name: context.version(name) for name in PACKAGES},
+        },
+    }
+
+
+def _memory(context: Context) -> dict[str, Any] | None:
     try:
-        return check.run(context)
-    except (GH200Error, OSError, ValueError, KeyError) as broken:
-        return warned(
-            f"could not be examined: {type(broken).__name__}: {broken}", "look at the message; it may be a bug"
-        )
+        installed, usable = read_meminfo(context.root)["MemTotal"], host_memory(context.root)
+    except (OSError, KeyError):
+        return None  # the checks say why
+    return {
+        "total_bytes": installed,
+        "usable_bytes": usable.total,
+        "available_bytes": usable.available,
+        "nodes": [{"node": node.index, "cpus": node.has_cpus, "free_bytes": node.free} for node in context.nodes],
+    }
 
 
-def _redacted(finding: Finding) -> Finding:
-    found, fix = (printable(redact_text(words), lines=True) for words in (finding.found, finding.fix))
-    return Finding(finding.status, found, fix)
+def _gpus(context: Context) -> list[dict[str, Any]]:
+    """The driver's devices; what only the PCI bus knows of, where no driver answers."""
+    places: list[str | None] = list(context.nvidia_gpus)
+    names: list[tuple[str | None, int | None]] = [(None, None)] * len(places)
+    if context.has_device:
+        devices = [context.driver.capabilities(ordinal) for ordinal in range(context.driver.device_count())]
+        names = [(device.name, device.device_total) for device in devices]
+        if len(places) != len(names):  # device numbers follow the bus only where every device is visible
+            places = [None] * len(names)
+    return [
+        {
+            "name": name,
+            "memory_bytes": size,
+            "pci_address": place,
+            "pci_device": context.read(f"sys/bus/pci/devices/{place}/device") if place else None,
+        }
+        for (name, size), place in zip(names, places, strict=True)
+    ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.diagnostics import bandwidth
-from simpletuner_gh200.diagnostics.check import Finding, all_checks
+from simpletuner_gh200.diagnostics.check import CheckResult, all_checks
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
@@ -21,7 +21,7 @@ ATTRIBUTES_ASKED = 14
 """More than the driver asks for when it probes a device."""
 
 
-def finding(code: str, *, root: Path = Path("/"), **changes: object) -> Finding:
+def finding(code: str, *, root: Path = Path("/"), **changes: object) -> CheckResult:
     context = Context(root=root, environment={}, **changes)  # type: ignore[arg-type]
     context.driver = CudaDriver()
     ((_, found),) = examine(context, [check for check in all_checks() if check.code == code]).rows
@@ -81,7 +81,7 @@ def test_both_directions_and_the_remote_node_are_told_apart(
     assert finding("GH503", root=tmp_path).found.count("GB/s") == 2
 
 
-def locked(root: Path, limit: str) -> Finding:
+def locked(root: Path, limit: str) -> CheckResult:
     (root / "proc/self").mkdir(parents=True, exist_ok=True)
     (root / "proc/self/limits").write_text(f"Max locked memory         {limit}    {limit}    bytes\n")
     return finding("GH307", root=root)

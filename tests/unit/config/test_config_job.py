@@ -11,7 +11,7 @@ import pytest
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.job import read_accelerate_file
 from simpletuner_gh200.config.training import Training, read_training
-from simpletuner_gh200.diagnostics.checks.offload import copies_per_rank
+from simpletuner_gh200.diagnostics.checks.project import copies_per_rank
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.operate.launching import launch_command
 from simpletuner_gh200.plan.facts import read_facts
@@ -77,7 +77,7 @@ def test_everybody_has_the_same_number(
     assert int(started or torchrun or (file or 0)) == expected
     context = Context(environment=environment, config=config, check_import=lambda: ImportVerdict(None))
     if not flags:
-        found = copies_per_rank(context)
+        found = copies_per_rank.run(context)
         assert (f"with {expected} ranks" in found.found) == (expected > 1)
 
 

@@ -14,7 +14,7 @@ from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
 from simpletuner_gh200.cli.words import say_on_a_terminal
-from simpletuner_gh200.diagnostics.check import Check, Finding
+from simpletuner_gh200.diagnostics.check import Check, CheckResult
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, skipped_in_words, write_report
 from simpletuner_gh200.errors import UsageError
@@ -81,25 +81,25 @@ def _print(examination: Examination, console: Console, *, verbose: bool, output:
     paragraph(console, f"gh200 doctor: {examination.verdict}", style=colour)
     paragraph(console, f"{examination.closing_line}; report in {output}")
     for status in ("fail", "warn"):
-        for check, finding in examination.having(status):
+        for check, result in examination.having(status):
             console.print()
-            _wrong(console, check, finding)
+            _wrong(console, check, result)
     console.print()
-    for check, finding in examination.having("pass"):
-        paragraph(console, f"{check.what}: {finding.found}", first=_first("pass", check, console), indent=" " * 10)
+    for check, result in examination.having("pass"):
+        paragraph(console, f"{check.what}: {result.found}", first=_first("pass", check, console), indent=" " * 10)
         if verbose:
             paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
     if verbose:
-        for check, finding in examination.having("skip"):
-            paragraph(console, f"{check.what}: {finding.found}", first=_first("skip", check, console), indent=" " * 10)
+        for check, result in examination.having("skip"):
+            paragraph(console, f"{check.what}: {result.found}", first=_first("skip", check, console), indent=" " * 10)
             paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
     elif skipped := skipped_in_words(examination):
         paragraph(console, skipped, first=f"{_symbol('skip', console)} ", indent=" " * 10)
 
 
-def _wrong(console: Console, check: Check, finding: Finding) -> None:
-    console.print(Text(f"{_first(finding.status, check, console)}{check.what}", style="bold"), soft_wrap=True)
-    for name, words, style in (("found", finding.found, ""), ("fix", finding.fix, "bold"), ("why", check.why, "dim")):
+def _wrong(console: Console, check: Check, result: CheckResult) -> None:
+    console.print(Text(f"{_first(result.status, check, console)}{check.what}", style="bold"), soft_wrap=True)
+    for name, words, style in (("found", result.found, ""), ("fix", result.fix, "bold"), ("why", check.why, "dim")):
         if words:
             paragraph(console, words, first=f"   {name + ':':<7}", indent=" " * 10, style=style)
 

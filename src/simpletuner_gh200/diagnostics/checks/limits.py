@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.mapping import LARGE_PAGE
 from simpletuner_gh200.units import GIB, KIB, MIB, counted, format_bytes
@@ -25,7 +25,9 @@ _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB}
 _HUGE_PAGES = "sys/kernel/mm/transparent_hugepage"
 
 
-def locked_memory(context: Context) -> Finding:
+@check("GH307", "limit on locked memory")
+def locked_memory(context: Context) -> CheckResult:
+    """Slabs that the GPU copies from, and NCCL's buffers, are locked; containers often allow 64 KiB to 8 MiB."""
     limit = context.limit("Max locked memory")
     if limit is None:
         return passed("unlimited")
@@ -37,7 +39,9 @@ def locked_memory(context: Context) -> Finding:
     return failed(shown, _MORE_LOCKED) if context.nvidia_gpus or context.has_device else warned(shown, _MORE_LOCKED)
 
 
-def open_files(context: Context) -> Finding:
+@check("GH308", "limit on open files")
+def open_files(context: Context) -> CheckResult:
+    """Staging workers, shared slabs, sockets between ranks and SimpleTuner's own readers each hold some open."""
     limit = context.limit("Max open files")
     if limit is None or limit >= GOOD_FILES:
         return passed("unlimited" if limit is None else f"{limit}")
@@ -46,7 +50,11 @@ def open_files(context: Context) -> Finding:
     return warned(f"{limit} files may be open at once; staging with many workers wants {GOOD_FILES}", _MORE_FILES)
 
 
-def shared_memory(context: Context) -> Finding:
+@check("GH309", "/dev/shm")
+def shared_memory(context: Context) -> CheckResult:
+    """NCCL and torch's workers meet there; Docker gives 64 MiB. Our own slabs are memfds: they don't need it,
+    but the container's memory limit counts both.
+    """
     size = _mounted_size(context)
     if size is None:
         return warned("/dev/shm is not mounted", _MORE_SHARED)
@@ -68,7 +76,9 @@ def _mounted_size(context: Context) -> int | None:
     return None
 
 
-def huge_pages(context: Context) -> Finding:
+@check("GH310", "huge pages")
+def huge_pages(context: Context) -> CheckResult:
+    """The first touch of fresh small pages, not reading, is what limits how fast a dataset is staged."""
     if context.page_size >= LARGE_PAGE:
         return passed(f"none wanted: with {format_bytes(context.page_size)} pages a huge one is 512 MiB")
     mode = _chosen(context.read(f"{_HUGE_PAGES}/enabled"))
@@ -88,7 +98,9 @@ def _chosen(text: str | None) -> str | None:
     return found[1] if found else None
 
 
-def cores_for_workers(context: Context) -> Finding:
+@check("GH311", "cores and staging workers")
+def cores_for_workers(context: Context) -> CheckResult:
+    """More workers than cores only take turns. A container's CPU quota counts, not what nproc of the host says."""
     usable = context.cores
     asked = (
         {name: block.num_workers for name, _folder, block in context.training.in_memory()} if context.training else {}
@@ -103,7 +115,11 @@ def cores_for_workers(context: Context) -> Finding:
     return passed(f"{counted(usable, 'core')} may be used")
 
 
-def memory_policy_calls(context: Context) -> Finding:
+@check("GH312", "memory placement calls")
+def memory_policy_calls(context: Context) -> CheckResult:
+    """Slabs are bound to the GPU's own CPU node, and each rank keeps its memory off HBM; containers may forbid
+    the calls for it.
+    """
     refused = context.refused_placement
     if not refused:
         return passed("mbind, move_pages and memory policies are allowed")
@@ -115,45 +131,3 @@ def memory_policy_calls(context: Context) -> Finding:
         "docker run --cap-add SYS_NICE (its default filter refuses these calls without), or a seccomp profile that "
         "allows them; Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
     )
-
-
-CHECKS = (
-    Check(
-        code="GH307",
-        what="limit on locked memory",
-        why="Slabs that the GPU copies from, and NCCL's buffers, are locked; containers often allow 64 KiB to 8 MiB.",
-        run=locked_memory,
-    ),
-    Check(
-        code="GH308",
-        what="limit on open files",
-        why="Staging workers, shared slabs, sockets between ranks and SimpleTuner's own readers each hold some open.",
-        run=open_files,
-    ),
-    Check(
-        code="GH309",
-        what="/dev/shm",
-        why="NCCL and torch's workers meet there; Docker gives 64 MiB. Our own slabs are memfds: they don't need it, "
-        "but the container's memory limit counts both.",
-        run=shared_memory,
-    ),
-    Check(
-        code="GH310",
-        what="huge pages",
-        why="The first touch of fresh small pages, not reading, is what limits how fast a dataset is staged.",
-        run=huge_pages,
-    ),
-    Check(
-        code="GH311",
-        what="cores and staging workers",
-        why="More workers than cores only take turns. A container's CPU quota counts, not what nproc of the host says.",
-        run=cores_for_workers,
-    ),
-    Check(
-        code="GH312",
-        what="memory placement calls",
-        why="Slabs are bound to the GPU's own CPU node, and each rank keeps its memory off HBM; containers may forbid "
-        "the calls for it.",
-        run=memory_policy_calls,
-    ),
-)

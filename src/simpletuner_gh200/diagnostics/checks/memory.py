@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.host import cgroup_rooms, host_memory, read_meminfo
 from simpletuner_gh200.memory.numa import Node
@@ -20,7 +20,9 @@ AS_GOOD_AS_ALL = 0.9
 """A limit above this share of the machine is as good as none."""
 
 
-def numa_layout(context: Context) -> Finding:
+@check("GH301", "NUMA layout")
+def numa_layout(context: Context) -> CheckResult:
+    """Slabs belong on the CPU node next to the GPU; the other socket is 2.8 times slower to reach."""
     nodes = context.nodes
     if not nodes:
         return skipped("the kernel shows no NUMA nodes")
@@ -40,7 +42,11 @@ def _node(node: Node) -> str:
     return f"node {node.index}: {kind}, {format_bytes(node.free)} free"
 
 
-def hbm_mode(context: Context) -> Finding:
+@check("GH302", "how HBM appears to the kernel")
+def hbm_mode(context: Context) -> CheckResult:
+    """As a NUMA node HBM can be filled by ordinary programs and by cached files; under CDMM it can't, and
+    prefetch of plain memory to the GPU silently stays on the CPU.
+    """
     if not context.nvidia_gpus and not context.has_device:
         return skipped("no NVIDIA GPU here")
     without_cpus = [node.index for node in context.nodes if not node.has_cpus and node.free > 0]
@@ -66,7 +72,11 @@ def _cdmm(context: Context) -> bool:
     return any(line.startswith("CoherentGPUMemoryMode") and "driver" in line for line in lines)
 
 
-def hbm_page_cache(context: Context) -> Finding:
+@check("GH303", "page cache in HBM")
+def hbm_page_cache(context: Context) -> CheckResult:
+    """Where HBM is a NUMA node, files that were read once can fill it, and training finds less than it counts
+    on.
+    """
     device_nodes = [node.index for node in context.nodes if not node.has_cpus]
     if not device_nodes:
         return skipped("no memory node without CPUs: HBM is not visible to the page cache")
@@ -89,7 +99,9 @@ def _cached(context: Context, index: int) -> tuple[int, int]:
     return values.get("FilePages", 0) - values.get("Shmem", 0), values.get("MemTotal", 0)
 
 
-def page_size(context: Context) -> Finding:
+@check("GH304", "page size")
+def page_size(context: Context) -> CheckResult:
+    """It decides whether the GPU's access counters can move pages by themselves, and what first touches cost."""
     size = context.page_size
     shown = f"{format_bytes(size)} pages"
     if context.machine not in {"aarch64", "arm64"}:
@@ -103,7 +115,11 @@ def page_size(context: Context) -> Finding:
     )
 
 
-def available_memory(context: Context) -> Finding:
+@check("GH305", "host memory that is available")
+def available_memory(context: Context) -> CheckResult:
+    """Datasets and caches are held in it. MemFree is not the measure: the page cache makes way; the cgroup
+    doesn't.
+    """
     memory = host_memory(context.root)
     shown = (
         f"{format_bytes(memory.available)} can be taken of {format_bytes(memory.total)} (bounded by {memory.limit}); "
@@ -116,7 +132,9 @@ def available_memory(context: Context) -> Finding:
     return passed(shown)
 
 
-def container_memory(context: Context) -> Finding:
+@check("GH306", "memory limit of the container")
+def container_memory(context: Context) -> CheckResult:
+    """Beyond it the kernel kills the run, however much the machine still has."""
     total = read_meminfo(context.root)["MemTotal"]
     rooms = [(limit, name, room) for name, room, limit in cgroup_rooms(context.root)]
     if not rooms or min(rooms)[0] >= AS_GOOD_AS_ALL * total:
@@ -127,46 +145,3 @@ def container_memory(context: Context) -> Finding:
         "start the container with more (docker run --memory, Slurm --mem=0, Kubernetes limits.memory); shared memory "
         "and cached files count against it",
     )
-
-
-CHECKS = (
-    Check(
-        code="GH301",
-        what="NUMA layout",
-        why="Slabs belong on the CPU node next to the GPU; the other socket is 2.8 times slower to reach.",
-        run=numa_layout,
-    ),
-    Check(
-        code="GH302",
-        what="how HBM appears to the kernel",
-        why="As a NUMA node HBM can be filled by ordinary programs and by cached files; under CDMM it can't, and "
-        "prefetch of plain memory to the GPU silently stays on the CPU.",
-        run=hbm_mode,
-    ),
-    Check(
-        code="GH303",
-        what="page cache in HBM",
-        why="Where HBM is a NUMA node, files that were read once can fill it, and training finds less than it "
-        "counts on.",
-        run=hbm_page_cache,
-    ),
-    Check(
-        code="GH304",
-        what="page size",
-        why="It decides whether the GPU's access counters can move pages by themselves, and what first touches cost.",
-        run=page_size,
-    ),
-    Check(
-        code="GH305",
-        what="host memory that is available",
-        why="Datasets and caches are held in it. MemFree is not the measure: the page cache makes way; the cgroup "
-        "doesn't.",
-        run=available_memory,
-    ),
-    Check(
-        code="GH306",
-        what="memory limit of the container",
-        why="Beyond it the kernel kills the run, however much the machine still has.",
-        run=container_memory,
-    ),
-)

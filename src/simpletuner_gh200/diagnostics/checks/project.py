@@ -1,19 +1,20 @@
-"""GH4xx: the given training configuration: its blocks, its datasets, its caches, its ramp."""
+"""GH4xx and GH108: the given training configuration: its blocks, datasets, caches and ramp, and what pins memory."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from simpletuner_gh200.config.blocks import CacheSettings
+from simpletuner_gh200.config.allocator import PINNED_ADVICE, PINNED_KEY, split_options
+from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
+from simpletuner_gh200.config.environment import ALLOCATOR, flag_from_text
+from simpletuner_gh200.config.folders import survey
 from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
-from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
-from simpletuner_gh200.diagnostics.context import Context, folder_bytes
+from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.host import host_memory
-from simpletuner_gh200.plan.machines import this_machine
-from simpletuner_gh200.plan.planning import quick_plan
 from simpletuner_gh200.plan.text import refusal
 from simpletuner_gh200.ramp.outlook import outlook_of
 from simpletuner_gh200.units import counted, format_bytes, gib_to_bytes
@@ -22,10 +23,10 @@ from simpletuner_gh200.upstream.option_table import Checker
 _OURS = frozenset({*TRAINING_BLOCKS, *OLDER_KEYS, "datasets"})
 
 
-def configuration(context: Context) -> Finding:
-    training = context.training
-    if training is None:
-        return skipped("no configuration was given")
+@check("GH401", "configuration")
+def configuration(context: Context) -> CheckResult:
+    """A key that is misspelt, or a value out of its range, stops the run at its start."""
+    training = context.given
     if training.problems:
         found = " | ".join(map(str, training.problems))
         return failed(found, f"correct them; then: gh200 config check {context.config}")
@@ -35,14 +36,15 @@ def configuration(context: Context) -> Finding:
     )
 
 
-def removed_options(context: Context) -> Finding:
-    """By the parser of the installed release itself, as the start of a run judges them."""
-    if context.training is None:
-        return skipped("no configuration was given")
+@check("GH402", "options that SimpleTuner removed")
+def removed_options(context: Context) -> CheckResult:
+    """Between releases options are renamed and removed; an old configuration then does less than it says."""
+    # By the parser of the installed release itself, as the start of a run judges them.
+    training = context.given
     table = context.simpletuner.table
     if table is None:
         return skipped("; ".join(context.simpletuner.notes))
-    gone = {key: value for key, value in context.training.values.items() if key not in table.known(_OURS)}
+    gone = {key: value for key, value in training.values.items() if key not in table.known(_OURS)}
     if not gone:
         return passed(f"SimpleTuner {table.version} knows every option in it")
     stopping, ignored = Checker(table, _OURS).keys(gone)
@@ -52,25 +54,25 @@ def removed_options(context: Context) -> Finding:
     return warned("; ".join(ignored), remedy)
 
 
-def datasets_exist(context: Context) -> Finding:
-    if context.training is None:
-        return skipped("no configuration was given")
-    folders = dict(context.training.local_datasets())
+@check("GH403", "dataset folders")
+def datasets_exist(context: Context) -> CheckResult:
+    """A folder that is not mounted is otherwise discovered minutes into the start of a run."""
+    folders = dict(context.given.local_datasets())
     if not folders:
         return skipped("no dataset in it reads a folder of this machine")
-    bad = [str(problem) for dataset in context.training.enabled() for problem in dataset.missing()]
+    bad = [str(problem) for dataset in context.given.enabled() for problem in dataset.missing()]
     if bad:
         return failed("; ".join(bad), "mount the data, or correct instance_data_dir")
     return passed(f"{counted(len(folders), 'folder')} with files")
 
 
-def datasets_fit(context: Context) -> Finding:
-    if context.training is None:
-        return skipped("no configuration was given")
-    wanted = [entry for entry in context.training.in_memory() if entry[1].is_dir()]
+@check("GH404", "in-memory datasets against memory")
+def datasets_fit(context: Context) -> CheckResult:
+    """A dataset that doesn't fit is refused when the run starts; better to know beforehand."""
+    wanted = [entry for entry in context.given.in_memory() if entry[1].is_dir()]
     if not wanted:
         return skipped("no in-memory dataset in it")
-    sizes = {name: folder_bytes(folder) for name, folder, _block in wanted}
+    sizes = {name: survey(folder, sizes=True).bytes for name, folder, _block in wanted}
     over = [
         f"{name}: {format_bytes(sizes[name])} over its memory_limit_gb of {block.memory_limit_gb:g}"
         for name, _folder, block in wanted
@@ -85,74 +87,68 @@ def datasets_fit(context: Context) -> Finding:
     shown = f"{format_bytes(total)} of files, {format_bytes(available)} of memory available"
     if total > available:
         return failed(shown, "hold fewer datasets in memory, or use a machine or container limit with more")
-    return _whole_run(context, context.training, shown)
+    return _whole_run(context, shown)
 
 
-def _whole_run(context: Context, training: Training, shown: str) -> Finding:
+def _whole_run(context: Context, shown: str) -> CheckResult:
     """The datasets fit by themselves: do they beside everything else of the run?"""
-    if not training.values.get("model_family") or training.problems:
+    plan = context.plan
+    if plan is None:
         return passed(shown)
-    machine = this_machine(
-        output=str(training.values.get("output_dir") or "."), driver=context.driver, root=context.root
-    )
-    plan = quick_plan(training, machine)
-    why = refusal(plan) if machine.has_device else None
+    why = refusal(plan) if plan.machine.has_device else None
     if why is not None:
-        advice = plan.advice
-        return failed(
-            f"{shown}; {why}", advice.text() if advice else f"see what would fit: gh200 plan {context.config}"
-        )
-    needed, there = plan.table.used("grace"), machine.capacity("grace")
+        fix = plan.advice.text() if plan.advice else f"see what would fit: gh200 plan {context.config}"
+        return failed(f"{shown}; {why}", fix)
+    needed = plan.table.used("grace")
     whole = f"{shown}; {format_bytes(needed)} with everything else of the run"
-    if there is not None and needed > there:
+    if needed > plan.machine.grace:
         return warned(whole, f"see what takes it: gh200 plan {context.config} --machine this")
     return passed(whole)
 
 
-def cache_folder(context: Context) -> Finding:
-    training = context.training
-    if training is None or training.settings is None:
-        return skipped("no configuration was given, or its blocks have errors")
-    caches = training.settings.part(CacheSettings)
+@check("GH405", "folder of the unified caches")
+def cache_folder(context: Context) -> CheckResult:
+    """Packs are written there while training starts; a full disk makes every later start slow again."""
+    caches = context.settings.part(CacheSettings)
     if not any(caches.served().values()) or not caches.persistent_cache:
         return skipped("no persistent cache of ours in it")
-    folder = Path(caches.cache_dir or Path(str(training.values.get("output_dir", "output")), "gh200", "cache"))
+    folder = Path(caches.cache_dir or Path(str(context.given.values.get("output_dir", "output")), "gh200", "cache"))
     existing = next(level for level in (folder.absolute(), *folder.absolute().parents) if level.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return failed(f"{folder}: no writing in {existing}", "set cache_config.cache_dir to a folder you may write")
     usage = os.statvfs(existing)
-    return _room(folder, usage.f_bavail * usage.f_frsize, *_expected(context, training))
+    return _room(folder, usage.f_bavail * usage.f_frsize, *_expected(context))
 
 
-def _room(folder: Path, free: int, expected: int, basis: str) -> Finding:
+def _room(folder: Path, free: int, expected: int, basis: str) -> CheckResult:
     shown = f"{folder}: {format_bytes(free)} free, packs of about {format_bytes(expected)} expected ({basis})"
     if free < expected:
         return warned(shown, "free space there, or set cache_config.cache_dir to another disk")
     return passed(shown)
 
 
-def _expected(context: Context, training: Training) -> tuple[int, str]:
+def _expected(context: Context) -> tuple[int, str]:
     """Bytes of the packs, and how that is known.
 
     They hold what SimpleTuner's own cache files hold. Where those are not there yet, the plan knows how large latents
     and embeds of this model are; the files of the dataset, images mostly, say little about it.
     """
+    training = context.given
     folders = [dataset.path(key) for dataset in training.enabled() for key in ("cache_dir_vae", "cache_dir")]
-    cached = sum(folder_bytes(folder) for folder in folders if folder is not None and folder.is_dir())
+    cached = sum(survey(folder, sizes=True).bytes for folder in folders if folder is not None and folder.is_dir())
     if cached:
         return cached, "as large as SimpleTuner's cache files"
-    if training.values.get("model_family") and not training.problems:
-        table = quick_plan(training, this_machine(driver=context.driver, root=context.root)).table
-        return sum(row.bytes for row in table.rows if row.what == "packs"), "by gh200 plan"
-    files = sum(folder_bytes(folder) for _name, folder in training.local_datasets() if folder.is_dir())
+    if context.plan is not None:
+        return sum(row.bytes for row in context.plan.table.rows if row.what == "packs"), "by gh200 plan"
+    files = sum(survey(folder, sizes=True).bytes for _name, folder in training.local_datasets() if folder.is_dir())
     return files, "at most: as large as the dataset, without a model_family to plan by"
 
 
-def ramp_works(context: Context) -> Finding:
-    training = context.training
-    if training is None or training.settings is None:
-        return skipped("no configuration was given, or its blocks have errors")
-    found = outlook_of(training)
+@check("GH406", "batch ramp")
+def ramp_works(context: Context) -> CheckResult:
+    """The effective batch grows in whole micro-batches: sizes in between are rounded."""
+    _ = context.settings  # sound, or there is nothing to look at
+    found = outlook_of(context.given)
     if found is None:
         return skipped("no ramp in it, or no sizes to measure it by")
     ramp = found.ramp
@@ -163,45 +159,81 @@ def ramp_works(context: Context) -> Finding:
         )
     if found.notices:
         return warned("; ".join(found.notices), f"see the windows: gh200 ramp {context.config}")
-    told = f"from {ramp.initial} to {ramp.target}, in micro-batches of {ramp.unit} over all ranks"
-    return passed("; ".join((told, *found.remarks)))
+    sizes = f"from {ramp.initial} to {ramp.target}, in micro-batches of {ramp.unit} over all ranks"
+    return passed("; ".join((sizes, *found.remarks)))
 
 
-CHECKS = (
-    Check(
-        code="GH401",
-        what="configuration",
-        why="A key that is misspelt, or a value out of its range, stops the run at its start.",
-        run=configuration,
-    ),
-    Check(
-        code="GH402",
-        what="options that SimpleTuner removed",
-        why="Between releases options are renamed and removed; an old configuration then does less than it says.",
-        run=removed_options,
-    ),
-    Check(
-        code="GH403",
-        what="dataset folders",
-        why="A folder that is not mounted is otherwise discovered minutes into the start of a run.",
-        run=datasets_exist,
-    ),
-    Check(
-        code="GH404",
-        what="in-memory datasets against memory",
-        why="A dataset that doesn't fit is refused when the run starts; better to know beforehand.",
-        run=datasets_fit,
-    ),
-    Check(
-        code="GH405",
-        what="folder of the unified caches",
-        why="Packs are written there while training starts; a full disk makes every later start slow again.",
-        run=cache_folder,
-    ),
-    Check(
-        code="GH406",
-        what="batch ramp",
-        why="The effective batch grows in whole micro-batches: sizes in between are rounded.",
-        run=ramp_works,
-    ),
-)
+# -- SimpleTuner's own ways of keeping weights in host memory ------------------------------------------------
+
+RAMTORCH = ("ramtorch", "ramtorch_text_encoder", "ramtorch_vae", "ramtorch_controlnet")
+SWAPPED = "musubi_blocks_to_swap"
+
+
+@check("GH108", "rounding of pinned memory")
+def pinned_rounding(context: Context) -> CheckResult:
+    """torch rounds what it pins up to a power of two: weights kept in host memory can take half as much again."""
+    torch = context.torch
+    if torch is None or not torch.cuda:
+        return skipped("no CUDA build of torch here")
+    given = {key for name in ALLOCATOR for key, _value in split_options(context.environment.get(name, ""))}
+    if PINNED_KEY in given:
+        return passed(f"{PINNED_KEY} is set")
+    pinning = _pinning(context.training) if context.training else []
+    if not torch.knows(PINNED_KEY):
+        return passed(f"torch {torch.version} has no {PINNED_KEY}: it rounds every pinned tensor up to a power of two")
+    if not pinning:
+        return passed(f"torch {torch.version} knows {PINNED_KEY}; worth setting with RamTorch or block swapping")
+    return warned(
+        f"{' and '.join(pinning)} pins weights, each rounded up to a power of two",
+        f"export {ALLOCATOR[0]}={PINNED_ADVICE} (beside what it holds already)",
+    )
+
+
+@check("GH407", "RamTorch and gradient accumulation")
+def accumulation(context: Context) -> CheckResult:
+    """RamTorch hands gradients over and clears them at every micro-batch: a window's earlier ones are lost."""
+    training = context.given
+    if not _on(training, RAMTORCH[0]):
+        return skipped("no RamTorch in it")
+    steps = _number(training, "gradient_accumulation_steps", 1)
+    if training.settings is None:
+        return skipped("its blocks have errors, so whether the ramp accumulates is not known")
+    ramp = training.settings.part(RampSettings).enable_batch_size_rampup
+    if steps <= 1 and not ramp:
+        return passed("RamTorch without accumulation")
+    how = "the batch ramp accumulates" if ramp else f"gradient_accumulation_steps is {steps}"
+    return warned(
+        f"RamTorch clears gradients at every micro-batch, and {how}: only the last one of a window would count",
+        "set gradient_accumulation_steps to 1 and leave the ramp off, or go without ramtorch (use_uvm keeps optimizer "
+        "state in Grace)",
+    )
+
+
+@check("GH408", "pinned weights of several ranks")
+def copies_per_rank(context: Context) -> CheckResult:
+    """RamTorch and block swapping keep pinned weights in every rank: a node with four GPUs holds four copies."""
+    training = context.given
+    pinning = _pinning(training)
+    if not pinning:
+        return skipped("no RamTorch and no block swapping in it")
+    ranks = training.job.ranks
+    if ranks <= 1:
+        return passed(f"{' and '.join(pinning)} with one rank")
+    return warned(
+        f"{' and '.join(pinning)} with {ranks} ranks: each pins a copy of the weights of its own",
+        "count them against the node's memory (GH305), shard the model instead (FSDP), or use one rank",
+    )
+
+
+def _pinning(training: Training) -> list[str]:
+    found = [name for name in RAMTORCH if _on(training, name)]
+    return [*found, *([SWAPPED] if _number(training, SWAPPED, 0) > 0 else [])]
+
+
+def _on(training: Training, name: str) -> bool:
+    value = training.values.get(name, False)
+    return flag_from_text(value) if isinstance(value, str) else bool(value)
+
+
+def _number(training: Training, name: str, default: int) -> int:
+    return int(str(training.values.get(name) or default))

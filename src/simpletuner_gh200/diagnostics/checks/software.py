@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.metadata import distributions
-
 from packaging.version import InvalidVersion, Version
 
 from simpletuner_gh200.config.allocator import INSTEAD, OUR_KEYS, rejected_keys
 from simpletuner_gh200.config.environment import ALLOCATOR, SWITCH, switched_off
 from simpletuner_gh200.config.settings import our_variables, read_variables
-from simpletuner_gh200.diagnostics.check import Check, Finding, failed, passed, skipped, warned
+from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.store.codecs import PACKAGES
@@ -23,7 +20,9 @@ _BINDINGS = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
 OLDEST_SIMPLETUNER = Version("3.1.0")
 
 
-def torch_build(context: Context) -> Finding:
+@check("GH101", "torch build")
+def torch_build(context: Context) -> CheckResult:
+    """A CPU build of torch on a GPU machine trains on the CPU, or not at all, and says nothing about it."""
     torch = context.torch
     if torch is None:
         return failed("torch is not installed here", "pip install torch, from the index that has CUDA builds")
@@ -48,7 +47,11 @@ def _torch_fix(machine: str) -> str:
     return "install torch's CUDA wheel: PyTorch's start page gives the command for your CUDA version"
 
 
-def allocator_options(context: Context) -> Finding:
+@check("GH102", "CUDA allocator options")
+def allocator_options(context: Context) -> CheckResult:
+    """torch parses them at the first use of CUDA: an unknown key raises there, and the next use may crash. The
+    use_uvm keys of earlier guides exist only in privately patched builds.
+    """
     given = {name: context.environment[name] for name in ALLOCATOR if context.environment.get(name)}
     if not given:
         return passed("not set")
@@ -74,7 +77,9 @@ def _allocator_fix(keys: set[str]) -> str:
     return f'eval "$(gh200 env)" removes them; their meaning is carried by our own settings: {carried}'
 
 
-def python_bindings(context: Context) -> Finding:
+@check("GH103", "NVIDIA's Python bindings")
+def python_bindings(context: Context) -> CheckResult:
+    """Unified memory and GPU telemetry call the driver through them; stock torch has no such calls."""
     missing = [package for module, package in _BINDINGS.items() if context.package(module) is None]
     if not missing:
         return passed("cuda-bindings and nvidia-ml-py are installed")
@@ -83,44 +88,43 @@ def python_bindings(context: Context) -> Finding:
     return failed(f"not installed: {', '.join(missing)}", "pip install 'simpletuner-gh200[cuda]'")
 
 
-def simpletuner_version(context: Context) -> Finding:
-    found = [item.version for item in distributions(name="simpletuner", path=_where(context))]
-    if not found:
+@check("GH104", "SimpleTuner version")
+def simpletuner_version(context: Context) -> CheckResult:
+    """The extension knows SimpleTuner from 3.1 on."""
+    found = context.version("simpletuner")
+    if found is None:
         return failed("SimpleTuner is not installed here", setup_command())
     try:
-        version = Version(found[0])
+        version = Version(found)
     except InvalidVersion:
-        return warned(f"SimpleTuner {found[0]}: not a release number", "gh200 upstream check tells what holds")
+        return warned(f"SimpleTuner {found}: not a release number", "gh200 upstream check tells what holds")
     if version < OLDEST_SIMPLETUNER:
         return failed(f"SimpleTuner {version} is older than {OLDEST_SIMPLETUNER}", setup_command())
     return passed(f"SimpleTuner {version}")
 
 
-def _where(context: Context) -> list[str]:
-    return list(context.search_path) if context.search_path is not None else sys.path
-
-
-def _seams_in_words(here: int, missing: int) -> str:
-    others = f"; {counted(missing, 'other')} not needed in this release" if missing else ""
-    return f"{counted(here, 'seam')} hold{'s' if here == 1 else ''}{others}"
-
-
-def seams(context: Context) -> Finding:
+@check("GH105", "seams")
+def seams(context: Context) -> CheckResult:
+    """Each feature hooks SimpleTuner at a few places; where one has changed, what stands on it is off."""
     source = _installed_packages(context)
     if source is None:
         return skipped("SimpleTuner is not installed here")
     verdict = check_remembered(source)
     if verdict.ok:
         here = sum(row.status == "ok" for row in verdict.seams)
-        return passed(_seams_in_words(here, len(verdict.seams) - here))
+        missing = len(verdict.seams) - here
+        others = f"; {counted(missing, 'other')} not needed in this release" if missing else ""
+        return passed(f"{counted(here, 'seam')} hold{'s' if here == 1 else ''}{others}")
     lost = [name for name, status in verdict.features.items() if not status.on]
     broken = "; ".join(f"{row.name}: {row.found}" for row in verdict.broken)
     return failed(f"{broken}. Off because of it: {', '.join(lost)}", "use a release that `gh200 upstream check` passes")
 
 
-def simpletuner_imports(context: Context) -> Finding:
-    """For real, in a process of its own: what is installed may have the right versions and still not go together."""
-    if not any(distributions(name="simpletuner", path=_where(context))):
+@check("GH109", "SimpleTuner's import")
+def simpletuner_imports(context: Context) -> CheckResult:
+    """SimpleTuner leaves the versions of its packages open: newer ones can break its import, and so every run."""
+    # For real, in a process of its own: what is installed may have the right versions and still not go together.
+    if context.version("simpletuner") is None:
         return skipped("SimpleTuner is not installed here")
     verdict = context.simpletuner
     if verdict.version is None:  # files without the package
@@ -146,7 +150,9 @@ def _installed_packages(context: Context) -> JoinedSource | None:
     return JoinedSource("installed", packages) if "simpletuner" in packages else None
 
 
-def codec_libraries(context: Context) -> Finding:
+@check("GH106", "codec libraries")
+def codec_libraries(context: Context) -> CheckResult:
+    """A dataset whose compression has no library here can't be staged."""
     missing = {codec for codec, package in PACKAGES.items() if not context.package(package)}
     blocks = [block for _id, _folder, block in context.training.in_memory()] if context.training else []
     wanted = {"lz4" if block.compression == "auto" else block.compression for block in blocks}
@@ -158,7 +164,9 @@ def codec_libraries(context: Context) -> Finding:
     return passed("lz4, snappy, zstd, zlib")
 
 
-def environment_variables(context: Context) -> Finding:
+@check("GH107", "environment variables")
+def environment_variables(context: Context) -> CheckResult:
+    """A misspelt access pattern or ratio would stop the run at its start."""
     ours = (SWITCH, *(variable for variable, _part, _key in our_variables()))
     given = {name: context.environment[name] for name in ours if name in context.environment}
     if switched_off(given):
@@ -170,56 +178,3 @@ def environment_variables(context: Context) -> Finding:
     if not given:
         return passed("none set; defaults hold")
     return passed(", ".join(f"{name}={value}" for name, value in given.items()))
-
-
-CHECKS = (
-    Check(
-        code="GH101",
-        what="torch build",
-        why="A CPU build of torch on a GPU machine trains on the CPU, or not at all, and says nothing about it.",
-        run=torch_build,
-    ),
-    Check(
-        code="GH102",
-        what="CUDA allocator options",
-        why="torch parses them at the first use of CUDA: an unknown key raises there, and the next use may crash. The "
-        "use_uvm keys of earlier guides exist only in privately patched builds.",
-        run=allocator_options,
-    ),
-    Check(
-        code="GH103",
-        what="NVIDIA's Python bindings",
-        why="Unified memory and GPU telemetry call the driver through them; stock torch has no such calls.",
-        run=python_bindings,
-    ),
-    Check(
-        code="GH104",
-        what="SimpleTuner version",
-        why="The extension knows SimpleTuner from 3.1 on.",
-        run=simpletuner_version,
-    ),
-    Check(
-        code="GH105",
-        what="seams",
-        why="Each feature hooks SimpleTuner at a few places; where one has changed, what stands on it is off.",
-        run=seams,
-    ),
-    Check(
-        code="GH106",
-        what="codec libraries",
-        why="A dataset whose compression has no library here can't be staged.",
-        run=codec_libraries,
-    ),
-    Check(
-        code="GH107",
-        what="environment variables",
-        why="A misspelt access pattern or ratio would stop the run at its start.",
-        run=environment_variables,
-    ),
-    Check(
-        code="GH109",
-        what="SimpleTuner's import",
-        why="SimpleTuner leaves the versions of its packages open: newer ones can break its import, and so every run.",
-        run=simpletuner_imports,
-    ),
-)
