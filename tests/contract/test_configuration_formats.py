@@ -15,7 +15,7 @@ from simpletuner_gh200.config.training import Training, read_training  # noqa: E
 from simpletuner_gh200.config.upstream_options import LAST_RESORT  # noqa: E402
 from simpletuner_gh200.plan.machines import MACHINES  # noqa: E402
 from simpletuner_gh200.plan.planning import make_plan, quick_plan  # noqa: E402
-from simpletuner_gh200.seams.options import read_options  # noqa: E402
+from simpletuner_gh200.seams.probe import read_options  # noqa: E402
 from simpletuner_gh200.upstream.option_table import OptionTable  # noqa: E402
 
 pytestmark = pytest.mark.real

@@ -19,7 +19,7 @@ from simpletuner.helpers.training import optimizer_param  # noqa: E402
 
 from simpletuner_gh200.config.packages import find_package  # noqa: E402
 from simpletuner_gh200.errors import Problem  # noqa: E402
-from simpletuner_gh200.seams.options import read_options  # noqa: E402
+from simpletuner_gh200.seams.probe import read_options  # noqa: E402
 from simpletuner_gh200.upstream.importing import check_import  # noqa: E402
 from simpletuner_gh200.upstream.option_table import Checker, Option, OptionTable  # noqa: E402
 

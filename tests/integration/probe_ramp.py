@@ -32,7 +32,7 @@ def install(record: dict[str, Any]) -> None:
     ours.addHandler(Lines(record["lines"]))
     ours.setLevel(logging.DEBUG)
     if "unseen" in wishes and wishes["unseen"] == os.environ.get("RANK"):
-        from simpletuner_gh200.seams import checkpoint_state
+        from simpletuner_gh200.seams import checkpoints as checkpoint_state
 
         checkpoint_state.read_state = lambda folder: {}
     watch = Watch(record, wishes)

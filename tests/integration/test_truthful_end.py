@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.seams.whose import MARK
+from simpletuner_gh200.seams.outcome import MARK
 
 
 def lines_about_us(log: str) -> list[str]:

@@ -20,7 +20,7 @@ from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMM
 from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate.closing import Lines, closing_lines
-from simpletuner_gh200.seams.decide import all_features
+from simpletuner_gh200.seams.feature import all_features
 from simpletuner_gh200.seams.seam import WAITING
 
 LOG = "training.log"

@@ -26,8 +26,8 @@ from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.operate.launching import LaunchCommand, launch_command
 from simpletuner_gh200.ramp.outlook import outlook_of
-from simpletuner_gh200.seams.decide import all_features, decide, losses
-from simpletuner_gh200.seams.resuming import resumption
+from simpletuner_gh200.seams.checkpoints import resumption
+from simpletuner_gh200.seams.feature import all_features, decide, losses
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.check import check_installed
 from simpletuner_gh200.upstream.checkpoints import checkpoints

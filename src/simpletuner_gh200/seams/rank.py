@@ -20,12 +20,11 @@ from types import FrameType
 from simpletuner_gh200.config.environment import SUMMARY_FOLDER, rank, switched_off, text
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
-from simpletuner_gh200.seams import run_summary
 from simpletuner_gh200.seams.bootstrap import activate, point_at
 from simpletuner_gh200.seams.lifeline import Lifeline
+from simpletuner_gh200.seams.outcome import how_to_run_without
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten
 from simpletuner_gh200.seams.runtime import Launch, Runtime
-from simpletuner_gh200.seams.whose import whose
 from simpletuner_gh200.telemetry.redact import redact_text
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -157,7 +156,7 @@ def _conclude(runtime: Runtime, say: Say) -> int:
         outcome.status = "failed"
         if outcome.reason is None:  # an older release has printed a traceback that passed no seam of ours
             outcome.reason = "SimpleTuner stopped before training began; its own message is above"
-            say(whose(runtime.seams_in_place))
+            say(how_to_run_without(runtime.seams_in_place))
     if outcome.status == "completed" and outcome.global_step < (outcome.max_train_steps or 0):
         outcome.reason = f"ended at step {outcome.global_step} of {outcome.max_train_steps}"
     if outcome.status == "completed" and outcome.reason:
@@ -173,7 +172,7 @@ def _conclude(runtime: Runtime, say: Say) -> int:
 
 
 def _leave_summary(runtime: Runtime) -> None:
-    run_summary.leave(runtime)  # once more: how it ended is known only now
+    runtime.leave_summary()  # once more: how it ended is known only now
     folder = text(SUMMARY_FOLDER)
     if folder:
         Path(folder, f"rank-{rank()}.json").write_text(json.dumps(runtime.summary(), default=str), encoding="utf-8")

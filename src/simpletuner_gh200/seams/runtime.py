@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpletuner_gh200.config.environment import rank
+from simpletuner_gh200.config.legacy import LEGACY_FLAG
+from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.config.training import training_from
 from simpletuner_gh200.errors import GH200Error
-from simpletuner_gh200.seams import run_summary
-from simpletuner_gh200.seams.decide import all_features, decide, losses
-from simpletuner_gh200.seams.disk_full import disk_full
-from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.feature import Feature, all_features, decide, losses
 from simpletuner_gh200.seams.lifeline import Lifeline
+from simpletuner_gh200.seams.outcome import RunOutcome, mark
 from simpletuner_gh200.seams.patch import Patches
 from simpletuner_gh200.seams.seam import WAITING, InstalledSeam, all_seams
-from simpletuner_gh200.seams.whose import mark
+from simpletuner_gh200.telemetry.reading import FILE as TELEMETRY
+from simpletuner_gh200.telemetry.redact import redact
+from simpletuner_gh200.telemetry.sink import write_whole
+from simpletuner_gh200.upstream.check import check_installed
 from simpletuner_gh200.upstream.features import ON, Status, builds_on
 
 if TYPE_CHECKING:
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 
 logger = logging.getLogger("simpletuner_gh200")
+
+SUMMARY = TELEMETRY.with_name("summary.json")
+"""Below the output folder: there once the run has ended, and always whole."""
 
 
 @dataclass(frozen=True)
@@ -37,43 +46,6 @@ class Launch:
     """An explicit ``--config PATH``."""
     flags: tuple[str, ...] = ()
     """Command-line flags that override the configuration file."""
-
-
-@dataclass
-class RunOutcome:
-    """What became of the run, as the summary and the exit code report it."""
-
-    status: str = "not started"
-    """``not started``, ``training``, ``completed``, ``interrupted`` or ``failed``."""
-    reason: str | None = None
-    global_step: int = 0
-    max_train_steps: int | None = None
-    output_dir: str | None = None
-    exit_code: int = 1
-    """What the process returns unless the run completed."""
-    ended_by_us: bool = False
-    """We interrupt the main thread ourselves where a run must end: that is no word of the user's."""
-
-    def fail(self, failure: BaseException) -> None:
-        """The reason is the failure's own words; where a full disk is behind it, that comes last."""
-        self.status, self.reason = "failed", f"{type(failure).__name__}: {failure}"
-        if isinstance(failure, GH200Error):
-            self.reason, self.exit_code = str(failure), failure.exit_code
-        cause = disk_full(failure, [self.output_dir] if self.output_dir else [])
-        if cause is not None:
-            self.reason = f"{self.reason}\n  cause: {cause}"
-
-    def end(self, failure: BaseException) -> None:
-        """Fail, for a reason that no interrupt which follows from it may replace."""
-        self.fail(failure)
-        self.ended_by_us = True
-
-    def interrupt_by_user(self) -> None:
-        if not self.ended_by_us:
-            self.interrupt("interrupted by the user")
-
-    def interrupt(self, reason: str, exit_code: int = 128 + signal.SIGINT) -> None:
-        self.status, self.reason, self.exit_code = "interrupted", reason, exit_code
 
 
 @dataclass
@@ -125,6 +97,22 @@ class Runtime:
             self.lifeline.tell(phase=phase, checkpoints=checkpoints)
 
     # -- features --------------------------------------------------------------------------------------
+
+    def configure_from(self, trainer: Any) -> None:
+        """Read our blocks off ``trainer.config``, take them off it again, and decide which features are on.
+
+        Taking them off leaves SimpleTuner's own configuration object as it would be without us, down to the values it
+        hashes and writes into trackers.
+        """
+        self.trainer = trainer
+        given = _take_blocks(trainer.config)
+        training = training_from(vars(trainer.config), given, os.environ)
+        self.in_memory_for_all = training.modern.in_memory_for_all
+        self.raw_config = training.values
+        settings = training.raise_if_bad()
+        for note in settings.notes:
+            logger.info("gh200: %s", note)
+        self.configure(settings, verdict=lambda: check_installed().features)
 
     def configure(self, settings: Settings, verdict: Callable[[], Mapping[str, Status]] = dict) -> None:
         """Decide which features are on. Raises FeatureUnavailable for one that was asked for and can't be had.
@@ -228,13 +216,36 @@ class Runtime:
         if self.outcome.status == "completed":
             self.enters("writing packs for the next start")
         failures: list[BaseException] = []
-        for method in (*reversed(self.moment("close")), self.patches.remove, lambda: run_summary.leave(self)):
+        for method in (*reversed(self.moment("close")), self.patches.remove, self.leave_summary):
             try:
                 method()
             except Exception as failure:  # noqa: BLE001 - every feature must get its turn; reported right below
                 failures.append(failure)
         for failed in failures:
             logger.error("gh200: while closing: %s", failed, exc_info=failed)
+
+    @property
+    def _summary_file(self) -> Path | None:
+        """None where there is nothing to write, or where it is not this rank's to write."""
+        output = self.outcome.output_dir
+        return Path(output) / SUMMARY if output and rank() == 0 and self._on else None
+
+    def leave_summary(self) -> None:
+        path = self._summary_file
+        try:
+            if path is not None:
+                write_whole(path, redact(self.summary()))
+        except OSError as refused:
+            logger.warning("gh200: the run's summary could not be written to %s: %s", path, refused)
+
+    def forget_earlier_summary(self) -> None:
+        """What an earlier run in the same folder left must not be taken for this one's, should this one be killed."""
+        path = self._summary_file
+        try:
+            if path is not None:
+                path.unlink(missing_ok=True)
+        except OSError as refused:
+            logger.warning("gh200: the summary of an earlier run stays in %s: %s", path, refused)
 
     def summary(self) -> dict[str, Any]:
         """JSON-ready: outcome, seams, features, phases, and what each feature has to say."""
@@ -257,3 +268,16 @@ class Runtime:
             "seams": {name: seam.status.text("ok") for name, seam in self.seams.items()},
             "features": {name: str(status) for name, status in self.statuses.items()},
         }
+
+
+def _take_blocks(config: Any) -> dict[str, Any]:
+    """Our flags, as they came through SimpleTuner's parser; the attributes are removed."""
+    given: dict[str, Any] = {}
+    older = vars(config).pop(LEGACY_FLAG, None)
+    if older:
+        given.update(json.loads(older) if isinstance(older, str) else older)
+    for block in TRAINING_BLOCKS:
+        value = vars(config).pop(block, None)
+        if value not in (None, ""):
+            given[block] = value
+    return given

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.seams.checkpoint_state import CheckpointState, read_state, write_state
+from simpletuner_gh200.seams.checkpoints import CheckpointState, read_state, write_state
 from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
 
 

@@ -11,8 +11,7 @@ import pytest
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import FeatureUnavailable, OwnershipError, SeamMismatch
 from simpletuner_gh200.seams import points
-from simpletuner_gh200.seams.decide import all_features
-from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.feature import Feature, all_features
 from simpletuner_gh200.seams.patch import Patch, Patches, put, wrap_method
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam, Seam, all_seams, parameter_names, verify
@@ -358,6 +357,6 @@ def test_a_place_and_what_we_put_there_stand_in_files_of_the_same_name():
 
 
 def test_a_feature_that_the_support_table_does_not_know_is_refused(monkeypatch):
-    monkeypatch.setattr("simpletuner_gh200.seams.decide.FEATURES", {})
+    monkeypatch.setattr("simpletuner_gh200.seams.feature.FEATURES", {})
     with pytest.raises(TypeError, match="FEATURES"):
         all_features()

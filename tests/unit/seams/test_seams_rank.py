@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from simpletuner_gh200.errors import DatasetTooLarge
-from simpletuner_gh200.seams import disk_full as disk_full_module
-from simpletuner_gh200.seams import rank, run_summary
-from simpletuner_gh200.seams.disk_full import disk_full
+from simpletuner_gh200.seams import outcome as outcomes
+from simpletuner_gh200.seams import rank
 from simpletuner_gh200.seams.features import pressure
+from simpletuner_gh200.seams.outcome import disk_full
 from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
 
 
@@ -71,7 +71,8 @@ def test_a_run_that_we_end_is_not_interrupted_by_the_user(tmp_path, monkeypatch,
     monkeypatch.setattr(rank, "_test_feature", feature, raising=False)
     script = f"""
 import threading, time
-from simpletuner_gh200.seams import rank, run_summary
+from simpletuner_gh200.seams import outcome as outcomes
+from simpletuner_gh200.seams import rank
 try:
     threading.Thread(target=rank._test_feature._end_run, args=(1 << 30,)).start()
     time.sleep(20)
@@ -107,7 +108,7 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path, monkeypatch):
     ids=["torch 2.9", "torch 2.14", "safetensors"],
 )
 def test_a_full_disk_is_the_cause_and_comes_last(monkeypatch, words):
-    monkeypatch.setattr(disk_full_module, "_free", lambda place: 4096 if place == "/full/output" else 1 << 40)
+    monkeypatch.setattr(outcomes, "_free", lambda place: 4096 if place == "/full/output" else 1 << 40)
     outcome = RunOutcome(output_dir="/full/output")
     outcome.fail(RuntimeError(words))
     assert outcome.reason.splitlines()[-1] == "  cause: the disk of /full/output is full (4 KiB left)"
@@ -152,7 +153,7 @@ def test_the_summary_is_in_the_output_folder_however_the_run_ended(tmp_path, mon
     rank._leave_summary(runtime)
     assert json.loads(file.read_text())["status"] == "interrupted"
     assert [path.name for path in file.parent.iterdir()] == ["summary.json"], "no draft is left"
-    run_summary.forget_earlier(runtime)
+    runtime.forget_earlier_summary()
     assert not file.exists(), "the next run in this folder may be killed before it leaves one"
 
 
@@ -168,6 +169,6 @@ def test_other_ranks_and_runs_without_a_feature_leave_no_summary(tmp_path, monke
 def test_a_folder_that_takes_no_summary_is_a_warning(tmp_path, caplog):
     (tmp_path / "gh200").write_text("in the way")
     runtime = ended_in(tmp_path)
-    run_summary.forget_earlier(runtime)
+    runtime.forget_earlier_summary()
     runtime.close()
     assert "the run's summary could not be written" in caplog.text

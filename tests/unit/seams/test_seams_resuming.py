@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.seams.resuming import init_resume_checkpoint, move_aside, resumption
+from simpletuner_gh200.seams.checkpoints import init_resume_checkpoint, move_aside, resumption
 from tests.unit.nobody import as_nobody
 from tests.unit.upstream.test_upstream_checkpoints import write
 

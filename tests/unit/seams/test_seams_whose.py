@@ -6,13 +6,13 @@ import traceback
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.seams import rank
+from simpletuner_gh200.seams.outcome import MARK, how_to_run_without, mark
 from simpletuner_gh200.seams.runtime import Launch, Runtime
-from simpletuner_gh200.seams.whose import MARK, mark, whose
 from simpletuner_gh200.upstream.features import ON
 
 
 def test_the_line_names_every_seam_and_both_ways_out():
-    line = whose(["trainer.train", "collate.compute_latents", "trainer.init_hooks"])
+    line = how_to_run_without(["trainer.train", "collate.compute_latents", "trainer.init_hooks"])
     assert "trainer (train, init_hooks), collate (compute_latents)" in line
     assert "SIMPLETUNER_GH200=0" in line
     assert "`simpletuner train`" in line
@@ -54,4 +54,4 @@ def test_what_escapes_a_rank_carries_it(tmp_path, monkeypatch):
 
 def test_what_an_older_release_swallowed_is_followed_by_it(tmp_path, monkeypatch):
     said = failing(tmp_path, monkeypatch, "try:\n    1 / 0\nexcept Exception as e:\n    print(e)\n")
-    assert [text for text in said if text.startswith(MARK)] == [whose(["trainer.train"])]
+    assert [text for text in said if text.startswith(MARK)] == [how_to_run_without(["trainer.train"])]

@@ -9,11 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from simpletuner_gh200.errors import GH200Error
-from simpletuner_gh200.seams.configure import configure_from
+from simpletuner_gh200.seams.checkpoints import init_resume_checkpoint
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
-from simpletuner_gh200.seams.resuming import init_resume_checkpoint
-from simpletuner_gh200.seams.run_summary import forget_earlier
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.saving import SavingWatch
 from simpletuner_gh200.seams.seam import Seam
@@ -27,12 +25,12 @@ def _parse_arguments(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         _speak_again()
         result = wrapped(*args, **kwargs)
         try:
-            configure_from(instance, runtime)
+            runtime.configure_from(instance)
         except GH200Error as failure:
             runtime.outcome.fail(failure)
             raise
         runtime.outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
-        forget_earlier(runtime)
+        runtime.forget_earlier_summary()
         extend_log(getattr(instance, "accelerator", None), runtime)
         runtime.call("start", instance)
         runtime.phases.end("configure")

@@ -15,7 +15,7 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, RunFailed
 from simpletuner_gh200.ramp.outlook import Sizes, outlook, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, Window, rate_factor, resume
-from simpletuner_gh200.seams.checkpoint_state import CheckpointState, told_by_main
+from simpletuner_gh200.seams.checkpoints import CheckpointState, told_by_main
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.ramp.deferral import Deferral, Epochs, EpochsToSteps
 from simpletuner_gh200.seams.features.ramp.windows import RateRule, ShownBatch, Windows

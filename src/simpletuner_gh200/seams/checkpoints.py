@@ -1,0 +1,222 @@
+"""Checkpoints of a run: our own file in them, and never going on from one that is not whole.
+
+``gh200_state.json`` is what the extension records inside a SimpleTuner checkpoint: features add sections. A pre-hook of
+``accelerator.save_state`` writes it, into the temporary folder and before upstream writes its manifest and guard, so
+that it shares the checkpoint's fate. A pre-hook of ``load_state`` reads it, in the main process for all of them: a rank
+that sees other files, or none, must not go another way. A checkpoint without it, or without a feature's section, loads
+as if it were empty.
+
+Of checkpoints SimpleTuner takes the newest folder of its name. What is newer than the last whole one is moved aside
+before it looks, by the main process, which tells the other ranks what is left: their view of a shared folder may be
+older. It gets a name that SimpleTuner neither resumes from nor counts nor deletes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
+from simpletuner_gh200.seams.patch import Patch, wrap_method
+from simpletuner_gh200.upstream.checkpoints import GUARD, checkpoints, flaw
+from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
+
+if TYPE_CHECKING:
+    from simpletuner_gh200.seams.runtime import Runtime
+
+logger = logging.getLogger("simpletuner_gh200")
+
+VERSION = 1
+
+Save = Callable[[], Mapping[str, Any]]
+Load = Callable[[Mapping[str, Any] | None], None]
+
+T = TypeVar("T")
+
+_ATTRIBUTE = "_gh200_checkpoint_state"
+
+
+class CheckpointState:
+    """The sections of one accelerator's checkpoints."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+        self._sections: dict[str, tuple[Save, Load]] = {}
+
+    @classmethod
+    def of(cls, accelerator: Any) -> CheckpointState:
+        """The one of this accelerator; its hooks are registered when it is first asked for."""
+        found = getattr(accelerator, _ATTRIBUTE, None)
+        if found is None:
+            found = cls(accelerator)
+            setattr(accelerator, _ATTRIBUTE, found)
+            accelerator.register_save_state_pre_hook(found.before_save)
+            accelerator.register_load_state_pre_hook(found.before_load)
+        assert isinstance(found, cls)
+        return found
+
+    def add(self, name: str, save: Save, load: Load) -> None:
+        """``save`` returns the section's JSON-ready content; ``load`` gets it back, or None where there is none."""
+        self._sections[name] = (save, load)
+
+    def before_save(self, models: Any, weights: Any, output_dir: str) -> None:
+        if not self._accelerator.is_main_process:
+            return
+        content = {name: dict(save()) for name, (save, _) in self._sections.items()}
+        write_state(Path(output_dir), content)
+
+    def before_load(self, models: Any, input_dir: str) -> None:
+        content = told_by_main(self._accelerator, lambda: read_state(Path(input_dir)))
+        for name, (_, load) in self._sections.items():
+            load(content.get(name))
+
+
+def told_by_main(accelerator: Any, ask: Callable[[], T]) -> T:
+    """What ``ask`` gives in the main process, in every rank; every rank raises what it raises there. Collective."""
+    if accelerator.num_processes == 1:
+        return ask()
+    from accelerate.utils import broadcast_object_list
+
+    told: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            told[0] = ask()
+        except GH200Error as failure:
+            told[1] = failure.message, failure.remedy
+    broadcast_object_list(told)
+    if told[1] is not None:
+        raise RunFailed(told[1][0], remedy=told[1][1])
+    answer: T = told[0]
+    return answer
+
+
+def write_state(folder: Path, sections: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f".{FILE_NAME}.{os.getpid()}"
+    partial.write_text(json.dumps({"version": VERSION, **sections}, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, folder / FILE_NAME)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The sections of a checkpoint; none where there is no file."""
+    file = folder / FILE_NAME
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as broken:
+        raise RunFailed(f"{file} is damaged: {broken}", remedy="remove the file to resume without it") from broken
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        found = content.get("version") if isinstance(content, dict) else type(content).__name__
+        raise RunFailed(
+            f"{file} has version {found!r}; this release reads version {VERSION}",
+            remedy="resume with the release that wrote it, or remove the file to resume without it",
+        )
+    return content
+
+
+# -- where a run goes on ----------------------------------------------------------------------------------
+
+ASIDE = "incomplete-"
+"""Before the name of a checkpoint; SimpleTuner's begin with theirs."""
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class ResumedFrom:
+    """From where a run goes on."""
+
+    start: str
+    """As ``resume_from_checkpoint`` is to be: what was asked for, another checkpoint's name, or nothing."""
+    incomplete: tuple[tuple[Path, str], ...] = ()
+    """The checkpoints beyond the last whole one, newest first, and what is missing from each."""
+
+    def notice(self) -> str | None:
+        """What to say about it, if anything."""
+        if not self.incomplete:
+            return None
+        found = "; ".join(f"{path} is incomplete: {missing}" for path, missing in self.incomplete)
+        kept = ", ".join(ASIDE + path.name for path, _ in self.incomplete)
+        goes_on = f"resumes from {self.start}" if self.start else "starts anew, since there is no whole one"
+        unless = f". If another release wrote it whole: name it back and touch its {GUARD}" if GUARD in found else ""
+        return f"{found}. It is kept aside as {kept}; this run {goes_on}{unless}"
+
+
+def resumption(asked: str, output: Path) -> ResumedFrom:
+    """Decide. Raises for a checkpoint that was named and is not whole."""
+    incomplete: list[tuple[Path, str]] = []
+    whole = ""
+    for path in reversed(checkpoints(output)):
+        missing = flaw(path)
+        if missing is None:
+            whole = path.name
+            break
+        incomplete.append((path, missing))
+    if asked != LATEST:
+        _refuse_if_broken(asked, output, whole)
+    return ResumedFrom(whole if incomplete and asked == LATEST else asked, tuple(incomplete))
+
+
+def _refuse_if_broken(asked: str, output: Path, whole: str) -> None:
+    named = output / Path(asked.rstrip("/")).name  # as SimpleTuner finds it
+    missing = flaw(named) if named.is_dir() and "://" not in asked else None
+    if missing is not None:
+        instead = f"resume from {whole}, the last whole one" if whole else "start anew without it"
+        unless = f"; if all of it is there, and another release wrote it: touch {named / GUARD}"
+        remedy = instead + (unless if GUARD in missing else "")
+        raise UsageError(f"resume_from_checkpoint: {named} is incomplete: {missing}", remedy=remedy)
+
+
+def move_aside(checkpoint: Path) -> Path:
+    """Keep it under a name that is not SimpleTuner's, nor taken."""
+    names = (ASIDE + checkpoint.name + (f"-{number}" if number else "") for number in count())
+    free = next(path for path in map(checkpoint.with_name, names) if not path.exists())
+    try:
+        return checkpoint.rename(free)
+    except OSError as refused:
+        raise RunFailed(
+            f"{checkpoint} is incomplete and can't be renamed to {free.name}: {refused}",
+            remedy="move it out of the output folder, or resume from another by its name",
+        ) from refused
+
+
+def _put_right(asked: str, output: Path) -> str:
+    """In the main process: what to resume from, once nothing half-written is in the way."""
+    try:
+        found = resumption(asked, output)
+    except OSError as unreadable:  # the other ranks wait for an answer
+        raise RunFailed(f"the checkpoints in {output} can't be listed: {unreadable}") from unreadable
+    words = found.notice()
+    for path, _ in found.incomplete:
+        move_aside(path)
+    if words is not None:
+        logger.warning("gh200: %s", words)
+    return found.start
+
+
+def init_resume_checkpoint(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """SimpleTuner is about to look for a checkpoint, in every rank."""
+
+    def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        config = instance.config
+        asked, output = config.resume_from_checkpoint, config.output_dir
+        if asked and output:
+            try:
+                start = told_by_main(instance.accelerator, lambda: _put_right(str(asked), Path(output)))
+            except GH200Error as failure:
+                runtime.outcome.fail(failure)
+                raise
+            if start != asked:
+                config.resume_from_checkpoint = start or None
+        return wrapped(*args, **kwargs)
+
+    return [wrap_method(module.Trainer, "init_resume_checkpoint", before)]

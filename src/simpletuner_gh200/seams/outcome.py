@@ -1,0 +1,129 @@
+"""What became of a run, as this rank knows it: its status and reason, and whose fault it may be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from simpletuner_gh200 import __version__
+from simpletuner_gh200.config.environment import text
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.units import MIB, format_bytes
+
+
+@dataclass
+class RunOutcome:
+    """What became of the run, as the summary and the exit code report it."""
+
+    status: str = "not started"
+    """``not started``, ``training``, ``completed``, ``interrupted`` or ``failed``."""
+    reason: str | None = None
+    global_step: int = 0
+    max_train_steps: int | None = None
+    output_dir: str | None = None
+    exit_code: int = 1
+    """What the process returns unless the run completed."""
+    ended_by_us: bool = False
+    """We interrupt the main thread ourselves where a run must end: that is no word of the user's."""
+
+    def fail(self, failure: BaseException) -> None:
+        """The reason is the failure's own words; where a full disk is behind it, that comes last."""
+        self.status, self.reason = "failed", f"{type(failure).__name__}: {failure}"
+        if isinstance(failure, GH200Error):
+            self.reason, self.exit_code = str(failure), failure.exit_code
+        cause = disk_full(failure, [self.output_dir] if self.output_dir else [])
+        if cause is not None:
+            self.reason = f"{self.reason}\n  cause: {cause}"
+
+    def end(self, failure: BaseException) -> None:
+        """Fail, for a reason that no interrupt which follows from it may replace."""
+        self.fail(failure)
+        self.ended_by_us = True
+
+    def interrupt_by_user(self) -> None:
+        if not self.ended_by_us:
+            self.interrupt("interrupted by the user")
+
+    def interrupt(self, reason: str, exit_code: int = 128 + signal.SIGINT) -> None:
+        self.status, self.reason, self.exit_code = "interrupted", reason, exit_code
+
+
+# -- whose bug may it be? -----------------------------------------------------------------------------------
+
+MARK = "gh200: simpletuner-gh200"
+
+
+def mark(failure: BaseException, seams: Iterable[str]) -> None:
+    """A note (PEP 678) on an exception that passes us, once: it goes along into a webhook, the Web UI or an issue.
+
+    Errors of ours say for themselves whose they are.
+    """
+    notes = getattr(failure, "__notes__", ())
+    if not isinstance(failure, GH200Error) and not any(note.startswith(MARK) for note in notes):
+        failure.add_note(how_to_run_without(seams))
+
+
+def how_to_run_without(seams: Iterable[str]) -> str:
+    """``seams``: the names of those in place; ``trainer.train`` and ``trainer.init_hooks`` are one group."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in seams:
+        room, _, place = name.partition(".")
+        groups[room].append(place)
+    grouped = ", ".join(f"{room} ({', '.join(places)})" for room, places in groups.items()) or "no place"
+    return (
+        f"{MARK} {__version__} was active here, with seams in place at {grouped}. To see whether it fails"
+        " without them too: the same command with SIMPLETUNER_GH200=0, or plain `simpletuner train`."
+    )
+
+
+# -- a full disk, in whatever exception it comes as ------------------------------------------------------------
+
+FULL = 16 * MIB
+"""Less than this is free on a disk that a checkpoint did not fit on."""
+
+_SIGNS = (
+    "No space left on device",
+    "StorageFull",
+    "Disk quota exceeded",
+    "PytorchStreamWriter failed",
+    "iostream error",
+)
+"""Of safetensors and of torch, whose writer forgets the cause."""
+
+
+def disk_full(failure: BaseException, places: Iterable[str]) -> str | None:
+    """Which disk is full, if that is what ``failure`` comes from; None otherwise."""
+    chain = list(_chain(failure))
+    certain = any(isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT) for each in chain)
+    if not certain and not any(sign in str(each) for each in chain for sign in _SIGNS):
+        return None
+    named = [str(each.filename) for each in chain if isinstance(each, OSError) and isinstance(each.filename, str)]
+    for place in (*named, *places, os.getcwd(), text("TMPDIR") or "/tmp"):
+        free = _free(place)
+        if free is not None and free < FULL:
+            return f"the disk of {place} is full ({format_bytes(free)} left)"
+    return "a disk is full, or its quota used up" if certain else None
+
+
+def _chain(failure: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while failure is not None and id(failure) not in seen:
+        seen.add(id(failure))
+        yield failure
+        failure = failure.__cause__ or failure.__context__
+
+
+def _free(place: str) -> int | None:
+    """Of the nearest folder above ``place`` that exists."""
+    path = os.path.abspath(place)
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
