@@ -7,7 +7,7 @@ config check``, the reference page and the environment's variables follow from t
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,6 @@ from simpletuner_gh200.config.environment import (
     HINTS,
     OVERSUBSCRIPTION_RATIO,
     USE_UVM,
-    flag_from_text,
 )
 from simpletuner_gh200.config.part import DATASET_BLOCK, Part, PartModel
 
@@ -27,58 +26,43 @@ MOST_WORKERS = 72
 CacheType = Literal["unified_memory", "standard"]
 
 
+def _key(default: Any, title: str, description: str, **limits: Any) -> Any:
+    """``title`` labels it in a form; ``description`` is its help there and on the reference page."""
+    return Field(default, title=title, description=description, **limits)
+
+
+def _decimal(default: float | None, title: str, description: str, **limits: Any) -> Any:
+    """A number that may be written as a whole one, or as text."""
+    return _key(default, title, description, strict=False, **limits)
+
+
 class CacheSettings(PartModel):
     """Which of SimpleTuner's caches live in slabs, and with what budgets."""
 
-    vae_cache_type: CacheType = Field(
-        title="VAE latents",
-        default="standard",
-        description="VAE latents: unified_memory serves them from slabs, standard leaves them to SimpleTuner.",
+    vae_cache_type: CacheType = _key(
+        "standard",
+        "VAE latents",
+        "VAE latents: unified_memory serves them from slabs, standard leaves them to SimpleTuner.",
     )
-    text_cache_type: CacheType = Field(
-        title="Text embeds", default="standard", description="Text embeds, from slabs or as SimpleTuner has them."
+    text_cache_type: CacheType = _key("standard", "Text embeds", "Text embeds, from slabs or as SimpleTuner has them.")
+    image_embed_cache_type: CacheType | None = _key(None, "Image embeds", "Image embeds; unset: as text.")
+    audio_cache_type: CacheType | None = _key(None, "Audio latents", "Audio latents; unset: as vae.")
+    distillation_cache_type: CacheType = _key("standard", "Distillation caches", "Distillation caches.")
+    cache_dir: str | None = _key(
+        None, "Folder of the packs", "Folder of the packs; unset: <output_dir>/gh200/cache.", min_length=1
     )
-    image_embed_cache_type: CacheType | None = Field(
-        title="Image embeds", default=None, description="Image embeds; unset: as text."
+    persistent_cache: bool = _key(True, "Keep packs on disk", "Write and load packs; false: memory only.")
+    memory_limit_gb: float | None = _decimal(
+        None, "Memory limit", "Host budget in GiB; unset: from MemAvailable and the cgroup.", gt=0
     )
-    audio_cache_type: CacheType | None = Field(
-        title="Audio latents", default=None, description="Audio latents; unset: as vae."
+    hbm_limit_gb: float | None = _decimal(
+        None, "HBM for text embeds", "Device copies of text embeds, GiB; unset: none.", ge=0
     )
-    distillation_cache_type: CacheType = Field(
-        title="Distillation caches", default="standard", description="Distillation caches."
+    slab: Literal["auto", "registered", "managed", "host"] = _key(
+        "auto", "Kind of slab", "How slabs are allocated; an explicit choice is obeyed or refused."
     )
-    cache_dir: str | None = Field(
-        title="Folder of the packs",
-        default=None,
-        min_length=1,
-        description="Folder of the packs; unset: <output_dir>/gh200/cache.",
-    )
-    persistent_cache: bool = Field(
-        title="Keep packs on disk", default=True, description="Write and load packs; false: memory only."
-    )
-    memory_limit_gb: float | None = Field(
-        title="Memory limit",
-        default=None,
-        gt=0,
-        strict=False,
-        description="Host budget in GiB; unset: from MemAvailable and the cgroup.",
-    )
-    hbm_limit_gb: float | None = Field(
-        title="HBM for text embeds",
-        default=None,
-        ge=0,
-        strict=False,
-        description="Device copies of text embeds, GiB; unset: none.",
-    )
-    slab: Literal["auto", "registered", "managed", "host"] = Field(
-        title="Kind of slab",
-        default="auto",
-        description="How slabs are allocated; an explicit choice is obeyed or refused.",
-    )
-    fill: Literal["background", "start", "lazy"] = Field(
-        title="When caches are filled",
-        default="background",
-        description="Fill while training runs, before it starts, or only on first use.",
+    fill: Literal["background", "start", "lazy"] = _key(
+        "background", "When caches are filled", "Fill while training runs, before it starts, or only on first use."
     )
 
     def served(self) -> dict[str, bool]:
@@ -98,10 +82,10 @@ class CacheSettings(PartModel):
 class HintSettings(PartModel):
     """Placement hints."""
 
-    enable_uvm_hints: bool | None = Field(
-        title="Placement hints",
-        default=None,
-        description="Placement hints on batches and slabs. Overrides the environment; implied true by any cache of "
+    enable_uvm_hints: bool | None = _key(
+        None,
+        "Placement hints",
+        "Placement hints on batches and slabs. Overrides the environment; implied true by any cache of "
         "type unified_memory; false also returns the caches to standard.",
     )
 
@@ -109,84 +93,76 @@ class HintSettings(PartModel):
 class StateSettings(PartModel):
     """Model state beyond HBM: optimizer state and EMA in Grace memory."""
 
-    use_uvm: bool = Field(
-        title="Optimizer state and EMA in Grace",
-        default=False,
-        description="Keep optimizer state and EMA in Grace memory, in place over the link.",
+    use_uvm: bool = _key(
+        False,
+        "Optimizer state and EMA in Grace",
+        "Keep optimizer state and EMA in Grace memory, in place over the link.",
     )
-    uvm_oversubscription_ratio: float = Field(
-        title="Most of it, as a multiple of HBM",
-        default=5.0,
+    uvm_oversubscription_ratio: float = _decimal(
+        5.0,
+        "Most of it, as a multiple of HBM",
+        "The most that is kept there, as a multiple of HBM; never more than the host can really give.",
         gt=0,
-        strict=False,
-        description="The most that is kept there, as a multiple of HBM; never more than the host can really give.",
     )
-    uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = Field(
-        title="Access pattern",
-        default="gpu_first",
-        description="gpu_first: HBM up to a budget, Grace beyond; cpu_first: Grace; balanced: managed memory, whose "
+    uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = _key(
+        "gpu_first",
+        "Access pattern",
+        "gpu_first: HBM up to a budget, Grace beyond; cpu_first: Grace; balanced: managed memory, whose "
         "pages the driver moves.",
     )
-    uvm_scope: Literal["optimizer", "all"] = Field(
-        title="What goes there",
-        default="optimizer",
-        description="What goes there: optimizer state and EMA, or everything that the training thread allocates.",
+    uvm_scope: Literal["optimizer", "all"] = _key(
+        "optimizer",
+        "What goes there",
+        "What goes there: optimizer state and EMA, or everything that the training thread allocates.",
     )
-    uvm_hbm_budget_gb: float | None = Field(
-        title="State kept in HBM",
-        default=None,
+    uvm_hbm_budget_gb: float | None = _decimal(
+        None,
+        "State kept in HBM",
+        "State that gpu_first keeps in HBM, in GiB; unset: what the first forward and backward leave.",
         ge=0,
-        strict=False,
-        description="State that gpu_first keeps in HBM, in GiB; unset: what the first forward and backward leave.",
     )
-    uvm_min_tensor_kb: int = Field(
-        title="Smallest tensor of state",
-        default=1024,
+    uvm_min_tensor_kb: int = _key(
+        1024,
+        "Smallest tensor of state",
+        "Smaller tensors stay where they are: torch rounds up to megabytes in a pool.",
         ge=0,
-        description="Smaller tensors stay where they are: torch rounds up to megabytes in a pool.",
     )
-    uvm_streaming: Literal["auto", "on", "off"] = Field(
-        title="Stage state through HBM",
-        default="auto",
-        description="Stage state through HBM during the optimizer step: auto does so where the optimizer passes over "
+    uvm_streaming: Literal["auto", "on", "off"] = _key(
+        "auto",
+        "Stage state through HBM",
+        "Stage state through HBM during the optimizer step: auto does so where the optimizer passes over "
         "its state so often that it wins.",
     )
-    oom_reserve_gb: float = Field(
-        title="Reserve against running out of HBM",
-        default=0.0,
-        ge=0,
-        strict=False,
-        description="Grace memory, in GiB, that torch falls back on when HBM is full, instead of ending with "
+    oom_reserve_gb: float = _decimal(
+        0.0,
+        "Reserve against running out of HBM",
+        "Grace memory, in GiB, that torch falls back on when HBM is full, instead of ending with "
         "OutOfMemoryError; 0: none.",
+        ge=0,
     )
 
 
 class ActivationSettings(PartModel):
     """What autograd saves for the backward pass, in Grace instead of being computed again."""
 
-    activations: Literal["off", "grace", "auto"] = Field(
-        title="Saved activations",
-        default="off",
-        description="Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU "
+    activations: Literal["off", "grace", "auto"] = _key(
+        "off",
+        "Saved activations",
+        "Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU "
         "memory and back, auto compares that with gradient checkpointing at the start and keeps what is faster; "
         "without checkpointing it moves them only for batches that would not fit.",
     )
-    activation_limit_gb: float | None = Field(
-        title="CPU memory for activations",
-        default=None,
+    activation_limit_gb: float | None = _decimal(
+        None,
+        "CPU memory for activations",
+        "CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks.",
         gt=0,
-        strict=False,
-        description="CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks.",
     )
-    activation_hbm_reserve_gb: float | None = Field(
-        title="HBM that stays free",
-        default=None,
-        ge=0,
-        strict=False,
-        description="HBM in GiB that they leave free; unset: 5 %, at least 2.",
+    activation_hbm_reserve_gb: float | None = _decimal(
+        None, "HBM that stays free", "HBM in GiB that they leave free; unset: 5 %, at least 2.", ge=0
     )
-    activation_min_tensor_kb: int = Field(
-        title="Smallest saved tensor", default=1024, ge=0, description="Smaller tensors stay where they are, in KiB."
+    activation_min_tensor_kb: int = _key(
+        1024, "Smallest saved tensor", "Smaller tensors stay where they are, in KiB.", ge=0
     )
 
 
@@ -207,16 +183,16 @@ STATE_VARIABLES = {
 class PrefetchSettings(PartModel):
     """How batches of unified caches reach the device, and how many SimpleTuner prepares ahead."""
 
-    enable_prefetch: bool = Field(
-        title="Copy batches ahead",
-        default=True,
-        description="Copy batches of unified caches to the device on a side stream, without the CPU waiting; false: "
+    enable_prefetch: bool = _key(
+        True,
+        "Copy batches ahead",
+        "Copy batches of unified caches to the device on a side stream, without the CPU waiting; false: "
         "they are handed over in CPU memory.",
     )
-    prefetch_depth: Literal["auto"] | int = Field(
-        title="Batches prepared ahead",
-        default="auto",
-        description="Batches that SimpleTuner prepares ahead: auto leaves it as SimpleTuner is set, a number from 1 "
+    prefetch_depth: Literal["auto"] | int = _key(
+        "auto",
+        "Batches prepared ahead",
+        "Batches that SimpleTuner prepares ahead: auto leaves it as SimpleTuner is set, a number from 1 "
         "switches on its own dataloader_prefetch with a queue of that length. It is upstream's option, and draws "
         "random numbers as upstream does when it prefetches: so such a run differs from one without it.",
     )
@@ -230,43 +206,32 @@ def _check_prefetch(model: PrefetchSettings) -> list[tuple[str, str]]:
 class RampSettings(PartModel):
     """The batch ramp."""
 
-    enable_batch_size_rampup: bool = Field(
-        title="Ramp the effective batch",
-        default=False,
-        description="Grow the effective batch over the run by exact accumulation windows.",
+    enable_batch_size_rampup: bool = _key(
+        False, "Ramp the effective batch", "Grow the effective batch over the run by exact accumulation windows."
     )
-    initial_effective_batch_size: int | None = Field(
-        title="Effective batch at the start",
-        default=None,
+    initial_effective_batch_size: int | None = _key(
+        None, "Effective batch at the start", "Effective batch, over all ranks, of the first window.", ge=1
+    )
+    target_effective_batch_size: int | None = _key(
+        None,
+        "Effective batch at the end",
+        "Effective batch at the end of the ramp; unset: train_batch_size x world x gradient_accumulation_steps.",
         ge=1,
-        description="Effective batch, over all ranks, of the first window.",
     )
-    target_effective_batch_size: int | None = Field(
-        title="Effective batch at the end",
-        default=None,
+    batch_rampup_steps: int | None = _key(
+        None,
+        "Length of the ramp",
+        "Length of the ramp in micro-batches per rank; unset: a tenth of the run's at the target.",
         ge=1,
-        description="Effective batch at the end of the ramp; unset: train_batch_size x world x "
-        "gradient_accumulation_steps.",
     )
-    batch_rampup_steps: int | None = Field(
-        title="Length of the ramp",
-        default=None,
-        ge=1,
-        description="Length of the ramp in micro-batches per rank; unset: a tenth of the run's at the target.",
+    ramp_curve: Literal["quadratic", "linear", "stepwise"] = _key(
+        "quadratic", "Shape of the ramp", "Shape of the ramp."
     )
-    ramp_curve: Literal["quadratic", "linear", "stepwise"] = Field(
-        title="Shape of the ramp", default="quadratic", description="Shape of the ramp."
+    ramp_increment: int | None = _key(
+        None, "Height of a step", "Effective batch added at each step of a stepwise ramp.", ge=1
     )
-    ramp_increment: int | None = Field(
-        title="Height of a step",
-        default=None,
-        ge=1,
-        description="Effective batch added at each step of a stepwise ramp.",
-    )
-    ramp_lr_rule: Literal["none", "linear", "sqrt"] = Field(
-        title="Learning rate follows the batch",
-        default="none",
-        description="Tie the learning rate to the effective batch. Never on by itself.",
+    ramp_lr_rule: Literal["none", "linear", "sqrt"] = _key(
+        "none", "Learning rate follows the batch", "Tie the learning rate to the effective batch. Never on by itself."
     )
 
 
@@ -284,41 +249,29 @@ def _check_ramp(model: RampSettings) -> list[tuple[str, str]]:
 class InMemorySettings(PartModel):
     """``in_memory`` in a dataset entry of type ``in_memory``."""
 
-    compression: Literal["lz4", "zlib", "snappy", "zstd", "auto"] | None = Field(
-        title="Compression", default=None, description="Codec of what is held; unset: raw."
+    compression: Literal["lz4", "zlib", "snappy", "zstd", "auto"] | None = _key(
+        None, "Compression", "Codec of what is held; unset: raw."
     )
-    num_workers: int | None = Field(
-        title="Staging threads",
-        default=None,
-        ge=1,
-        description=f"Staging threads; unset: the machine's cores, {MOST_WORKERS} at most.",
+    num_workers: int | None = _key(
+        None, "Staging threads", f"Staging threads; unset: the machine's cores, {MOST_WORKERS} at most.", ge=1
     )
-    memory_limit_gb: float | None = Field(
-        title="Memory limit", default=None, gt=0, strict=False, description="Hard ceiling, in GiB, on what is held."
+    memory_limit_gb: float | None = _decimal(None, "Memory limit", "Hard ceiling, in GiB, on what is held.", gt=0)
+    max_corruption_rate: float = _decimal(
+        0.01, "Broken images allowed", "Share of broken images above which the run stops.", ge=0, le=1
     )
-    max_corruption_rate: float = Field(
-        title="Broken images allowed",
-        default=0.01,
-        ge=0,
-        le=1,
-        strict=False,
-        description="Share of broken images above which the run stops.",
+    verify: Literal["header", "decode", "none"] = _key(
+        "header", "Check images", "How images are checked while they are staged."
     )
-    verify: Literal["header", "decode", "none"] = Field(
-        title="Check images", default="header", description="How images are checked while they are staged."
+    file_extensions: tuple[str, ...] | None = _key(
+        None, "File extensions", "Stage only these; unset: every file.", strict=False
     )
-    file_extensions: tuple[str, ...] | None = Field(
-        title="File extensions", default=None, strict=False, description="Stage only these; unset: every file."
+    per_node: Literal["all", "shard"] = _key(
+        "all", "Held on each node", "Stage all of the dataset on each node, or only what its ranks read."
     )
-    per_node: Literal["all", "shard"] = Field(
-        title="Held on each node",
-        default="all",
-        description="Stage all of the dataset on each node, or only what its ranks read.",
-    )
-    wait: bool = Field(
-        title="Stage before training starts",
-        default=False,
-        description="Stage before training starts; false: files are read from disk until they are there.",
+    wait: bool = _key(
+        False,
+        "Stage before training starts",
+        "Stage before training starts; false: files are read from disk until they are there.",
     )
 
     def workers(self) -> int:
@@ -341,7 +294,6 @@ PARTS = (
         HintSettings,
         title=PREFETCH_AND_HINTS,
         environment={"enable_uvm_hints": HINTS},
-        from_environment={"enable_uvm_hints": flag_from_text},
     ),
     Part(
         "gh200_optimizations",
@@ -350,7 +302,6 @@ PARTS = (
         title="Memory: model state",
         switch="use_uvm",
         environment=STATE_VARIABLES,
-        from_environment={"use_uvm": flag_from_text, "uvm_oversubscription_ratio": float},
         check=_check_state,
     ),
     Part(

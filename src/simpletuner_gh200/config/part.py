@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from simpletuner_gh200.config.environment import flag_from_text
+
 TRAINING_BLOCKS = ("cache_config", "gh200_optimizations")
 """Blocks of the training configuration, in the order in which they are shown."""
 
@@ -42,10 +44,13 @@ class Part:
     """Key -> another key, and the value it must have for this one to mean something."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Key -> environment variable that sets it where the configuration does not."""
-    from_environment: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
-    """Key -> how the text of that variable becomes a value (default: the text itself). Raises ValueError."""
     check: Callable[[Any], list[tuple[str, str]]] | None = None
     """Rules over several keys of the model; returns (key, message) pairs."""
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.model.model_fields)
+
+    def from_text(self, key: str, text: str) -> Any:
+        """What the text of the key's variable means. Raises ValueError."""
+        kind = self.model.model_fields[key].annotation
+        return float(text) if kind is float else flag_from_text(text) if kind in (bool, bool | None) else text

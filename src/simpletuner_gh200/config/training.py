@@ -21,8 +21,7 @@ from simpletuner_gh200.config.files import Located, as_mapping, options_in, read
 from simpletuner_gh200.config.job import Job, read_job
 from simpletuner_gh200.config.legacy import Modern, modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.config.settings import Settings, resolve
-from simpletuner_gh200.config.unused import without_effect
+from simpletuner_gh200.config.settings import Settings, resolve, without_effect
 from simpletuner_gh200.config.upstream_options import LAST_RESORT, UpstreamOptions
 from simpletuner_gh200.errors import ConfigError, GH200Error, Problem
 

@@ -62,6 +62,11 @@ class Model:
     flavour: str | None = None
     """SimpleTuner's name for these weights, where it has one and needs it."""
 
+    @property
+    def folders(self) -> list[Path]:
+        """Of this machine."""
+        return [Path(self.weights)] if self.local else []
+
 
 def choose_model(text: str, installed: Mapping[str, ModelFamily] | None = None) -> Model:
     """``flux``, ``flux:schnell``, ``sdxl=some/repository`` or a folder with a diffusers pipeline."""

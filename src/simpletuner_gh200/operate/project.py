@@ -14,9 +14,8 @@ from typing import Any
 
 from simpletuner_gh200.config.folders import Survey, survey
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.choices import Decision, Wish, decide
-from simpletuner_gh200.operate.slurm import LOGS, SCRIPT, Batch, train_sbatch
+from simpletuner_gh200.operate.slurm import LOGS, SCRIPT, train_sbatch
 from simpletuner_gh200.plan.changes import with_settings
 from simpletuner_gh200.plan.machines import MACHINES, this_machine
 from simpletuner_gh200.plan.planning import advised
@@ -78,7 +77,7 @@ def files(project: Project) -> dict[str, str]:
     """Path below the folder -> content. Paths inside are absolute, so that a run may start anywhere."""
     wish = project.wish
     config = _settings(wish, project.decisions)
-    script = {SCRIPT: train_sbatch(_batch(wish))} if wish.slurm else {}
+    script = {SCRIPT: train_sbatch(wish)} if wish.slurm else {}
     return {
         "config/config.json": json.dumps(config, indent=2) + "\n",
         "config/datasets.json": json.dumps(dataset_list(project), indent=2) + "\n",
@@ -90,19 +89,6 @@ def files(project: Project) -> dict[str, str]:
         ),
         **script,
     }
-
-
-def _batch(wish: Wish) -> Batch:
-    return Batch(
-        folder=wish.folder,
-        data=wish.data,
-        nodes=wish.nodes,
-        gpus_per_node=wish.gpus_per_node,
-        container=wish.container,
-        image=wish.image,
-        cpu=wish.cpu,
-        more_folders=[Path(wish.model.weights)] if wish.model.local else [],
-    )
 
 
 def write(project: Project, *, force: bool = False) -> list[Path]:
@@ -200,3 +186,74 @@ def _survey(folder: Path) -> Survey:
         what = f"{counted(found.files, 'file')} in it, none of them an image" if found.files else "no files in it"
         raise UsageError(f"--data {folder}: {what}", remedy="name the folder with your images")
     return found
+
+
+# -- the file for ``accelerate launch``: one process or several, on one node or more, data parallel or FSDP2 -----------
+
+_HEADER = """\
+# For accelerate launch, made by gh200 init. {what}
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: {kind}
+downcast_bf16: 'no'
+enable_cpu_affinity: {affinity}
+machine_rank: 0
+main_training_function: main
+mixed_precision: {precision}
+num_machines: {nodes}
+num_processes: {ranks}
+rdzv_backend: static
+same_network: true
+use_cpu: {cpu}
+"""
+
+_SEVERAL_NODES = """\
+# Every node starts the same way, with its own rank, and all name the first one:
+#   ACCELERATE_EXTRA_ARGS="--machine_rank=1 --main_process_ip=FIRST_NODE" gh200 train --config ...
+main_process_port: 29500
+"""
+
+# limit_all_gathers has no flag in accelerate's launcher, and FSDP2 limits them by itself: the training configuration
+# says it, as fsdp_limit_all_gathers.
+_FSDP2 = """\
+# These settings trained all weights of a tiny Flux on two CPU ranks over gloo. GPUs and NCCL were never tried.
+fsdp_config:
+  fsdp_version: 2
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_transformer_layer_cls_to_wrap: {blocks}
+  fsdp_reshard_after_forward: true
+  fsdp_offload_params: false
+  fsdp_cpu_ram_efficient_loading: false
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+"""
+
+
+def accelerate_file(*, nodes: int, gpus_per_node: int, blocks: Sequence[str] = (), cpu: bool = False) -> str:
+    """The content of the file. ``blocks`` are the classes that FSDP wraps; without them every rank holds the whole."""
+    ranks = nodes * gpus_per_node
+    text = _HEADER.format(
+        what=_described(nodes, gpus_per_node, sharded=bool(blocks)),
+        kind=_engine(ranks, sharded=bool(blocks), cpu=cpu),
+        # Keeps each rank on the cores, and so the memory, next to its own GPU.
+        affinity=str(gpus_per_node > 1 and not cpu).lower(),
+        precision="'no'" if cpu else "bf16",
+        nodes=nodes,
+        ranks=ranks,
+        cpu=str(cpu).lower(),
+    )
+    if nodes > 1:
+        text += _SEVERAL_NODES
+    return text + _FSDP2.format(blocks=",".join(blocks)) if blocks else text
+
+
+def _engine(ranks: int, *, sharded: bool, cpu: bool) -> str:
+    if ranks == 1:
+        return "'NO'"
+    return "FSDP" if sharded else "MULTI_CPU" if cpu else "MULTI_GPU"
+
+
+def _described(nodes: int, gpus_per_node: int, *, sharded: bool) -> str:
+    machines = "one node" if nodes == 1 else f"{nodes} nodes"
+    devices = "one process" if gpus_per_node == 1 else f"{gpus_per_node} processes"
+    return f"{machines}, {devices} each" + (", sharded by FSDP2." if sharded else ".")

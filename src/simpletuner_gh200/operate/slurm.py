@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.operate.choices import Wish
 
 _ODD = re.compile(r"""[^\w./+@=~-]""")
 TEMPLATE = Path(__file__).with_name("train.sbatch")
@@ -36,8 +36,8 @@ MODELS = "$HF_HOME"
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """How a command gets into a container. ``$image`` is the script's own variable."""
+class Container:
+    """How a command gets into one. ``$image`` is the script's own variable."""
 
     name: str
     step: str = ""
@@ -53,11 +53,13 @@ class Runtime:
 RUNTIMES = {
     each.name: each
     for each in (
-        Runtime("none"),
+        Container("none"),
         # Through pyxis, Slurm's plug-in for it: the step itself runs in the container.
-        Runtime("enroot", step='--container-image="$image" --container-mounts="{mounts}"', mount="{0}:{0}", joined=","),
-        Runtime("apptainer", node='apptainer exec --nv --bind "{mounts}" "$image"', mount="{0}", joined=","),
-        Runtime(
+        Container(
+            "enroot", step='--container-image="$image" --container-mounts="{mounts}"', mount="{0}:{0}", joined=","
+        ),
+        Container("apptainer", node='apptainer exec --nv --bind "{mounts}" "$image"', mount="{0}", joined=","),
+        Container(
             "podman",
             # Its own limit on processes, 2048, counts threads: ranks of large nodes have more.
             node="podman run --rm --device nvidia.com/gpu=all --network=host --ipc=host --pids-limit=-1 "
@@ -71,62 +73,46 @@ RUNTIMES = {
 }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What a script is made from."""
-
-    folder: Path
-    """The project's."""
-    data: Path
-    nodes: int
-    gpus_per_node: int
-    container: str = "none"
-    image: str | None = None
-    cpu: bool = False
-    more_folders: Sequence[Path] = field(default=())
-    """That a container needs to see besides: a model's, for instance."""
-
-
-def problems(batch: Batch) -> list[str]:
+def problems(wish: Wish) -> list[str]:
     found = []
-    if batch.container not in RUNTIMES:
-        found.append(f"--container {batch.container!r}: use {', '.join(RUNTIMES)}")
-    if batch.image and batch.container == "none":
+    if wish.container not in RUNTIMES:
+        found.append(f"--container {wish.container!r}: use {', '.join(RUNTIMES)}")
+    if wish.image and wish.container == "none":
         found.append("--image without --container: use --container enroot, apptainer or podman")
-    if batch.container in RUNTIMES and batch.container != "none" and not batch.image:
-        found.append(f"--container {batch.container} needs --image: a file or a name that {batch.container} knows")
-    for folder in _folders(batch):
+    if wish.container in RUNTIMES and wish.container != "none" and not wish.image:
+        found.append(f"--container {wish.container} needs --image: a file or a name that {wish.container} knows")
+    for folder in _folders(wish):
         if odd := _ODD.findall(str(folder)):
             shown = " ".join(dict.fromkeys(odd))
             found.append(f"{str(folder)!r}: {shown!r} in a path means something to the shell, Slurm or a container")
     return found
 
 
-def train_sbatch(batch: Batch) -> str:
+def train_sbatch(wish: Wish) -> str:
     """The script; UsageError, with every problem, where none can be made."""
-    wrong = problems(batch)
+    wrong = problems(wish)
     if wrong:
         raise UsageError("; ".join(wrong), remedy="correct what is named above, or leave --slurm out")
-    folder = batch.folder.absolute()
+    folder = wish.folder.absolute()
     values = {
-        "WHAT": _described(batch),
+        "WHAT": _described(wish),
         "SCRIPT": shlex.quote(str(folder / SCRIPT)),
-        "DIRECTIVES": "\n".join(f"#SBATCH {line}" for line in _directives(batch, folder)),
+        "DIRECTIVES": "\n".join(f"#SBATCH {line}" for line in _directives(wish, folder)),
         "PROJECT": shlex.quote(str(folder)),
         "CONFIG": shlex.quote(str(folder / "config" / "config.json")),
         "OUTPUT": shlex.quote(str(folder / "output")),
-        "GH200": _command(batch),
-        "CONTAINER": _container(batch),
+        "GH200": _command(wish),
+        "CONTAINER": _container(wish),
     }
     return re.sub(r"@([A-Z0-9]+)@", lambda found: values[found.group(1)], TEMPLATE.read_text(encoding="utf-8"))
 
 
-def _directives(batch: Batch, folder: Path) -> list[str]:
+def _directives(wish: Wish, folder: Path) -> list[str]:
     return [
         f"--job-name={re.sub(r'[^A-Za-z0-9._-]', '_', folder.name)}",
-        f"--nodes={batch.nodes}",
+        f"--nodes={wish.nodes}",
         "--ntasks-per-node=1",
-        *([] if batch.cpu else [f"--gpus-per-node={batch.gpus_per_node}"]),
+        *([] if wish.cpu else [f"--gpus-per-node={wish.gpus_per_node}"]),
         # Whole nodes: each rank finds its own Grace, and nobody else's page cache is in it.
         "--exclusive",
         "--mem=0",
@@ -140,21 +126,21 @@ def _directives(batch: Batch, folder: Path) -> list[str]:
     ]
 
 
-def _described(batch: Batch) -> str:
-    nodes = "one node" if batch.nodes == 1 else f"{batch.nodes} nodes"
-    kind = "rank" if batch.cpu else "GPU"
-    each = f"one {kind}" if batch.gpus_per_node == 1 else f"{batch.gpus_per_node} {kind}s"
-    within = "" if batch.container == "none" else f", in a container of {batch.container}'s"
+def _described(wish: Wish) -> str:
+    nodes = "one node" if wish.nodes == 1 else f"{wish.nodes} nodes"
+    kind = "rank" if wish.cpu else "GPU"
+    each = f"one {kind}" if wish.gpus_per_node == 1 else f"{wish.gpus_per_node} {kind}s"
+    within = "" if wish.container == "none" else f", in a container of {wish.container}'s"
     return f"{nodes}, {each} each{within}"
 
 
-def _command(batch: Batch) -> str:
+def _command(wish: Wish) -> str:
     """The installation that made the script, where no container has one of its own."""
-    return "gh200" if batch.container != "none" else f"{shlex.quote(sys.executable)} -m simpletuner_gh200"
+    return "gh200" if wish.container != "none" else f"{shlex.quote(sys.executable)} -m simpletuner_gh200"
 
 
-def _folders(batch: Batch) -> list[Path]:
-    return [folder.absolute() for folder in dict.fromkeys((batch.folder, batch.data, *batch.more_folders))]
+def _folders(wish: Wish) -> list[Path]:
+    return [folder.absolute() for folder in dict.fromkeys((wish.folder, wish.data, *wish.model.folders))]
 
 
 def _image(named: str) -> str:
@@ -162,16 +148,16 @@ def _image(named: str) -> str:
     return str(Path(named).absolute()) if Path(named).is_file() else named
 
 
-def _container(batch: Batch) -> str:
-    runtime = RUNTIMES[batch.container]
+def _container(wish: Wish) -> str:
+    runtime = RUNTIMES[wish.container]
     lines = ["step_options=()", "on_node=()"]
-    if batch.image:
-        mounts = runtime.joined.join(runtime.mount.format(each) for each in (*_folders(batch), MODELS))
+    if wish.image:
+        mounts = runtime.joined.join(runtime.mount.format(each) for each in (*_folders(wish), MODELS))
         lines = [
             "# Models as they were downloaded, and the token for them: an image has neither.",
             'export HF_HOME="${HF_HOME:-$HOME/.cache/huggingface}"',
             'mkdir -p "$HF_HOME"',
-            f"image={shlex.quote(_image(batch.image))}",
+            f"image={shlex.quote(_image(wish.image))}",
             f"step_options=({runtime.step.format(mounts=mounts)})",
             f"on_node=({runtime.node.format(mounts=mounts)})",
         ]

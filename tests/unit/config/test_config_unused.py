@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.config.unused import without_effect
+from simpletuner_gh200.config.settings import resolve, without_effect
 
 
 def notes(cache: dict | None = None, **optimizations: object) -> list[str]:

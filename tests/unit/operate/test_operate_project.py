@@ -18,11 +18,10 @@ from simpletuner_gh200.config.legacy import modernise
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.accelerate_file import accelerate_file
 from simpletuner_gh200.operate.choices import Wish, decide
 from simpletuner_gh200.operate.models import FAMILIES, Family, Model, choose_model
 from simpletuner_gh200.operate.preflight import check_configuration
-from simpletuner_gh200.operate.project import files, plan_project, write
+from simpletuner_gh200.operate.project import accelerate_file, files, plan_project, write
 from tests.unit.few_options import TABLE
 
 EXAMPLES = Path(__file__).parents[3] / "config"

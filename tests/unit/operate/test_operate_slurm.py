@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.slurm import RUNTIMES, Batch, train_sbatch
+from simpletuner_gh200.operate.choices import Wish
+from simpletuner_gh200.operate.models import Model, choose_model
+from simpletuner_gh200.operate.slurm import RUNTIMES, train_sbatch
 
-BATCH = Batch(Path("/shared/my-run"), Path("/data/pictures"), nodes=2, gpus_per_node=4)
+WISH = Wish(Path("/shared/my-run"), choose_model("flux"), Path("/data/pictures"), nodes=2, gpus_per_node=4)
 IMAGES = {"none": None, "enroot": "/shared/gh200.sqsh", "apptainer": "gh200.sif", "podman": "registry/gh200:1"}
 
 
@@ -34,7 +36,7 @@ def values(script: str, name: str) -> str:
 
 
 def test_one_launcher_per_node_with_the_whole_node() -> None:
-    asked = directives(train_sbatch(BATCH))
+    asked = directives(train_sbatch(WISH))
     assert (asked["--nodes"], asked["--ntasks-per-node"], asked["--gpus-per-node"]) == ("2", "1", "4")
     assert {"--exclusive", "--requeue"} <= asked.keys()
     assert asked["--mem"] == "0"
@@ -45,22 +47,26 @@ def test_one_launcher_per_node_with_the_whole_node() -> None:
 
 
 def test_without_gpus_none_are_asked_for() -> None:
-    assert "--gpus-per-node" not in directives(train_sbatch(replace(BATCH, cpu=True)))
+    assert "--gpus-per-node" not in directives(train_sbatch(replace(WISH, cpu=True)))
 
 
 def test_the_installation_that_made_the_script_runs_it() -> None:
     import sys
 
-    assert values(train_sbatch(BATCH), "gh200") == f"({sys.executable} -m simpletuner_gh200)"
-    assert values(train_sbatch(replace(BATCH, container="podman", image="x")), "gh200") == "(gh200)", "the image's own"
+    assert values(train_sbatch(WISH), "gh200") == f"({sys.executable} -m simpletuner_gh200)"
+    assert values(train_sbatch(replace(WISH, container="podman", image="x")), "gh200") == "(gh200)", "the image's own"
 
 
 @pytest.mark.parametrize("container", RUNTIMES)
 def test_a_container_sees_project_data_and_model(container: str) -> None:
     model = Path("/models/tiny")
-    script = train_sbatch(replace(BATCH, container=container, image=IMAGES[container], more_folders=[model]))
+    script = train_sbatch(
+        replace(
+            WISH, container=container, image=IMAGES[container], model=Model(WISH.model.family, str(model), local=True)
+        )
+    )
     words = values(script, "step_options") + values(script, "on_node")
-    seen = [str(folder) in words for folder in (BATCH.folder, BATCH.data, model)]
+    seen = [str(folder) in words for folder in (WISH.folder, WISH.data, model)]
     assert seen == [container != "none"] * 3
     assert (container == "none") == (words == "()()")
     assert ('"$image"' in words) == (container != "none")
@@ -69,13 +75,13 @@ def test_a_container_sees_project_data_and_model(container: str) -> None:
 @pytest.mark.parametrize("container", [name for name in RUNTIMES if name != "none"])
 def test_a_container_finds_models_that_were_downloaded(container: str) -> None:
     """Only some runtimes bring one's home along; without it every start would download the model again."""
-    script = train_sbatch(replace(BATCH, container=container, image=IMAGES[container]))
+    script = train_sbatch(replace(WISH, container=container, image=IMAGES[container]))
     assert "$HF_HOME" in values(script, "step_options") + values(script, "on_node")
     assert script.index("export HF_HOME=") < script.index("step_options=(")
 
 
 def test_podman_hands_on_what_the_page_tells_sites_to_set() -> None:
-    words = values(train_sbatch(replace(BATCH, container="podman", image="x")), "on_node")
+    words = values(train_sbatch(replace(WISH, container="podman", image="x")), "on_node")
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HF_HOME", "ACCELERATE_EXTRA_ARGS", "SLURM_NODEID"):
         assert f"--env={variable.split('_')[0]}_*" in words, variable
 
@@ -83,7 +89,7 @@ def test_podman_hands_on_what_the_page_tells_sites_to_set() -> None:
 def test_an_image_that_is_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.sif").touch()
-    named = {name: replace(BATCH, container="apptainer", image=name) for name in ("here.sif", "library://x/y:1")}
+    named = {name: replace(WISH, container="apptainer", image=name) for name in ("here.sif", "library://x/y:1")}
     assert [values(train_sbatch(batch), "image") for batch in named.values()] == [
         str(tmp_path / "here.sif"),
         "library://x/y:1",
@@ -96,7 +102,7 @@ def test_shellcheck_finds_nothing(container: str, cpu: bool, tmp_path: Path) -> 
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck")
     script = tmp_path / "train.sbatch"
-    script.write_text(train_sbatch(replace(BATCH, container=container, image=IMAGES[container], cpu=cpu)))
+    script.write_text(train_sbatch(replace(WISH, container=container, image=IMAGES[container], cpu=cpu)))
     checked = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
 
@@ -113,13 +119,13 @@ def test_shellcheck_finds_nothing(container: str, cpu: bool, tmp_path: Path) -> 
 )
 def test_what_can_not_be_written_is_refused_with_what_could(changes: dict, expected: str) -> None:
     with pytest.raises(UsageError) as refused:
-        train_sbatch(replace(BATCH, **changes))
+        train_sbatch(replace(WISH, **changes))
     assert expected in str(refused.value)
 
 
 def test_every_problem_is_named_at_once() -> None:
     with pytest.raises(UsageError, match=r"--container 'docker'.*'/a b'"):
-        train_sbatch(replace(BATCH, container="docker", folder=Path("/a b")))
+        train_sbatch(replace(WISH, container="docker", folder=Path("/a b")))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +146,7 @@ def test_a_job_that_is_to_go_on_is_requeued_unless_slurm_has_decided(
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     script = tmp_path / "train.sbatch"
-    script.write_text(train_sbatch(replace(BATCH, folder=tmp_path / "run", nodes=1)))
+    script.write_text(train_sbatch(replace(WISH, folder=tmp_path / "run", nodes=1)))
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
     environment = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     environment.pop("SLURM_RESTART_COUNT", None)
