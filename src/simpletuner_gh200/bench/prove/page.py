@@ -1,21 +1,13 @@
-"""A proof as one page: no script, nothing from elsewhere, every word escaped."""
+"""A proof as one page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from typing import Any
 
+from simpletuner_gh200.draw.charts import Bar, Piece, bars
+from simpletuner_gh200.draw.page import page, paragraphs, section, table
 from simpletuner_gh200.units import format_bytes, format_seconds
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_STYLE = """
-:root{color-scheme:light dark}body{margin:0;font:15px/1.45 system-ui,sans-serif}
-main{max-width:1000px;margin:0 auto;padding:1rem}h1{font-size:1.3rem}h2{font-size:1rem;margin-top:1.6rem}
-table{border-collapse:collapse;width:100%;font-size:.85rem}
-td,th{border-bottom:1px solid #8884;padding:.25rem .5rem;text-align:left;vertical-align:top}
-.failed{color:#c00000}.wide{overflow-x:auto}
-"""
 
 QUESTIONS = {
     "1": "what is memory in Grace to the driver, and how fast is a copy from it to HBM?",
@@ -33,32 +25,38 @@ ARM_HEADINGS = ("arm", "status", "step", "vs stock", "HBM", "what shows it")
 
 def as_html(proof: Mapping[str, Any]) -> str:
     gpus = ", ".join(str(gpu.get("name")) for gpu in proof["machine"]["gpus"]) or "no GPU"
-    title = f"gh200 prove: {gpus}{', emulated' if proof['emulated'] else ''}"
-    answers = [
-        (number, QUESTIONS[number], NOT_MEASURED if answer is None else answer)
-        for number, answer in proof["questions"].items()
-    ]
-    arms = [(arm_cells(row), row["status"] == "failed") for row in proof["ab"]]
-    tested = [(row["status"], row["what"], row["found"]) for row in proof["selftest"]["checks"]]
-    examined = [(row["status"], row["code"], row["what"], row["found"]) for row in proof["doctor"]["checks"]]
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in (verdict(proof), *proof["notes"])),
-        *("<h2>Runs</h2>", _table(ARM_HEADINGS, *zip(*arms, strict=True))),
-        *("<h2>Rates, GB/s</h2>", _table(("what", "GB/s"), rates(proof))),
-        *_against(proof.get("against")),
-        *("<h2>Questions that only hardware answers</h2>", _table(("number", "question", "answer"), answers)),
-        *("<h2>Self-test</h2>", _table(("status", "check", "found"), tested)),
-        *("<h2>Doctor</h2>", _table(("status", "code", "what", "found"), examined)),
-        *("<h2>Machine</h2>", _table(("field", "value"), list(proof["machine"].items()))),
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    answers = [(number, QUESTIONS[number], plain(answer)) for number, answer in proof["questions"].items()]
+    tested = [(row["status"], row["what"], plain(row["found"])) for row in proof["selftest"]["checks"]]
+    examined = [(row["status"], row["code"], row["what"], plain(row["found"])) for row in proof["doctor"]["checks"]]
+    machine = [(name, plain(value)) for name, value in proof["machine"].items()]
+    earlier = proof.get("against") or {"notes": [], "rows": []}
+    compared = paragraphs(earlier["notes"]) + table(
+        ("what", "before", "now", "ratio"),
+        [(row["name"], f"{row['before']:.4g}", f"{row['now']:.4g}", _ratio(row["ratio"])) for row in earlier["rows"]],
     )
+    return page(
+        f"gh200 prove: {gpus}{', emulated' if proof['emulated'] else ''}",
+        (
+            paragraphs((verdict(proof), *proof["notes"])),
+            section("Runs", table(ARM_HEADINGS, [arm_cells(row) for row in proof["ab"]]) + _drawn(proof)),
+            section("Rates, GB/s", table(("what", "GB/s"), rates(proof))),
+            section("Against the earlier report", compared),
+            section("Questions that only hardware answers", table(("number", "question", "answer"), answers)),
+            section("Self-test", table(("status", "check", "found"), tested)),
+            section("Doctor", table(("status", "code", "what", "found"), examined)),
+            section("Machine", table(("field", "value"), machine)),
+        ),
+    )
+
+
+def _drawn(proof: Mapping[str, Any]) -> str:
+    """The step of every arm that has one."""
+    steps = {row["name"]: row["step_s"] for row in proof["ab"] if row["step_s"]}
+    rows = [
+        Bar([Piece("step", seconds, 0, format_seconds(seconds))], max(steps.values()), name, format_seconds(seconds))
+        for name, seconds in steps.items()
+    ]
+    return bars(rows, label="Seconds of a step, by arm").on_page() if rows else ""
 
 
 def verdict(proof: Mapping[str, Any]) -> str:
@@ -85,36 +83,22 @@ def arm_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["title"], row["status"], step, _ratio(row["vs_stock"]), peak, row["told"]
 
 
-def _against(found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
-        return []
-    rows = [(row["name"], f"{row['before']:.4g}", f"{row['now']:.4g}", _ratio(row["ratio"])) for row in found["rows"]]
-    notes = [f"<p>{escape(note)}</p>" for note in found["notes"]]
-    return ["<h2>Against the earlier report</h2>", *notes, _table(("what", "before", "now", "ratio"), rows)]
-
-
 def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]], failed: Sequence[bool] = ()) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = ""
-    for number, row in enumerate(rows):
-        mark = ' class="failed"' if number < len(failed) and failed[number] else ""
-        body += f"<tr{mark}>" + "".join(f"<td>{escape(_plain(cell))}</td>" for cell in row) + "</tr>"
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _plain(cell: Any) -> str:
+def plain(value: Any) -> str:
     """For people: part by part, numbers to four digits."""
-    if isinstance(cell, Mapping):
-        parts = ((str(name).replace("_", " "), value) for name, value in cell.items() if value is not None)
+    if value is None:
+        return NOT_MEASURED
+    if isinstance(value, Mapping):
+        parts = {str(name).replace("_", " "): each for name, each in value.items() if each is not None}
         return "; ".join(
-            f"{name} {f'({_plain(value)})' if isinstance(value, Mapping) else _plain(value)}" for name, value in parts
+            f"{name} ({plain(each)})" if isinstance(each, Mapping) else f"{name} {plain(each)}"
+            for name, each in parts.items()
         )
-    if isinstance(cell, list):
-        return "; ".join(_plain(each) for each in cell)
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    if isinstance(value, list):
+        return "; ".join(map(plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
