@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
-from simpletuner_gh200.seams.features.ramp.windows import RateRule, Windows
+from simpletuner_gh200.seams.features.ramp.windows import Windows, rate_patches
+from simpletuner_gh200.seams.patch import Patches
 
 accelerate = pytest.importorskip("accelerate")
 torch = pytest.importorskip("torch")
@@ -40,7 +41,8 @@ class Run:
         self.lengths: list[int] = []
         self.fired: list[int] = []
         self.windows = Windows(self.accelerator, self.config, ramp.target_accumulation, self.next_window)
-        self.windows.install()
+        self.patches = Patches()
+        self.patches.install(self.windows.patch())
 
     def next_window(self) -> Window:
         return self.ramp.window(self.global_step)
@@ -107,7 +109,8 @@ def test_outside_the_block_the_configuration_holds_the_target(run: Run) -> None:
 
 
 def test_uninstalling_leaves_a_plain_accelerator(run: Run) -> None:
-    run.windows.uninstall()
+    run.patches.remove()
+    run.windows.let_go()
     assert "accumulate" not in vars(run.accelerator)
     assert type(run.config.gradient_accumulation_steps) is int
 
@@ -129,11 +132,11 @@ def test_without_the_reset_windows_would_not_weigh_one() -> None:
 
 def test_the_rate_rule_touches_nothing_but_the_step() -> None:
     run = Run(RAMPS[0])
-    rule = RateRule(lambda: 0.5)
-    rule.install(run.optimizer, None)
+    rule = Patches()
+    rule.install(*rate_patches(lambda: 0.5, run.optimizer, None))
     run.train(3)
     assert run.weight.item() == -1.5
     assert run.optimizer.param_groups[0]["lr"] == 1.0
-    rule.uninstall()
+    rule.remove()
     run.train(5)
     assert run.weight.item() == -3.5

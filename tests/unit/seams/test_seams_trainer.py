@@ -14,6 +14,7 @@ from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.ramp.windows import Windows
 from simpletuner_gh200.seams.features.telemetry.sources import LoopWatch
+from simpletuner_gh200.seams.patch import Patches
 from simpletuner_gh200.seams.points.trainer import extend_log
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.clock import StepClock
@@ -128,10 +129,12 @@ def test_ramp_and_telemetry_leave_the_accelerator_as_it_was():
     ramp = GH200GradientRamp(2, 4, 4, train_batch_size=2)
     windows = Windows(accelerator, SimpleNamespace(), ramp.target_accumulation, lambda: ramp.window(0))
     loop = LoopWatch(StepClock())
-    windows.install()
+    patches = Patches()
+    patches.install(windows.patch())
     loop.watch(trainer)
     with accelerator.accumulate():
         assert windows.current is not None
     loop.leave()
-    windows.uninstall()
+    patches.remove()
+    windows.let_go()
     assert "accumulate" not in vars(accelerator)

@@ -11,46 +11,43 @@ the data, which upstream reports by itself, and evaluation is placed by micro-ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from simpletuner_gh200.ramp.schedule import epoch_progress
-from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.seams.patch import Patch, wrap_method
 
 Predicate = Callable[[], bool]
 
 
-class Deferral:
-    """Wraps methods of one trainer, on the instance."""
+def around(owner: Any, name: str, call: Callable[..., Any]) -> Iterator[Patch]:
+    """``call`` gets the original and its arguments; nothing where a release has no such method."""
+    if hasattr(owner, name):
+        yield wrap_method(owner, name, lambda wrapped, _instance, args, kwargs: call(wrapped, *args, **kwargs))
 
-    def __init__(self, trainer: Any, mid_window: Predicate) -> None:
+
+class Deferral:
+    """Around methods of one trainer. ``consumed``: micro-batches so far, on this rank."""
+
+    def __init__(self, trainer: Any, mid_window: Predicate, consumed: Callable[[], int]) -> None:
+        self._trainer = trainer
         self._mid_window = mid_window
+        self._consumed = consumed
         self._checkpoint_due = False
         self._validation_due = False
-        self._patches = Patches()
-        self._trainer = trainer
 
-    def install(self) -> None:
-        trainer = self._trainer
-        self._wrap(trainer, "_consume_manual_validation_request", self._manual_validation)
-        self._wrap(trainer, "_should_checkpoint_epoch", self._epoch_checkpoint)
-        self._wrap(trainer, "_consume_manual_checkpoint_request", self._manual_checkpoint)
-        if getattr(trainer, "validation", None) is not None:
-            self._wrap(trainer.validation, "should_perform_intermediary_validation", self._validation)
-
-    def uninstall(self) -> None:
-        self._patches.remove()
+    def patches(self) -> Iterator[Patch]:
+        trainer, validation = self._trainer, getattr(self._trainer, "validation", None)
+        yield from around(trainer, "_consume_manual_validation_request", self._manual_validation)
+        yield from around(trainer, "_should_checkpoint_epoch", self._epoch_checkpoint)
+        yield from around(trainer, "_consume_manual_checkpoint_request", self._manual_checkpoint)
+        yield from around(validation, "should_perform_intermediary_validation", self._validation)
+        yield from around(validation, "_epoch_relative_step", lambda *_arguments, **_more: None)  # left to the data
+        yield from around(getattr(trainer, "evaluation", None), "_epoch_progress", self._epoch_progress)
 
     def window_opened(self, _window: object) -> None:
         """What was due at the window before has had its chance."""
         self._validation_due = False
-
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        def call(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            return around(wrapped, *args, **kwargs)
-
-        if hasattr(owner, name):  # an older release may never do this
-            self._patches.install(wrap_method(owner, name, call))
 
     def _manual_validation(self, original: Predicate) -> bool:
         # Not asking leaves the request where it is, so that it is found at the window's end.
@@ -76,37 +73,11 @@ class Deferral:
             return False
         return wanted or self._validation_due
 
-
-class Epochs:
-    """How far an epoch is, by the micro-batches it has consumed."""
-
-    def __init__(self, trainer: Any, consumed: Callable[[], int]) -> None:
-        self._trainer = trainer
-        self._consumed = consumed
-        self._patches = Patches()
-
-    def install(self) -> None:
-        validation = getattr(self._trainer, "validation", None)
-        if hasattr(validation, "_epoch_relative_step"):
-            self._patches.install(wrap_method(validation, "_epoch_relative_step", self._left_to_the_data))
-        evaluation = getattr(self._trainer, "evaluation", None)
-        if hasattr(evaluation, "_epoch_progress"):
-            self._patches.install(wrap_method(evaluation, "_epoch_progress", self._progress))
-
-    def uninstall(self) -> None:
-        self._patches.remove()
-
-    def _left_to_the_data(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> None:
-        return None
-
-    def _progress(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> float:
-        def by_micro_batches(training_state: Mapping[str, Any], steps_per_epoch: float) -> float:
-            return epoch_progress(int(training_state.get("current_epoch") or 1), self._consumed(), self._batches_in)
-
-        return by_micro_batches(*args, **kwargs)
-
-    def _batches_in(self, epoch: int) -> int:
-        return batches_in(self._trainer.config, epoch)
+    def _epoch_progress(
+        self, _original: Callable[..., float], training_state: Mapping[str, Any], steps_per_epoch: float
+    ) -> float:
+        epoch = int(training_state.get("current_epoch") or 1)
+        return epoch_progress(epoch, self._consumed(), lambda one: batches_in(self._trainer.config, one))
 
 
 def batches_in(config: Any, epoch: int) -> int:
@@ -117,32 +88,20 @@ def batches_in(config: Any, epoch: int) -> int:
     return int(getattr(config, "total_num_batches", 0) or 0)
 
 
-class EpochsToSteps:
+def epochs_to_steps(trainer: Any, measured: Callable[[int], int]) -> Patch:
     """A run that is given by its epochs: whenever upstream has counted the data, ``measured`` says what they hold.
 
     Upstream derives the steps by one fixed accumulation, twice: before the schedule of the learning rate is made, and
     when everything is prepared. Both times what it found is replaced, so that it and the schedule speak of one number.
     """
+    epochs = float(trainer.config.num_train_epochs)  # upstream rounds it up on the way
 
-    def __init__(self, trainer: Any, measured: Callable[[int], int]) -> None:
-        self._trainer = trainer
-        self._measured = measured
-        self._epochs = float(trainer.config.num_train_epochs)
-        self._patches = Patches()
-
-    def install(self) -> None:
-        self._patches.install(wrap_method(self._trainer, "_recalculate_training_steps", self._recalculated))
-
-    def uninstall(self) -> None:
-        self._patches.remove()
-
-    def micro_batches(self) -> int:
-        """Of all epochs on this rank; a part of an epoch is that part of its micro-batches."""
-        whole = int(self._epochs)
-        total = sum(batches_in(self._trainer.config, epoch) for epoch in range(1, whole + 1))
-        return total + int((self._epochs - whole) * batches_in(self._trainer.config, whole + 1))
-
-    def _recalculated(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    def recalculated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
-        instance.config.max_train_steps = self._measured(self.micro_batches())
+        whole = int(epochs)
+        micro_batches = sum(batches_in(instance.config, epoch) for epoch in range(1, whole + 1))
+        micro_batches += int((epochs - whole) * batches_in(instance.config, whole + 1))
+        instance.config.max_train_steps = measured(micro_batches)
         return result
+
+    return wrap_method(trainer, "_recalculate_training_steps", recalculated)

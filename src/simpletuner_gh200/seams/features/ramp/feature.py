@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import ceil
 from typing import Any, ClassVar
 
@@ -17,8 +16,9 @@ from simpletuner_gh200.ramp.outlook import Sizes, outlook, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, Window, rate_factor, resume
 from simpletuner_gh200.seams.checkpoints import CheckpointState, told_by_main
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.ramp.deferral import Deferral, Epochs, EpochsToSteps
-from simpletuner_gh200.seams.features.ramp.windows import RateRule, ShownBatch, Windows
+from simpletuner_gh200.seams.features.ramp.deferral import Deferral, epochs_to_steps
+from simpletuner_gh200.seams.features.ramp.windows import ShownBatch, Windows, rate_patches
+from simpletuner_gh200.seams.patch import Patches
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -31,8 +31,8 @@ class RampFeature(Feature):
 
     def __init__(self) -> None:
         self._ramp: GH200GradientRamp
-        self._rate: RateRule | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._windows: Windows | None = None
+        self._patches = Patches()
         self._saved: RampState | None = None
         self._epochs_derived = False
         self._sizes = Sizes(1)
@@ -61,7 +61,7 @@ class RampFeature(Feature):
             self.runtime.switch_off(self, "there is no accelerator, so nothing is trained")
             return
         refuse_impossible(config, accelerator)
-        self._saved = self._first = self._last = self._rate = None
+        self._saved = self._first = self._last = None
         self._sizes = Sizes(
             int(config.train_batch_size),
             _data_parallel_size(accelerator),
@@ -77,9 +77,7 @@ class RampFeature(Feature):
         # Buckets and epochs are measured by the target; the windows begin with the loop.
         config.gradient_accumulation_steps = self._ramp.target_accumulation
         if self._sizes.by_epochs:
-            by_epochs = EpochsToSteps(trainer, partial(self._measured, accelerator))
-            by_epochs.install()
-            self._undo.append(by_epochs.uninstall)
+            self._patches.install(epochs_to_steps(trainer, partial(self._measured, accelerator)))
         elif accelerator.is_main_process:
             self._announce(found.notices)
 
@@ -132,18 +130,13 @@ class RampFeature(Feature):
             return self._ramp.window(int(trainer.state["global_step"]))
 
         windows = Windows(trainer.accelerator, trainer.config, self._ramp.target_accumulation, next_window)
-        deferral = Deferral(trainer, lambda: windows.mid_window)
-        epochs = Epochs(trainer, lambda: next_window().samples // self._ramp.unit)
-        shown = ShownBatch(trainer)
-        windows.on_open += [self._opened, deferral.window_opened, shown.window_opened]
-        for part in (windows, deferral, epochs):
-            part.install()
-            self._undo.append(part.uninstall)
-        self._undo.append(shown.uninstall)
+        deferral = Deferral(trainer, lambda: windows.mid_window, lambda: next_window().samples // self._ramp.unit)
+        windows.on_open += [self._opened, deferral.window_opened, ShownBatch(trainer, self._patches).window_opened]
+        self._windows = windows
+        self._patches.install(windows.patch(), *deferral.patches())
         if self._settings.ramp_lr_rule != "none":
-            self._rate = RateRule(self._factor)
-            self._undo.append(self._rate.uninstall)
-            self._rate.install(trainer.optimizer, getattr(trainer, "sidecar_optimizer", None))
+            optimizers = trainer.optimizer, getattr(trainer, "sidecar_optimizer", None)
+            self._patches.install(*rate_patches(self._factor, *optimizers))
 
     def _opened(self, window: Window) -> None:
         self._first, self._last = self._first or window, window
@@ -151,27 +144,28 @@ class RampFeature(Feature):
     def metrics(self, values: dict[str, Any]) -> None:
         if self._last is not None:
             values.update({EFFECTIVE_KEY: self._last.effective, ACCUMULATION_KEY: self._last.accumulation})
-        if self._rate is not None and isinstance(values.get("learning_rate"), int | float):
+        if isinstance(values.get("learning_rate"), int | float):
             values["learning_rate"] *= self._factor()  # the rate that was used, not the scheduler's
 
     def after_train(self, trainer: Any) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._patches.remove()
+        if self._windows is not None:
+            self._windows.let_go()
 
     def summary(self) -> dict[str, Any]:
         if self._first is None or self._last is None:
             return {}
-        windows = [self._ramp.window(step) for step in range(self._first.step, self._last.step + 1)]
-        changes = [
-            {"step": window.step, "accumulation": window.accumulation, "effective": window.effective}
-            for before, window in pairwise((None, *windows))
-            if window is not None and (before is None or before.accumulation != window.accumulation)
-        ]
+        first, last = self._first.step, self._last.step
+        changes = [self._first, *(window for window in self._ramp.changes if first < window.step <= last)]
+        windows = [self._ramp.window(step) for step in range(first, last + 1)]
         return {
             "initial": self._ramp.initial,
             "target": self._ramp.target,
             "windows": [window.accumulation for window in windows],
-            "changes": changes,
+            "changes": [
+                {"step": window.step, "accumulation": window.accumulation, "effective": window.effective}
+                for window in changes
+            ],
             "samples": sum(window.effective for window in windows),
         }
 
@@ -222,26 +216,23 @@ def _allow_epochs(config: Any, ramp: GH200GradientRamp) -> None:
 
 def refuse_impossible(config: Any, accelerator: Any) -> None:
     """Raise for a set-up in which windows of changing size would not weigh exactly 1."""
-    if _deepspeed(config, accelerator):
-        raise _refusal("DeepSpeed", "its engine owns gradient accumulation", "train without DeepSpeed")
-    if getattr(config, "ramtorch", False):
-        raise _refusal("ramtorch", "it clears gradients after every micro-batch", "turn ramtorch off")
-    if getattr(config, "optimizer_release_gradients", False):
-        reason = "gradients are consumed during the backward pass, so that no window of them exists"
-        raise _refusal("optimizer_release_gradients", reason, "turn optimizer_release_gradients off")
-
-
-def _deepspeed(config: Any, accelerator: Any) -> bool:
     plugin = getattr(getattr(accelerator, "state", None), "deepspeed_plugin", None)
-    named = str(getattr(accelerator, "distributed_type", "")).upper().endswith("DEEPSPEED")
-    return plugin is not None or named or bool(getattr(config, "use_deepspeed_optimizer", False))
-
-
-def _refusal(what: str, reason: str, remedy: str) -> FeatureUnavailable:
-    return FeatureUnavailable(
-        f"the batch ramp can't work with {what}: {reason}",
-        remedy=f'{remedy}, or set "enable_batch_size_rampup": false',
-    )
+    kind = str(getattr(accelerator, "distributed_type", "")).upper()
+    deepspeed = plugin is not None or kind.endswith("DEEPSPEED") or getattr(config, "use_deepspeed_optimizer", False)
+    for there, what, reason in (
+        (deepspeed, "DeepSpeed", "its engine owns gradient accumulation"),
+        (getattr(config, "ramtorch", False), "ramtorch", "it clears gradients after every micro-batch"),
+        (
+            getattr(config, "optimizer_release_gradients", False),
+            "optimizer_release_gradients",
+            "gradients are consumed during the backward pass, so that no window of them exists",
+        ),
+    ):
+        if there:
+            raise FeatureUnavailable(
+                f"the batch ramp can't work with {what}: {reason}",
+                remedy=f'train without {what}, or set "enable_batch_size_rampup": false',
+            )
 
 
 FEATURE = RampFeature

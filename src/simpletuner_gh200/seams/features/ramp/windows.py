@@ -23,7 +23,7 @@ from typing import Any
 
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.ramp.schedule import Window
-from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.seams.patch import Patch, Patches, wrap_method
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -59,7 +59,6 @@ class Windows:
         self._target = target
         self._next_window = next_window
         self._between = between(target, accelerator)
-        self._patches = Patches()
         self.current: Window | None = None
         """The window that is open, or that was completed last."""
         self.on_open: list[Callable[[Window], None]] = []
@@ -69,26 +68,25 @@ class Windows:
         """Are there micro-batches that no optimizer step has used yet?"""
         return not self._accelerator.sync_gradients
 
-    def install(self) -> None:
+    def patch(self) -> Patch:
         # A loader that accelerate prepared would close a window early, at less than its weight.
         self._accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
-        self._patches.install(wrap_method(self._accelerator, "accumulate", self._accumulate))
+        return wrap_method(self._accelerator, "accumulate", self._accumulate)
 
-    def uninstall(self) -> None:
-        self._patches.remove()
+    def let_go(self) -> None:
         self._config.gradient_accumulation_steps = self._target
 
     def _accumulate(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> AbstractContextManager[None]:
-        return self._in_window(lambda: wrapped(*args, **kwargs))
+        return self._in_window(wrapped(*args, **kwargs))
 
     @contextmanager
-    def _in_window(self, accumulate: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    def _in_window(self, accumulate: AbstractContextManager[None]) -> Iterator[None]:
         if self.current is None or not self.mid_window:
             self._open(self._next_window())
         assert self.current is not None
         self._config.gradient_accumulation_steps = self.current.accumulation
         try:
-            with accumulate():
+            with accumulate:
                 yield
         finally:
             self._config.gradient_accumulation_steps = self._between
@@ -105,60 +103,44 @@ class Windows:
             notify(window)
 
 
-class RateRule:
+def rate_patches(factor: Callable[[], float], *optimizers: Any) -> Iterator[Patch]:
     """The learning rate tied to the batch: every group's rate times ``factor()``, while the optimizer steps.
 
     Schedulers never see the changed rate: some compute the next rate from the present one.
     """
 
-    def __init__(self, factor: Callable[[], float]) -> None:
-        self._factor = factor
-        self._patches = Patches()
-
-    def install(self, *optimizers: Any) -> None:
-        for optimizer in optimizers:
-            if optimizer is None:
-                continue
-            if any("lr" not in group for group in optimizer.param_groups):
-                raise FeatureUnavailable(
-                    f"ramp_lr_rule: {type(optimizer).__name__} has parameter groups without a learning rate",
-                    remedy='set "ramp_lr_rule": "none", or use another optimizer',
-                )
-            self._patches.install(wrap_method(optimizer, "step", self._step))
-
-    def uninstall(self) -> None:
-        self._patches.remove()
-
-    def _step(self, wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        groups = optimizer.param_groups
+    def step(wrapped: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        groups, times = optimizer.param_groups, factor()
         rates = [group["lr"] for group in groups]
-        factor = self._factor()
         for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * factor
+            group["lr"] = rate * times
         try:
             return wrapped(*args, **kwargs)
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
+    for optimizer in (each for each in optimizers if each is not None):
+        if any("lr" not in group for group in optimizer.param_groups):
+            raise FeatureUnavailable(
+                f"ramp_lr_rule: {type(optimizer).__name__} has parameter groups without a learning rate",
+                remedy='set "ramp_lr_rule": "none", or use another optimizer',
+            )
+        yield wrap_method(optimizer, "step", step)
+
 
 class ShownBatch:
     """Keeps ``batch=N`` in the postfix of SimpleTuner's training bar; quiet where there is no bar."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, patches: Patches) -> None:
         self._trainer = trainer
-        self._patches = Patches()
+        self._patches = patches
         self._effective: int | None = None
 
     def window_opened(self, window: Window) -> None:
-        if self._effective is None:
-            bar = self._training_bar()
-            if bar is not None:
-                self._patches.install(wrap_method(bar, "set_postfix", self._set_postfix))
+        if self._effective is None and (bar := self._training_bar()) is not None:
+            self._patches.install(wrap_method(bar, "set_postfix", self._set_postfix))
         self._effective = window.effective
-
-    def uninstall(self) -> None:
-        self._patches.remove()
 
     def _training_bar(self) -> Any | None:
         # The bar is a local of upstream's loop; tqdm itself keeps track of those that are open.
