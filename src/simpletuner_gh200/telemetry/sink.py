@@ -14,7 +14,7 @@ logger = logging.getLogger("simpletuner_gh200")
 
 MAX_BYTES = 32 << 20
 KEPT = 3
-"""Older files beside the one in use: ``name.1`` is the youngest of them."""
+"""Older files next to the one in use: ``name.1`` is the youngest of them."""
 
 
 class JsonLines:
@@ -34,7 +34,6 @@ class JsonLines:
         self._size = 0
         self._head = b""
         self._torn = False
-        self._warned = False
 
     def write(self, record: Mapping[str, Any]) -> None:
         try:
@@ -43,8 +42,10 @@ class JsonLines:
                 self._head = line
             self._append(line)
         except OSError as refused:
+            if not self.dropped:
+                words = "gh200: telemetry can't be written to %s (%s); training goes on"
+                logger.warning(words, self.path, refused.strerror)
             self.dropped += 1
-            self._warn(refused)
 
     def close(self) -> None:
         fd, self._fd = self._fd, None
@@ -52,44 +53,36 @@ class JsonLines:
             os.close(fd)
 
     def _append(self, line: bytes) -> None:
-        if self._fd is None:
-            self._open()
+        fd = self._opened()
         if self._size > len(self._head) and self._size + len(line) > self._max_bytes:
-            self._rotate()
-        assert self._fd is not None
+            fd = self._rotate()
         if not self._size and line != self._head:
             line = self._head + line
         if self._torn:
             line = b"\n" + line  # the end of a line is missing from when the disk was full
-        written = os.write(self._fd, line)
+        written = os.write(fd, line)
         self._size += written
         self._torn = written < len(line)
         if self._torn:
             raise OSError(28, "only part of a record could be written")
 
-    def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.path, flags, 0o600)
-        os.fchmod(fd, 0o600)  # one that was there already may be more open
-        self._fd, self._size = fd, os.fstat(fd).st_size
-        self._torn = self._size > 0 and not _ends_with_newline(self.path)
+    def _opened(self) -> int:
+        if self._fd is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self.path, flags, 0o600)
+            os.fchmod(self._fd, 0o600)  # one that was there already may be more open
+            self._size = os.fstat(self._fd).st_size
+            self._torn = self._size > 0 and os.pread(self._fd, 1, self._size - 1) != b"\n"
+        return self._fd
 
-    def _rotate(self) -> None:
+    def _rotate(self) -> int:
         self.close()
         for number in range(self._kept, 0, -1):
-            older = self.path.with_name(f"{self.path.name}.{number}")
             younger = self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number - 1}")
             if younger.exists():
-                younger.replace(older)
-        self._open()
-
-    def _warn(self, refused: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "gh200: telemetry can't be written to %s (%s); training goes on", self.path, refused.strerror
-            )
+                younger.replace(self.path.with_name(f"{self.path.name}.{number}"))
+        return self._opened()
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
@@ -124,9 +117,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"

@@ -13,7 +13,7 @@ from simpletuner_gh200.seams import saving
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.saving import SavingWatch
-from simpletuner_gh200.telemetry.clock import StepClock
+from simpletuner_gh200.telemetry.measure import StepClock
 
 
 class Clock:

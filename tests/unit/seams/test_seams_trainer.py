@@ -17,7 +17,7 @@ from simpletuner_gh200.seams.features.telemetry.sources import LoopWatch
 from simpletuner_gh200.seams.patch import Patches
 from simpletuner_gh200.seams.points.trainer import extend_log
 from simpletuner_gh200.seams.runtime import Launch, Runtime
-from simpletuner_gh200.telemetry.clock import StepClock
+from simpletuner_gh200.telemetry.measure import StepClock
 from simpletuner_gh200.upstream.features import ON
 
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.telemetry.clock import StepClock
+from simpletuner_gh200.telemetry.measure import Sampler, StepClock
 from simpletuner_gh200.telemetry.reading import read_run
-from simpletuner_gh200.telemetry.sampler import Sampler
 from simpletuner_gh200.telemetry.sink import JsonLines
 
 

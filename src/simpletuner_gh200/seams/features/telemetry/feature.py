@@ -14,9 +14,8 @@ from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.telemetry.records import end_record, start_record, step_record, tracked
 from simpletuner_gh200.seams.features.telemetry.sources import LoopWatch, sources
-from simpletuner_gh200.telemetry.clock import StepClock
+from simpletuner_gh200.telemetry.measure import Sampler, StepClock
 from simpletuner_gh200.telemetry.reading import FILE
-from simpletuner_gh200.telemetry.sampler import Sampler
 from simpletuner_gh200.telemetry.sink import JsonLines
 
 logger = logging.getLogger("simpletuner_gh200")

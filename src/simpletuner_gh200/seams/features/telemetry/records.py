@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200 import __version__
-from simpletuner_gh200.telemetry.clock import StepTimes
+from simpletuner_gh200.telemetry.measure import StepTimes
 from simpletuner_gh200.telemetry.redact import redact, redact_command
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _TRACKED = (
     "major_faults",
     "slab_bytes",
 )
-_PACKAGES = ("simpletuner", "torch", "accelerate", "diffusers", "transformers", "peft")
 
 
 def start_record(runtime: Runtime, trainer: Any) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def start_record(runtime: Runtime, trainer: Any) -> dict[str, Any]:
         "rank": int(trainer.accelerator.process_index),
         "pid": os.getpid(),
         "host": platform.node(),
-        "versions": {"simpletuner-gh200": __version__, "python": platform.python_version(), **_versions()},
+        "versions": {"simpletuner-gh200": __version__, "python": platform.python_version(), **_packages()},
         "settings": {
             key: {"value": redact(value, name=key.rpartition(".")[2]), "origin": origin} for key, value, origin in rows
         },
@@ -112,11 +111,8 @@ def tracked(record: Mapping[str, Any]) -> dict[str, float]:
     found[PREFIX + "effective_batch_size"] = record["effective_batch"]
     if record["step_seconds"] > 0:
         found[PREFIX + "data_wait_share"] = record["data_wait_seconds"] / record["step_seconds"]
-    for group in ("host", "device"):
-        found.update(_leaves(PREFIX + group, record.get(group) or {}))
-    for name, answer in (record.get("features") or {}).items():
-        found.update(_leaves(PREFIX + name, answer))
-    return found
+    groups = {name: record.get(name) or {} for name in ("host", "device")} | (record.get("features") or {})
+    return {**found, **_leaves("gh200", groups)}
 
 
 def _held(features: Mapping[str, Mapping[str, Any]]) -> float:
@@ -155,11 +151,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, kinds)}
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def _packages() -> dict[str, str]:
+    names = ("simpletuner", "torch", "accelerate", "diffusers", "transformers", "peft")
+    found = ((name, next(iter(importlib.metadata.Distribution.discover(name=name)), None)) for name in names)
+    return {name: package.version for name, package in found if package is not None}

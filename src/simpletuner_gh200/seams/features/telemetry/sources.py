@@ -19,8 +19,7 @@ from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.nvml import Nvml, NvmlDevice
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.seams.patch import Patches, wrap_method
-from simpletuner_gh200.telemetry.clock import StepClock
-from simpletuner_gh200.telemetry.sampler import Source
+from simpletuner_gh200.telemetry.measure import Source, StepClock
 
 logger = logging.getLogger("simpletuner_gh200")
 
