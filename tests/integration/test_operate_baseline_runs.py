@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from simpletuner_gh200.operate.baseline.compare import compare, regressed
+from simpletuner_gh200.operate.baseline import compare, regressed
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 
 PROBE = Path(__file__).with_name("probe_slow.py")

@@ -19,7 +19,7 @@ from typing import Any
 from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMMARY_FOLDER, for_child
 from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.operate.closing import Lines, closing_lines
+from simpletuner_gh200.operate.ending import Line, closing_lines
 from simpletuner_gh200.seams.feature import all_features
 from simpletuner_gh200.seams.seam import WAITING
 
@@ -139,7 +139,7 @@ def progress_in(line: str) -> tuple[str | None, int | None]:
     return next((phase for text, phase in _PHASES if text in line), None), None
 
 
-def summary_lines(result: Mapping[str, Any], summary: Mapping[str, Any]) -> Lines:
+def summary_lines(result: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Line]:
     """(label, text) pairs from the demo's JSON and the summary of the run behind it."""
     versions = f"SimpleTuner {result['simpletuner']}, torch {result['torch']}, Python {result['python']}"
     # A place in a module that no training imports, as those of the Web UI, is not lost.

@@ -1,59 +1,196 @@
-"""The last line of a run that did not complete: what happened, what is kept, how to go on."""
+"""What a person wants to know when a run has ended: what each feature did, where things are, how to go on.
+
+Lines of (label, text), made from a rank's summary and what lies in the output folder; `gh200 train` and the demo share
+them. Where a run did not complete, one line says what happened, what is kept, and how to go on.
+"""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from simpletuner_gh200.operate.outcome import Outcome
 from simpletuner_gh200.seams.preemption import TRY_AGAIN
+from simpletuner_gh200.units import counted, format_bytes, format_seconds
 from simpletuner_gh200.upstream.checkpoints import newest_whole
+
+Line = tuple[str, str]
+"""(label, text)"""
 
 TRAINING = "training"
 """The phase in which steps are lost that no checkpoint has."""
+PHASES = {
+    "prepare": "making the project",
+    "import": "importing SimpleTuner",
+    "configure": "reading the configuration",
+    "models": "loading",
+    "data": "datasets and caches",
+    "model load": "loading",
+    "train": TRAINING,
+    "save": "checkpoints",
+    "finish": "final weights",
+    "total": "in all",
+}
+"""A phase of the summary, for people. Loading comes in two parts: encoders before the data, the model after it."""
+
+_WEIGHTS = ("pytorch_lora_weights.safetensors", "pipeline", "model.safetensors")
+"""Where SimpleTuner leaves what was trained, below the output folder: a LoRA, a whole model."""
+
+
+# -- a run that did not complete -------------------------------------------------------------------------------
 
 
 def closing_line(outcome: Outcome, *, output: Path | None, again: str, resumes: bool) -> str | None:
     """None for a run that completed. ``again``: the command that was given; ``resumes``: it asks for the checkpoint."""
     failed = next((summary for summary in outcome.summaries if summary["status"] == "failed"), None)
     if outcome.signal is not None and (failed is None or outcome.exit_code not in (1, 2)):
-        return _interrupted(outcome, output, again, resumes=resumes)
+        return "; ".join(_interrupted(outcome, output, again, resumes=resumes))
     failed = failed or next((summary for summary in outcome.summaries if summary["status"] != "completed"), None)
     if failed is not None:
-        return f"training {failed['status']}: {_hanging(str(failed['reason']))}"
+        # Some libraries give a page for a reason: its first line is ours, the others hang below it.
+        reason = "\n  ".join(line.strip() for line in str(failed["reason"]).splitlines() if line.strip())
+        return f"training {failed['status']}: {reason}"
     if outcome.exit_code:
-        return f"training failed: a rank ended without a word while {outcome.phase or 'starting'}{_killed(outcome)}"
+        # 137 is what a shell and the kernel's OOM killer leave.
+        killed = " (killed; the kernel does so when memory runs out: see dmesg)" if outcome.exit_code == 137 else ""
+        return f"training failed: a rank ended without a word while {outcome.phase or 'starting'}{killed}"
     return None
 
 
-def _interrupted(outcome: Outcome, output: Path | None, again: str, *, resumes: bool) -> str:
-    summary = outcome.summary
+def _interrupted(outcome: Outcome, output: Path | None, again: str, *, resumes: bool) -> Iterator[str]:
+    summary, training = outcome.summary, outcome.phase == TRAINING
     if summary.get("status") == "completed":
-        return f"interrupted while {outcome.phase}; training had completed and nothing of it is lost"
-    training = outcome.phase == TRAINING
-    checkpoint = newest_whole(output) if output is not None else None
+        yield f"interrupted while {outcome.phase}"
+        yield "training had completed and nothing of it is lost"
+        return
     step, steps = summary.get("global_step"), summary.get("max_train_steps")
     stopped = "stopped after a checkpoint" if summary.get("exit_code") == TRY_AGAIN else "interrupted"
-    parts = [
-        f"{stopped} while {outcome.phase or 'starting'}"
-        + (f" at step {step} of {steps}" if training and steps else ""),
-        *([] if training else ["nothing lost"]),
-        *(
-            [f"the last checkpoint is {checkpoint}"]
-            if checkpoint
-            else ["there is no checkpoint yet"]
-            if training
-            else []
-        ),
-        f"resume with: {again}" + (" --resume_from_checkpoint=latest" if checkpoint and not resumes else ""),
-    ]
-    return "; ".join(parts)
+    at = f" at step {step} of {steps}" if training and steps else ""
+    yield f"{stopped} while {outcome.phase or 'starting'}{at}"
+    if not training:
+        yield "nothing lost"
+    checkpoint = newest_whole(output) if output is not None else None
+    if checkpoint:
+        yield f"the last checkpoint is {checkpoint}"
+    elif training:
+        yield "there is no checkpoint yet"
+    yield f"resume with: {again}" + (" --resume_from_checkpoint=latest" if checkpoint and not resumes else "")
 
 
-def _hanging(reason: str) -> str:
-    """Some libraries give a page for a reason: its first line is ours, the others hang below it."""
-    return "\n  ".join(line.strip() for line in reason.splitlines() if line.strip())
+# -- every run that trained ------------------------------------------------------------------------------------
 
 
-def _killed(outcome: Outcome) -> str:
-    """137 is what a shell and the kernel's OOM killer leave."""
-    return " (killed; the kernel does so when memory runs out: see dmesg)" if outcome.exit_code == 137 else ""
+def closing_lines(summary: Mapping[str, Any]) -> list[Line]:
+    """Everything about a run whose training began; nothing about one that never got there."""
+    return list(_lines(summary)) if summary.get("output_dir") else []
+
+
+def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
+    done, wanted = summary.get("global_step", 0), summary.get("max_train_steps")
+    yield "trained", f"{done} of {counted(wanted, 'optimizer step')}" if wanted else counted(done, "optimizer step")
+    phases = {name: length for name, length in by_phase(summary.get("seconds", {})).items() if length >= 0.05}
+    if phases:
+        yield "time", ", ".join(f"{name} {format_seconds(length)}" for name, length in phases.items())
+    details, output = summary.get("details", {}), str(summary["output_dir"])
+    for name, lines in FEATURE_LINES.items():
+        if details.get(name):
+            yield from lines(details[name])
+    for name, status in summary.get("features", {}).items():
+        if status not in ("on", "off: not asked for"):  # what nobody asked for is not worth a line
+            yield "feature", f"{name} is {status}"
+    weights, checkpoint = _left_in(Path(output))
+    if weights:
+        yield "weights", weights
+    if checkpoint:
+        yield "last checkpoint", checkpoint
+    if details.get("telemetry", {}).get("file"):
+        yield "report", f"gh200 report {shlex.quote(output)}"
+
+
+def by_phase(seconds: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by phase in words: phases of the same name together, those of no length left out."""
+    shown: dict[str, float] = {}
+    for phase, length in seconds.items():
+        if isinstance(length, int | float) and 0 < length < 1e9:
+            name = PHASES.get(phase, phase)
+            shown[name] = shown.get(name, 0.0) + length
+    return shown
+
+
+def _left_in(output: Path) -> tuple[str | None, str | None]:
+    """The weights, and the checkpoint that a next start resumes from."""
+    weights = next((str(output / name) for name in _WEIGHTS if (output / name).exists()), None)
+    checkpoint = newest_whole(output)
+    return weights, str(checkpoint) if checkpoint is not None else None
+
+
+def document(outcome: Outcome, output: Path | None, line: str | None) -> dict[str, Any]:
+    """How a run ended, for scripts. ``line``: the last one to people, where it did not complete."""
+    summary = outcome.summary
+    weights, checkpoint = _left_in(output) if output is not None else (None, None)
+    return {
+        "ok": outcome.exit_code == 0,
+        "exit_code": outcome.exit_code,
+        "status": summary.get("status") or ("completed" if outcome.exit_code == 0 else "failed"),
+        "reason": line,
+        "global_step": summary.get("global_step"),
+        "max_train_steps": summary.get("max_train_steps"),
+        "output_dir": str(output) if output is not None else None,
+        "weights": weights,
+        "checkpoint": checkpoint,
+        "telemetry": (summary.get("details") or {}).get("telemetry", {}).get("file"),
+        "ranks": len(outcome.summaries),
+        "seconds": summary.get("seconds", {}),
+        "features": summary.get("features", {}),
+    }
+
+
+# -- what each feature did -------------------------------------------------------------------------------------
+
+
+def _datasets(store: Mapping[str, Any]) -> Iterator[Line]:
+    for name, held in store.items():
+        # Only a dataset that was staged whole, and for this entry, has its size on disk in the summary.
+        files = f"{format_bytes(held['bytes'])} of files in " if "bytes" in held else ""
+        late = "" if held.get("arrived", True) else " (not all of it had arrived)"
+        sizes = f"{files}{format_bytes(held['held_bytes'])} of memory{late}"
+        reads = f"{counted(held['served'], 'read')} from memory, {held['elsewhere']} from disk"
+        yield "in-memory dataset", f"{name}: {counted(held['files'], 'file')}, {sizes}; {reads}"
+
+
+def _caches(caches: Mapping[str, Any]) -> Iterator[Line]:
+    for name, cache in caches.items():
+        reads = cache["hits"] + cache["misses"]
+        served = f"{cache['hits']} of {counted(reads, 'read')} served without opening a file"
+        held = f"{counted(cache['entries'], 'entry', 'entries')}, {format_bytes(cache['bytes'])}"
+        yield "unified cache", f"{name}: {served if reads else 'nothing was read from it'}; {held}"
+
+
+def _ramp(ramp: Mapping[str, Any]) -> Iterator[Line]:
+    grown = " → ".join(f"{change['effective']} (step {change['step']})" for change in ramp["changes"])
+    yield "batch ramp", f"effective batch {grown}; {counted(ramp['samples'], 'sample')}"
+
+
+def _pressure(pressure: Mapping[str, Any]) -> Iterator[Line]:
+    if given := pressure.get("given_back"):
+        yield "memory", f"ran short {counted(len(given), 'time')}; caches gave back what they could"
+
+
+def _activations(activations: Mapping[str, Any]) -> Iterator[Line]:
+    """What of the bytes that autograd saved went to CPU memory; views of one storage go once."""
+    if activations.get("tensors"):
+        moved, saved = format_bytes(activations["moved"]), format_bytes(activations["saved"])
+        tensors = counted(activations["tensors"], "saved tensor")
+        yield "activations", f"{moved} to CPU memory and back for {saved} of {tensors}"
+
+
+FEATURE_LINES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
+    "store": _datasets,
+    "caches": _caches,
+    "ramp": _ramp,
+    "activations": _activations,
+    "pressure": _pressure,
+}
+"""What a feature's part of the summary says to people, in the order in which data goes through them."""

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from simpletuner_gh200.cli.commands.baseline import app
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching
-from simpletuner_gh200.operate.baseline.capture import capture
-from simpletuner_gh200.operate.baseline.compare import compare, estimate, parse_tolerance, regressed
+from simpletuner_gh200.operate.baseline import capture, compare, estimate, parse_tolerance, regressed
 from simpletuner_gh200.operate.outcome import Outcome
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.sink import JsonLines
@@ -164,7 +163,7 @@ def test_capture_in_json_is_one_line_with_its_metrics(
     tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _seen = trainer(tmp_path / "baseline")
-    monkeypatch.setattr("simpletuner_gh200.operate.baseline.capture.capture", partial(capture, run=run))
+    monkeypatch.setattr("simpletuner_gh200.operate.baseline.capture", partial(capture, run=run))
     words = ["capture", "--steps", "20", "-o", str(tmp_path / "baseline"), "--json", "--", "--config", str(config)]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

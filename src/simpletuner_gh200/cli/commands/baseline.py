@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -37,18 +38,17 @@ def capture(
     """
     from simpletuner_gh200.diagnostics.context import Context
     from simpletuner_gh200.diagnostics.examine import examine
-    from simpletuner_gh200.operate.baseline.capture import REPORT
-    from simpletuner_gh200.operate.baseline.capture import capture as capture_baseline
-    from simpletuner_gh200.operate.baseline.compare import described
+    from simpletuner_gh200.operate import baseline
 
     doctor = examine(Context(allocate=False)).to_json()
     flags = [word for word in context.args if word != "--"]
     with stdout_kept_for_json(as_json):
-        recorded = capture_baseline(output, flags, steps=steps, doctor=doctor, nsys=nsys)
+        recorded = baseline.capture(output, flags, steps=steps, doctor=doctor, nsys=nsys)
     if as_json:
-        print(json.dumps({"folder": str(output), "steps": len(recorded.steps), "metrics": described(recorded)}))
+        metrics = {name: found and asdict(found) for name, found in baseline.describe(recorded).items()}
+        print(json.dumps({"folder": str(output), "steps": len(recorded.steps), "metrics": metrics}))
         return
-    say((output / REPORT).read_text(encoding="utf-8").rstrip("\n"))
+    say((output / baseline.REPORT).read_text(encoding="utf-8").rstrip("\n"))
 
 
 @app.command()
@@ -66,18 +66,17 @@ def compare(
 
       gh200 baseline compare output/old output/new --tolerance 3% --json
     """
-    from simpletuner_gh200.operate.baseline.compare import compare as compare_runs
-    from simpletuner_gh200.operate.baseline.compare import parse_tolerance, regressed
+    from simpletuner_gh200.operate import baseline
     from simpletuner_gh200.telemetry.reading import read_run
 
-    found = compare_runs(read_run(first), read_run(second), parse_tolerance(tolerance))
+    found = baseline.compare(read_run(first), read_run(second), baseline.parse_tolerance(tolerance))
+    worse = baseline.regressed(found)
     if as_json:
-        print(json.dumps({"ok": not regressed(found), "metrics": [row.to_json() for row in found]}))
+        print(json.dumps({"ok": not worse, "metrics": [asdict(row) for row in found]}))
     else:
-        rows = [(row.metric, *map(row.shown, (row.before, row.after)), row.words, row.judgement) for row in found]
         headings = ("metric", "before", "after", "change", "verdict")
-        show_table(screen(), headings, rows, title=f"{first} -> {second}")
-    if regressed(found):
+        show_table(screen(), headings, [row.cells() for row in found], title=f"{first} -> {second}")
+    if worse:
         raise typer.Exit(1)
 
 

@@ -102,8 +102,7 @@ def _run(
     checked: preflight.Checked, found: planned.PlannedRun, *, checkpoint_on_interrupt: bool
 ) -> tuple[Outcome, dict[str, Any]]:
     """Train and say how it went; the same for scripts."""
-    from simpletuner_gh200.operate import closing, launching, planned
-    from simpletuner_gh200.operate.ending import closing_line
+    from simpletuner_gh200.operate import ending, launching, planned
 
     values = checked.training.values
     output = Path(str(values["output_dir"])) if values.get("output_dir") else None
@@ -113,17 +112,19 @@ def _run(
     if outcome.signal is not None or (outcome.exit_code and not outcome.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line
     with _whatever_becomes_of("what the run did"):
-        for label, text in (line for summary in outcome.summaries[:1] for line in closing.closing_lines(summary)):
+        for label, text in (line for summary in outcome.summaries[:1] for line in ending.closing_lines(summary)):
             _say(f"{label}: {redact_text(text)}")
     last = None
     with _whatever_becomes_of("how the run ended"):
         again = shlex.join(["gh200", *redact_command(sys.argv[1:])])
-        last = closing_line(outcome, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint")))
+        last = ending.closing_line(
+            outcome, output=output, again=again, resumes=bool(values.get("resume_from_checkpoint"))
+        )
         if last is not None:
             _say(redact_text(last))
     with _whatever_becomes_of("what the plan can learn from the run"):
         planned.learn(values, outcome.summary)
-    return outcome, closing.document(outcome, output, last)
+    return outcome, ending.document(outcome, output, last)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from simpletuner_gh200.draw.charts import Bar, Line, Picture, Piece, bars, plot, sensible_top, smoothed
-from simpletuner_gh200.operate.closing import by_phase
+from simpletuner_gh200.operate.ending import by_phase
 from simpletuner_gh200.telemetry.numbers import cache_reads, data_wait_shares, hit_rates, percent, plain
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.view import RunView
