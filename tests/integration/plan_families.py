@@ -145,8 +145,9 @@ def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
     from accelerate.state import AcceleratorState
     from simpletuner.helpers.training.trainer import Trainer
 
-    from simpletuner_gh200.seams.trace import batches, build
-    from simpletuner_gh200.seams.trace.meter import LiveBytes, SavedBytes, storages
+    from simpletuner_gh200.seams.trace import build
+    from simpletuner_gh200.seams.trace.modes import LiveBytes, SavedBytes, storages
+    from simpletuner_gh200.seams.trace.step import make_batch
 
     AcceleratorState._reset_state(True)
     with tempfile.TemporaryDirectory() as folder, build.schedulers_by_default():
@@ -172,7 +173,7 @@ def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
         foundation.set_prepared_model(model)
         trainer.init_post_load_freeze()
         model.train()
-        batch = batches.make(
+        batch = make_batch(
             (BATCH, foundation.LATENT_CHANNEL_COUNT, *latent_of(family)), tokens=TOKENS, config=FAMILIES[family]
         )
         batch = trainer.prepare_batch(batch)

@@ -13,7 +13,7 @@ def install(record: dict[str, Any]) -> None:
     from accelerate.optimizer import AcceleratedOptimizer
     from simpletuner.helpers.training.trainer import Trainer
 
-    from simpletuner_gh200.seams.trace.meter import LiveBytes, SavedBytes, storages
+    from simpletuner_gh200.seams.trace.modes import LiveBytes, SavedBytes, storages
 
     record["measured"] = []
     now: dict[str, Any] = {}

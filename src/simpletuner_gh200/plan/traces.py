@@ -1,4 +1,4 @@
-"""What one training step keeps and peaks at, as traced in a child process, and remembered by what was asked.
+"""What one training step keeps and peaks at, as traced in a child process, and remembered by the request.
 
 The key is a digest of the request: model configuration, shape, SimpleTuner's options that can matter, the packages that
 answer, and the text of the tracing code. So there is nothing to invalidate, and a plan of a model that was
@@ -107,7 +107,6 @@ def step_request(
     checkpointing: bool,
     like: str = "hopper",
     tokens: int | None = None,
-    extrapolate: bool = True,
 ) -> dict[str, Any]:
     """A request to the child for one step. ``latent``: (frames,) height, width; ``like``: hopper or cpu."""
     kept = {key: value for key, value in options.items() if key not in _WITHOUT_INFLUENCE and not names_secret(key)}
@@ -129,7 +128,6 @@ def step_request(
         "latent": list(latent),
         "tokens": tokens,
         "like": like,
-        "extrapolate": extrapolate,
     }
 
 
@@ -142,7 +140,7 @@ def count_request(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remembered(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The answer, if this was asked before."""
+    """The answer, if there was one before."""
     found = user_cache.load(_KIND, _entry(request))
     return found if isinstance(found, dict) else None
 
@@ -166,19 +164,19 @@ def _run_child(requests: Sequence[Mapping[str, Any]], timeout: float) -> list[di
     on_cpu = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     environment = for_child({**quiet, **on_cpu}, without=(*ranks, "SIMPLETUNER_SKIP_TORCH"))
-    asked = "".join(json.dumps(request) + "\n" for request in requests)
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
     command = [sys.executable, "-m", "simpletuner_gh200.seams.trace"]
     try:
         child = subprocess.run(
-            command, input=asked, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+            command, input=lines, env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired:
         raise RunFailed(f"tracing took more than {timeout:.0f} s", remedy="plan without it: --no-trace") from None
-    lines = child.stdout.splitlines()
-    if len(lines) != len(requests):
+    answers = child.stdout.splitlines()
+    if len(answers) != len(requests):
         last = child.stderr.strip().splitlines()[-1:] or ["no word of why"]
         raise RunFailed(f"tracing ended early: {last[0]}", remedy="plan without it: --no-trace")
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in answers]
 
 
 def _entry(request: Mapping[str, Any]) -> str:

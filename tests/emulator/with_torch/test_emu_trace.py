@@ -14,8 +14,7 @@ import torch.nn.functional as functional
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from simpletuner_gh200.seams.trace import build, guise
-from simpletuner_gh200.seams.trace.meter import LiveBytes, SavedBytes, storages
+from simpletuner_gh200.seams.trace.modes import LikeHopper, LiveBytes, SavedBytes, attention, into_fake, storages
 
 
 class Block(torch.nn.Module):
@@ -40,13 +39,13 @@ def counted(device: str, *, autocast: bool, checkpointed: bool) -> tuple[int, in
     with torch.device("meta"):
         model = torch.nn.ModuleList(Block(64) for _ in range(3)).to(torch.bfloat16)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    build.into_fake(model, mode, device=device)
+    into_fake(model, mode, device=device)
     with ExitStack() as modes:
         modes.enter_context(mode)
         if device == "cpu":
-            modes.enter_context(guise.LikeHopper())
+            modes.enter_context(LikeHopper())
         else:
-            modes.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", guise.attention))
+            modes.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
         x = torch.empty(2, 256, 64, dtype=torch.bfloat16, device=device)
         known = storages([x, *model.parameters()])
         live, saved = modes.enter_context(LiveBytes(known)), SavedBytes(known)

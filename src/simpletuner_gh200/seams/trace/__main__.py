@@ -10,16 +10,14 @@ from typing import Any
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """``step``: one step of training; ``vae``: encoding and decoding; ``count``: parameters of a component."""
-    if request["kind"] == "step":
-        from simpletuner_gh200.seams.trace import build, step
+    from simpletuner_gh200.seams.trace import build, step
 
+    if request["kind"] == "step":
         with build.trainer_for(request["options"]) as trainer:
             return step.traced(trainer, request)
-    from simpletuner_gh200.seams.trace import components
-
     if request["kind"] == "vae":
-        return dict(components.vae_work(request["model"], request["pixels"], dtype=request["dtype"]))
-    return {"parameters": components.parameters(request["model"])}
+        return dict(step.vae_work(request["model"], request["pixels"], dtype=request["dtype"]))
+    return {"parameters": step.count_parameters(request["model"])}
 
 
 def main() -> None:

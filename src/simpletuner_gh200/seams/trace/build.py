@@ -151,29 +151,6 @@ def _loading_nothing(foundation: Any, made: torch.nn.Module) -> Iterator[None]:
             delattr(owner, name) if before is None else setattr(owner, name, before)
 
 
-def into_fake(model: torch.nn.Module, mode: Any, *, device: str = "cpu") -> None:
-    """Every parameter and buffer becomes a fake tensor; what was shared stays shared."""
-    made: dict[int, torch.Tensor] = {}
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        return made[id(tensor)]
-
-    kept: list[Any] = []  # ids stay unique only while their objects live
-    with mode:
-        for module in model.modules():
-            for name, parameter in list(module._parameters.items()):
-                if parameter is not None:
-                    kept.append(parameter)
-                    again = torch.nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
-                    module._parameters[name] = again
-            for name, buffer in list(module._buffers.items()):
-                if buffer is not None:
-                    kept.append(buffer)
-                    module._buffers[name] = fake(buffer)
-
-
 def parameters(model: torch.nn.Module) -> tuple[Sequence[torch.nn.Parameter], Sequence[torch.nn.Parameter]]:
     """(trained, frozen)"""
     found = list(model.parameters())

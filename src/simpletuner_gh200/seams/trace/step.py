@@ -1,11 +1,11 @@
-"""One step under fake tensors: forward, loss and backward through SimpleTuner's own trainer, every byte counted."""
+"""What the child answers, under fake tensors: a training step through SimpleTuner's trainer, other models' work."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +13,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from simpletuner_gh200.seams.trace import batches, build
-from simpletuner_gh200.seams.trace.counted import Counted, tokens_of
-from simpletuner_gh200.seams.trace.guise import AllTrueMasks, LikeHopper
-from simpletuner_gh200.seams.trace.meter import LiveBytes, Operations, SavedBytes, storages
+from simpletuner_gh200.seams.trace import build
+from simpletuner_gh200.seams.trace.counted import Counted, pooled_width, text_width, tokens_of
+from simpletuner_gh200.seams.trace.modes import (
+    AllTrueMasks,
+    LikeHopper,
+    LiveBytes,
+    Operations,
+    SavedBytes,
+    into_fake,
+    storages,
+)
 
 
 def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tuple[Counted, dict[int, int]]:
@@ -24,14 +31,15 @@ def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tupl
     model = build.prepare(trainer, made)
     rows = build.rows(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    build.into_fake(model, mode)
+    into_fake(model, mode)
     trained, frozen = build.parameters(model)
     held = [*trained, *frozen, *model.buffers()]
     tokens = request["tokens"] or tokens_of(
         trainer.config.model_family, getattr(trainer.config, "tokenizer_max_length", None)
     )
-    latents = batches.latent_shape(trainer.model, request)
-    batch = trainer.prepare_batch(batches.make(latents, tokens=tokens, config=request["model"]))
+    # Batch, channels and what the request says of the rest; a film has its frames in between.
+    latents = (int(request["batch"]), int(trainer.model.LATENT_CHANNEL_COUNT), *request["latent"])
+    batch = trainer.prepare_batch(make_batch(latents, tokens=tokens, config=request["model"]))
     trainer.accelerator.prepare_model(model, device_placement=False)
     trainer.model.set_prepared_model(model)
     with contextlib.ExitStack() as modes:
@@ -81,7 +89,7 @@ def _step(trainer: Any, batch: Any, live: LiveBytes, known: Mapping[int, int]) -
 def traced(trainer: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     """The step with two blocks of each stack, and what one more of each adds: a step is linear in alike blocks."""
     template = build.on_meta(trainer.model.MODEL_CLASS, request["model"], trainer.config.weight_dtype)
-    found = build.stacks(template) if request["extrapolate"] else {}
+    found = build.stacks(template)
     two = dict.fromkeys(found, 2)
     base, rows = run(trainer, build.shortened(copy.deepcopy(template), found, two), request)
     stacks = {}
@@ -90,3 +98,75 @@ def traced(trainer: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         added = {count: size - rows.get(count, 0) for count, size in with_one.items() if size != rows.get(count, 0)}
         stacks[name] = {"count": stack.count, "each": asdict(more.minus(base)), "rows": added}
     return {"base": asdict(base), "stacks": stacks, "rows": rows}
+
+
+def make_batch(latents: Sequence[int], *, tokens: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """As SimpleTuner's collate would hand it over, of the right shapes and no meaning.
+
+    Real tensors, zeros: they are small, and what prepares a batch may look at their values.
+    """
+    size = latents[0]
+    embeds = torch.zeros(size, tokens, text_width(config))
+    pooled = pooled_width(config)
+    mask = torch.ones(size, tokens)
+    text = {"prompt_embeds": embeds, "attention_masks": mask}
+    if pooled:
+        text["pooled_prompt_embeds"] = torch.zeros(size, pooled)
+    height, width = latents[-2:]
+    return {
+        "latent_batch": torch.zeros(*latents),
+        "latent_metadata": None,
+        "prompts": [""] * size,
+        "text_encoder_output": text,
+        "prompt_embeds": embeds,
+        "add_text_embeds": text.get("pooled_prompt_embeds"),
+        "batch_time_ids": torch.tensor([[height * 8.0, width * 8.0, 0, 0, height * 8.0, width * 8.0]] * size),
+        "conditioning_pixel_values": None,
+        "conditioning_latents": None,
+        "conditioning_image_embeds": None,
+        "encoder_attention_mask": mask,
+        "is_regularisation_data": False,
+        "is_i2v_data": False,
+        "conditioning_type": None,
+        "loss_mask_type": None,
+    }
+
+
+# -- the other models of a pipeline ------------------------------------------------------------------------
+
+
+def count_parameters(config: Mapping[str, Any]) -> int:
+    """Of a component, from its configuration alone."""
+    return sum(parameter.numel() for parameter in _made(config, torch.bfloat16).parameters())
+
+
+def vae_work(config: Mapping[str, Any], pixels: Sequence[int], *, dtype: str) -> dict[str, int]:
+    """Bytes beyond its weights while a VAE encodes ``pixels`` (batch, channels, ...), and while it decodes them."""
+    weights = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[dtype])
+    vae = _made(config, weights).eval()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    into_fake(vae, mode)
+    known = storages([*vae.parameters(), *vae.buffers()])
+    with mode, LikeHopper(), torch.no_grad():
+        image = torch.empty(*pixels, dtype=weights)
+        with LiveBytes(known) as encoding:
+            latent = vae.encode(image).latent_dist.mode()
+        del image
+        with LiveBytes(known) as decoding:
+            vae.decode(latent)
+    return {"encode": encoding.peak, "decode": decoding.peak}
+
+
+def _made(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    import diffusers
+
+    name = str(config.get("_class_name") or "")
+    if hasattr(diffusers, name):
+        return build.on_meta(getattr(diffusers, name), config, dtype)
+    import transformers
+
+    given = dict(config)
+    kind = getattr(transformers, str((given.get("architectures") or [""])[0]), transformers.AutoModel)
+    settings = transformers.AutoConfig.for_model(given.pop("model_type"), **given)
+    with torch.device("meta"):
+        return kind(settings) if kind is not transformers.AutoModel else kind.from_config(settings)
