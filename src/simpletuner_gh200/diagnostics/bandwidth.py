@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +23,7 @@ PROBE = 4096
 
 @dataclass(frozen=True)
 class CopyRate:
-    """Bytes per second of the best of several copies; ``node`` is where the kernel had the host memory, if it told."""
+    """Bytes per second of the best of several copies; ``node`` is where the kernel had the host memory, if it says."""
 
     direction: Direction
     rate: float
@@ -39,9 +37,9 @@ class CopyRate:
 def measure(
     driver: Driver, ordinal: int, direction: Direction, *, node: int | None = None, size: int | None = None
 ) -> CopyRate:
-    """Copy several times on a stream of our own, between the device and a slab as training has it: shared, registered.
+    """Copy several times between the device and a slab as training has it: shared, registered.
 
-    ``node`` is the memory node to be on, by default the one beside the device; ``size`` goes beyond the CPU's caches.
+    ``node`` is the memory node to be on, by default the one next to the device; ``size`` goes beyond the CPU's caches.
     """
     size = size or measured_size()
     maker = SlabMaker(driver, ordinal=ordinal, measured={}, near=node)
@@ -54,42 +52,23 @@ def measure(
 
 def _best_rate(driver: Driver, ordinal: int, direction: Direction, host: Slab) -> float:
     device = driver.alloc_device(host.size, ordinal)
-    with released(driver, ordinal, device), a_stream(driver, ordinal) as stream:
+    try:
         ends = (device, host.address) if direction == "to device" else (host.address, device)
-        return host.size / min(_seconds(driver, ordinal, stream, (*ends, host.size)) for _ in range(REPEATS))
-
-
-def _seconds(driver: Driver, ordinal: int, stream: int, copy: tuple[int, int, int]) -> float:
-    started = time.perf_counter()
-    driver.copy([copy], stream, ordinal)
-    driver.synchronize_stream(stream, ordinal)
-    return time.perf_counter() - started
-
-
-@contextmanager
-def released(driver: Driver, ordinal: int, address: int) -> Iterator[None]:
-    """Free it in the end."""
-    try:
-        yield
+        best = min(driver.copy_seconds((*ends, host.size), ordinal) for _ in range(REPEATS))
     finally:
-        driver.free(address, ordinal)
-
-
-@contextmanager
-def a_stream(driver: Driver, ordinal: int) -> Iterator[int]:
-    stream = driver.create_stream(ordinal)
-    try:
-        yield stream
-    finally:
-        driver.destroy_stream(stream, ordinal)
+        driver.free(device, ordinal)
+    return host.size / max(best, 1e-9)
 
 
 def written_and_read_back(driver: Driver, ordinal: int, size: int) -> bool:
     """Allocate managed memory, write a pattern through the device, read a piece of every block back: is it the same?"""
-    address = driver.alloc_managed(size, ordinal)
     block, back = map_anonymous(BLOCK), map_anonymous(PROBE)
     pattern, seen = block.array(), back.array()
-    with released(driver, ordinal, address), a_stream(driver, ordinal) as stream:
+    with ExitStack() as undo:
+        address = driver.alloc_managed(size, ordinal)
+        undo.callback(driver.free, address, ordinal)
+        stream = driver.create_stream(ordinal)
+        undo.callback(driver.destroy_stream, stream, ordinal)
         for number, offset in enumerate(range(0, size, BLOCK)):
             pattern[:PROBE] = number % 251
             driver.copy([(address + offset, block.address, min(BLOCK, size - offset))], stream, ordinal)

@@ -69,15 +69,7 @@ class Examination:
     def to_json(self) -> dict[str, Any]:
         """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary, machine."""
         checks = [
-            {
-                "code": check.code,
-                "what": check.what,
-                "why": check.why,
-                "found": result.found,
-                "fix": result.fix,
-                "status": result.status,
-                "symbol": SYMBOLS[result.status],
-            }
+            {"code": check.code, "what": check.what, "why": check.why, **vars(result), "symbol": SYMBOLS[result.status]}
             for check, result in self.rows
         ]
         return {"machine": dict(self.machine), "checks": checks, "summary": {**self.counts, "ok": self.ok}}

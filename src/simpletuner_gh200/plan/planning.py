@@ -23,7 +23,7 @@ from simpletuner_gh200.plan.machines import RATES, Machine, this_machine
 from simpletuner_gh200.plan.rows import PHASES, POOLS, MemoryTable
 from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
 from simpletuner_gh200.plan.steps import sharding_notes
-from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread_of, usual_flops
+from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread, usual_flops
 from simpletuner_gh200.telemetry.sink import write_whole
 
 PATIENCE = 0.3
@@ -108,18 +108,18 @@ def make_plan(
 
     ``ranks`` are those of all ``nodes``.
     """
-    spread = spread_of(training.job, ranks=ranks, nodes=nodes)
-    facts = read_facts(training, ranks=spread.ranks)
+    job = spread(training.job, ranks=ranks, nodes=nodes)
+    facts = read_facts(training, ranks=job.ranks)
     if not facts.family:
         raise UsageError("the configuration names no model_family", remedy="set model_family")
-    one = node_of(calibrated(machine), spread).of_one_rank(facts.ranks)
+    one = node_of(calibrated(machine), job).of_one_rank(facts.ranks)
     sizes = read_sizes(training, facts, one, trace=trace, patience=patience)
     notes = [*sizes.notes]
     notes += [f"{key}: not followed, a plain step is counted" for key in NOT_FOLLOWED if truth(facts.options.get(key))]
     notes += sharding_notes(facts)
     if training.assumed:
         notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
-    others = on_nodes(lambda count: read_facts(training, ranks=count), sizes, one, spread)
+    others = on_nodes(lambda count: read_facts(training, ranks=count), sizes, one, job)
     found = buckets(facts, sizes, one)
     return Plan(one, sizes, evaluate(facts, sizes, one), tuple(notes), found, tuple(others))
 

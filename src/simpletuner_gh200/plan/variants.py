@@ -105,17 +105,6 @@ COMPARED_NODES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Spread:
-    nodes: int
-    per_node: int
-    """Ranks on each."""
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.per_node
-
-
-@dataclass(frozen=True)
 class OnNodes:
     """A run on so many nodes. ``needs``: settings that the configuration has not, and that were taken for granted."""
 
@@ -142,44 +131,40 @@ class OnNodes:
         }
 
 
-def spread_of(job: Job, *, ranks: int | None, nodes: int | None) -> Spread:
+def spread(job: Job, *, ranks: int | None, nodes: int | None) -> Job:
     """As requested; what is not, is the configuration's.
 
     More nodes have as many ranks each as the configuration puts on one.
     """
-    per_node = max(job.ranks // job.nodes, 1)
     count = nodes or job.nodes
-    if ranks is None:
-        return Spread(count, per_node)
-    if ranks % count:
+    if ranks is not None and ranks % count:
         raise UsageError(
             f"--ranks {ranks}: not the same number on each of {count} nodes",
             remedy="name the ranks of all nodes together, a multiple of --nodes",
         )
-    return Spread(count, ranks // count)
+    return replace(job, ranks=ranks or max(job.ranks // job.nodes, 1) * count, nodes=count)
 
 
-def node_of(machine: Machine, spread: Spread) -> Machine:
-    """The node that ``spread`` needs: a published machine is one superchip of it, this machine is a whole node."""
+def node_of(machine: Machine, job: Job) -> Machine:
+    """The node that a job needs: a published machine is one superchip of it, this machine is a whole node."""
+    per_node = job.ranks // job.nodes
     if machine.name != "this" and machine.devices == 1:
-        return replace(machine, devices=spread.per_node, grace=machine.grace * spread.per_node)
-    if machine.has_device and spread.nodes > 1 and spread.per_node > machine.devices:
+        return replace(machine, devices=per_node, grace=machine.grace * per_node)
+    if machine.has_device and job.nodes > 1 and per_node > machine.devices:
         raise UsageError(
-            f"{spread.per_node} ranks a node, and {machine.title} has {machine.devices} GPUs",
+            f"{per_node} ranks a node, and {machine.title} has {machine.devices} GPUs",
             remedy="lower --ranks, or name another --machine",
         )
     return machine
 
 
-def on_nodes(
-    facts: Callable[[int], RunFacts], sizes: ModelSizes, machine: Machine, spread: Spread
-) -> Iterator[OnNodes]:
+def on_nodes(facts: Callable[[int], RunFacts], sizes: ModelSizes, machine: Machine, job: Job) -> Iterator[OnNodes]:
     """The run on each number of nodes; all weights are trained in shards as soon as there are several ranks.
 
     ``facts``: the run's by its number of ranks. ``machine``: of one rank of such a node.
     """
-    for nodes in sorted({*COMPARED_NODES, spread.nodes}):
-        found = facts(nodes * spread.per_node)
+    for nodes in sorted({*COMPARED_NODES, job.nodes}):
+        found = facts(nodes * (job.ranks // job.nodes))
         needs: dict[str, Any] = {}
         if found.full and found.ranks > 1 and not found.sharded:
             found, needs = replace(found, sharded=True), {"fsdp_enable": True, "fsdp_version": 2}

@@ -18,7 +18,7 @@ from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.placing import place
 from simpletuner_gh200.plan.steps import one_step, shard_bytes
 from simpletuner_gh200.plan.traces import Stack, Trace
-from simpletuner_gh200.plan.variants import Spread, fewest, node_of, on_nodes, spread_of
+from simpletuner_gh200.plan.variants import fewest, node_of, on_nodes, spread
 from simpletuner_gh200.seams.trace.build import rows
 from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, sizes, trace
 
@@ -114,30 +114,30 @@ def test_the_network_is_between_nodes_and_nvlink_within_one():
 
 def test_ranks_are_spread_as_asked_or_as_configured():
     values = Job(8, 2)
-    assert spread_of(Job(), ranks=None, nodes=None) == Spread(1, 1)
-    assert spread_of(values, ranks=None, nodes=None) == Spread(2, 4)
-    assert spread_of(values, ranks=None, nodes=3) == Spread(3, 4)
-    assert spread_of(values, ranks=6, nodes=3) == Spread(3, 2)
+    assert spread(Job(), ranks=None, nodes=None) == Job(1, 1)
+    assert spread(values, ranks=None, nodes=None) == Job(8, 2)
+    assert spread(values, ranks=None, nodes=3) == Job(12, 3)
+    assert spread(values, ranks=6, nodes=3) == Job(6, 3)
     with pytest.raises(UsageError, match="--ranks 5"):
-        spread_of(values, ranks=5, nodes=2)
+        spread(values, ranks=5, nodes=2)
 
 
 def test_a_published_machine_is_one_superchip_of_a_node_and_this_machine_a_whole_one():
-    node = node_of(GH200, Spread(2, 4))
+    node = node_of(GH200, Job(8, 2))
     assert (node.devices, node.grace, node.of_one_rank(8).grace) == (4, 4 * GH200.grace, GH200.grace)
     this = replace(GH200, name="this", title="here", devices=2)
-    assert node_of(this, Spread(2, 2)) == this
+    assert node_of(this, Job(4, 2)) == this
     with pytest.raises(UsageError, match="here has 2 GPUs"):
-        node_of(this, Spread(2, 4))
+        node_of(this, Job(8, 2))
 
 
 def test_what_one_node_cannot_hold_more_of_them_can():
-    found = list(on_nodes(lambda ranks: facts(ranks=ranks), sizes(), GH200, Spread(1, 1)))
+    found = list(on_nodes(lambda ranks: facts(ranks=ranks), sizes(), GH200, Job(1, 1)))
     assert [(one.nodes, one.fits) for one in found] == [(1, False), (2, True), (4, True), (8, True)]
     enough = fewest(found)
     assert enough is not None
     assert enough.to_json()["needs"] == {"fsdp_enable": True, "fsdp_version": 2, "optimizer": "torch-adamw"}
-    other = on_nodes(lambda ranks: facts(ranks=ranks, optimizer="torch-adamw"), sizes(), GH200, Spread(1, 2))
+    other = on_nodes(lambda ranks: facts(ranks=ranks, optimizer="torch-adamw"), sizes(), GH200, Job(2, 1))
     assert next(other).to_json()["needs"] == {"fsdp_enable": True, "fsdp_version": 2}
     assert found[0].to_json()["needs"] == {}
     used = [one.to_json()["hbm"] for one in found]
