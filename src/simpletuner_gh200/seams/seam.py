@@ -84,7 +84,7 @@ def verify(spec: SeamSpec, module: ModuleType) -> Any:
     target: Any = module
     for step in spec.qualname.split("."):
         if not hasattr(target, step):
-            raise SeamMismatch(spec.name, found=f"no {spec.qualname} in {spec.module}", expected=_expected(spec))
+            raise SeamMismatch(spec.name, found=f"no {spec.qualname} in {spec.module}", expected=spec.expected)
         target = getattr(target, step)
     if spec.parameters is None:
         return target
@@ -92,9 +92,9 @@ def verify(spec: SeamSpec, module: ModuleType) -> Any:
         found = parameter_names(target)
     except (TypeError, ValueError) as unreadable:
         found_instead = f"{spec.qualname} that is not callable"
-        raise SeamMismatch(spec.name, found=found_instead, expected=_expected(spec)) from unreadable
+        raise SeamMismatch(spec.name, found=found_instead, expected=spec.expected) from unreadable
     if found != spec.parameters:
-        raise SeamMismatch(spec.name, found=f"{spec.qualname}{signature_text(found)}", expected=_expected(spec))
+        raise SeamMismatch(spec.name, found=f"{spec.qualname}{signature_text(found)}", expected=spec.expected)
     return target
 
 
@@ -102,7 +102,3 @@ def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     signature = inspect.signature(function)
     return tuple(stars.get(value.kind, "") + name for name, value in signature.parameters.items())
-
-
-def _expected(spec: SeamSpec) -> str:
-    return spec.qualname + (signature_text(spec.parameters) if spec.parameters is not None else "")

@@ -1,21 +1,27 @@
-"""The static check: the contract against source text, by syntax alone."""
+"""The static check: the contract against source text, by syntax alone, and what that means for each feature.
+
+A verdict is remembered by a digest of all that was read, so there is nothing to invalidate; an entry that can't be read
+is made again.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-from simpletuner_gh200.upstream import syntax, verdict_cache
-from simpletuner_gh200.upstream.source import (
-    JoinedSource,
-    Source,
-    declared_version,
-    installed_source,
-    installed_version,
-)
-from simpletuner_gh200.upstream.spec import Fact, SeamSpec, all_specs, signature_text
-from simpletuner_gh200.upstream.verdict import SeamRow, Verdict, make_verdict
+from simpletuner_gh200 import upstream
+from simpletuner_gh200.upstream import syntax, user_cache
+from simpletuner_gh200.upstream.features import Status, consequences
+from simpletuner_gh200.upstream.source import JoinedSource, declared_version, installed_source, installed_version
+from simpletuner_gh200.upstream.spec import SeamSpec, all_specs, signature_text
+
+SCHEMA = "1"
+KIND = "verdicts"
 
 Parsed = ast.Module | str
 """A module's syntax, or why there is none."""
@@ -24,26 +30,81 @@ Trouble = tuple[str, tuple[str, ...]]
 """What was found instead, and the features that are lost by it."""
 
 
+@dataclass(frozen=True)
+class SeamRow:
+    """One seam on one release. ``status``: ok, broken, absent (and optional), skipped (its package is not there)."""
+
+    name: str
+    status: str
+    found: str
+    expected: str
+    feature: str
+    """The features it carries, or if it is broken those that are lost, separated by commas."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A release against the contract."""
+
+    version: str
+    accelerate: str | None
+    seams: tuple[SeamRow, ...]
+    features: dict[str, Status]
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken
+
+    @property
+    def broken(self) -> tuple[SeamRow, ...]:
+        return tuple(row for row in self.seams if row.status == "broken")
+
+    def against(self, feature: str) -> list[str]:
+        """What speaks against a feature on this release."""
+        reason = self.features[feature].reason
+        return [] if reason is None else [reason]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "accelerate": self.accelerate,
+            "ok": self.ok,
+            "seams": [asdict(row) for row in self.seams],
+            "features": {name: str(status) for name, status in self.features.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Verdict:
+        rows = tuple(SeamRow(**row) for row in data["seams"])
+        features = {name: Status.parse(text) for name, text in data["features"].items()}
+        return cls(data["version"], data["accelerate"], rows, features)
+
+
 def check(source: JoinedSource, specs: Mapping[str, SeamSpec] | None = None, *, version: str | None = None) -> Verdict:
     """The contract against ``source``, from scratch."""
     specs = all_specs() if specs is None else specs
-    rows: dict[str, SeamRow] = {}
-    for module, group in _by_module(specs.values()).items():
-        found = _rows(module, source.read(module), tuple(group)) if source.has(module) else map(_skipped, group)
-        rows.update((row.name, row) for row in found)
+    texts = _texts(source, specs)
+    rows = tuple(
+        _row(spec, texts[spec.module]) if source.has(spec.module) else _skipped(spec) for spec in specs.values()
+    )
     accelerate = installed_version("accelerate") if source.has("accelerate") else None
-    return make_verdict(version or _version(source), accelerate, tuple(rows[name] for name in specs))
+    lost: dict[str, str] = {}
+    for row in rows:
+        if row.status == "broken":
+            for feature in row.feature.split(", "):
+                lost.setdefault(feature, f"seam {row.name}: {row.found}")
+    return Verdict(version or declared_version(source) or "unknown", accelerate, rows, consequences(lost))
 
 
 def check_remembered(source: JoinedSource, *, version: str | None = None) -> Verdict:
     """As ``check``, unless the same contract was checked against the same texts before."""
-    specs = all_specs()
-    key = verdict_cache.key(source, specs, version)
-    known = verdict_cache.load(key)
-    if known is None:
-        known = check(source, specs, version=version)
-        verdict_cache.store(key, known)
-    return known
+    entry = _key(_texts(source, all_specs()), version)
+    try:
+        return Verdict.from_json(user_cache.load(KIND, entry))
+    except (ValueError, KeyError, TypeError):
+        found = check(source, version=version)
+        user_cache.store(KIND, entry, found.to_json())
+        return found
 
 
 def check_installed() -> Verdict:
@@ -58,37 +119,27 @@ def check_spec(spec: SeamSpec, tree: Parsed) -> list[Trouble]:
     target = syntax.find(tree, spec.qualname)
     if target is None:
         return [(f"no {spec.qualname} in {spec.module}", spec.features)]
-    troubles = [(found, spec.features) for found in _signature_trouble(spec, target)]
-    for fact in spec.facts:
-        found = fact.holds(tree)
-        if found is not None:
-            troubles.append((f"{found} (relied on: {fact.name})", _features(spec, fact)))
-    return troubles
+    return [*_signature_trouble(spec, target), *_broken_facts(spec, tree)]
 
 
-def _signature_trouble(spec: SeamSpec, target: ast.AST) -> Iterable[str]:
+def _signature_trouble(spec: SeamSpec, target: ast.AST) -> Iterator[Trouble]:
     if spec.parameters is None:
         return
     if not isinstance(target, syntax.Function):
-        yield f"{spec.qualname} that is not a function"
+        yield f"{spec.qualname} that is not a function", spec.features
     elif syntax.parameters(target) != spec.parameters:
-        yield f"{spec.qualname}{signature_text(syntax.parameters(target))}"
+        yield f"{spec.qualname}{signature_text(syntax.parameters(target))}", spec.features
 
 
-def _features(spec: SeamSpec, fact: Fact) -> tuple[str, ...]:
-    return spec.features if fact.features is None else fact.features
+def _broken_facts(spec: SeamSpec, tree: ast.Module) -> Iterator[Trouble]:
+    for fact in spec.facts:
+        found = fact.trouble(tree, spec.qualname)
+        if found is not None:
+            yield f"{found} (relied on: {fact.name})", spec.features if fact.features is None else fact.features
 
 
-def _row(spec: SeamSpec, tree: Parsed) -> SeamRow:
-    troubles = check_spec(spec, tree)
-    expected = spec.qualname + (signature_text(spec.parameters) if spec.parameters is not None else "")
-    if not troubles:
-        return SeamRow(spec.name, "ok", expected, expected, ", ".join(spec.features))
-    missing = isinstance(tree, str) or syntax.find(tree, spec.qualname) is None
-    if spec.optional and missing:
-        return SeamRow(spec.name, "absent", troubles[0][0], expected, ", ".join(spec.features))
-    lost = dict.fromkeys(feature for _found, features in troubles for feature in features)
-    return SeamRow(spec.name, "broken", "; ".join(found for found, _features in troubles), expected, ", ".join(lost))
+def _texts(source: JoinedSource, specs: Mapping[str, SeamSpec]) -> dict[str, bytes | None]:
+    return {module: source.read(module) for module in dict.fromkeys(spec.module for spec in specs.values())}
 
 
 def _skipped(spec: SeamSpec) -> SeamRow:
@@ -96,21 +147,23 @@ def _skipped(spec: SeamSpec) -> SeamRow:
     return SeamRow(spec.name, "skipped", f"{package} is not here to be read", spec.qualname, ", ".join(spec.features))
 
 
-def _by_module(specs: Iterable[SeamSpec]) -> dict[str, list[SeamSpec]]:
-    groups: dict[str, list[SeamSpec]] = {}
-    for spec in specs:
-        groups.setdefault(spec.module, []).append(spec)
-    return groups
-
-
-@lru_cache(maxsize=512)
-def _rows(module: str, text: bytes | None, specs: tuple[SeamSpec, ...]) -> tuple[SeamRow, ...]:
+@lru_cache(maxsize=2048)
+def _row(spec: SeamSpec, text: bytes | None) -> SeamRow:
     """Remembered within a sweep: most modules are the same from one release to the next."""
-    tree = _parse(module, text)
-    return tuple(_row(spec, tree) for spec in specs)
+    tree = _parsed(spec.module, text)
+    troubles = check_spec(spec, tree)
+    if not troubles:
+        return SeamRow(spec.name, "ok", spec.expected, spec.expected, ", ".join(spec.features))
+    missing = isinstance(tree, str) or syntax.find(tree, spec.qualname) is None
+    if spec.optional and missing:
+        return SeamRow(spec.name, "absent", troubles[0][0], spec.expected, ", ".join(spec.features))
+    found = "; ".join(found for found, _features in troubles)
+    lost = dict.fromkeys(feature for _found, features in troubles for feature in features)
+    return SeamRow(spec.name, "broken", found, spec.expected, ", ".join(lost))
 
 
-def _parse(module: str, text: bytes | None) -> Parsed:
+@lru_cache(maxsize=4)
+def _parsed(module: str, text: bytes | None) -> Parsed:
     if text is None:
         return f"no module {module}"
     try:
@@ -119,5 +172,21 @@ def _parse(module: str, text: bytes | None) -> Parsed:
         return f"module {module} is not readable by this Python: {unreadable}"
 
 
-def _version(source: Source) -> str:
-    return declared_version(source) or "unknown"
+def _key(texts: Mapping[str, bytes | None], version: str | None) -> str:
+    digest = hashlib.blake2b(digest_size=20)
+    for part in (SCHEMA, _contract_digest(), version or "", installed_version("accelerate") or ""):
+        digest.update(part.encode() + b"\0")
+    for module, text in texts.items():
+        digest.update(f"{module} {-1 if text is None else len(text)}\0".encode())
+        digest.update(text or b"")
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _contract_digest() -> str:
+    """Our own side of the comparison: the text of this room's modules."""
+    digest = hashlib.blake2b(digest_size=20)
+    for folder in sorted(upstream.__path__):
+        for path in sorted(Path(folder).glob("*.py")) + sorted(Path(folder, "contract").glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -7,111 +7,81 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream import syntax
-from simpletuner_gh200.upstream.check import check
+from simpletuner_gh200.upstream.check import Verdict, check
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
-from simpletuner_gh200.upstream.verdict import SeamRow, Verdict
 
-
-@dataclass(frozen=True)
-class Around:
-    """A function near a seam that changed: one that uses it, or that a class with the seam gained or lost."""
-
-    qualname: str
-    change: str
-    added: int
-    removed: int
-
-
-@dataclass(frozen=True)
-class SeamChange:
-    """One seam whose verdict, own code or users changed."""
-
-    name: str
-    where: str
-    features: tuple[str, ...]
-    before: SeamRow
-    after: SeamRow
-    lines: tuple[str, ...]
-    """Unified diff of the seam's own definition."""
-    around: tuple[Around, ...]
-
-    @property
-    def is_regression(self) -> bool:
-        return self.before.status != "broken" and self.after.status == "broken"
-
-
-@dataclass(frozen=True)
-class ReleaseComparison:
-    before: Verdict
-    after: Verdict
-    changes: tuple[SeamChange, ...]
-    untouched: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not any(change.is_regression for change in self.changes)
+LONG = 120
+"""A longer diff of one seam is cut here unless everything was asked for."""
 
 
 def compare(
     old: JoinedSource, new: JoinedSource, *, versions: tuple[str | None, str | None] = (None, None)
-) -> ReleaseComparison:
+) -> dict[str, Any]:
+    """``ok`` unless a seam that held is broken; ``seams`` are those whose verdict, own code or users changed."""
     specs = all_specs()
     before, after = (
         check(source, specs, version=version) for source, version in zip((old, new), versions, strict=True)
     )
     trees = {module: (_tree(old, module), _tree(new, module)) for module in {spec.module for spec in specs.values()}}
-    changes = []
+    seams = []
     for spec, was, now in zip(specs.values(), before.seams, after.seams, strict=True):
-        change = _compare_seam(spec, was, now, *trees[spec.module])
-        if change.lines or change.around or was.status != now.status:
-            changes.append(change)
-    named = {change.name for change in changes}
-    return ReleaseComparison(before, after, tuple(changes), tuple(name for name in specs if name not in named))
+        old_tree, new_tree = trees[spec.module]
+        lines = _diff(syntax.find(old_tree, spec.qualname), syntax.find(new_tree, spec.qualname), spec.qualname)
+        around = list(_around(spec, dict(syntax.functions(old_tree)), dict(syntax.functions(new_tree))))
+        if lines or around or was.status != now.status:
+            seams.append(
+                {
+                    "name": spec.name,
+                    "where": f"{spec.module}: {spec.qualname}",
+                    "feature": ", ".join(spec.features),
+                    "status": [was.status, now.status],
+                    "found": now.found,
+                    "diff": lines,
+                    "around": around,
+                }
+            )
+    changed = {seam["name"] for seam in seams}
+    return {
+        "from": before.version,
+        "to": after.version,
+        "ok": not any(seam["status"][1] == "broken" != seam["status"][0] for seam in seams),
+        "seams": seams,
+        "untouched": [name for name in specs if name not in changed],
+        "features": {name: str(status) for name, status in after.features.items()},
+        "features_changed": _features_changed(before, after),
+    }
 
 
-def _compare_seam(spec: SeamSpec, was: SeamRow, now: SeamRow, old: ast.Module, new: ast.Module) -> SeamChange:
-    lines = _diff(syntax.find(old, spec.qualname), syntax.find(new, spec.qualname), spec.qualname)
-    around = tuple(_surroundings(spec, old, new))
-    return SeamChange(spec.name, f"{spec.module}: {spec.qualname}", spec.features, was, now, lines, around)
+def _features_changed(before: Verdict, after: Verdict) -> dict[str, list[str]]:
+    pairs = {name: (before.features[name], status) for name, status in after.features.items()}
+    return {name: [str(was), str(now)] for name, (was, now) in pairs.items() if was != now}
 
 
-def _surroundings(spec: SeamSpec, old: ast.Module, new: ast.Module) -> Iterator[Around]:
-    before, after = dict(_functions(old)), dict(_functions(new))
+def _around(
+    spec: SeamSpec, before: Mapping[str, syntax.Function], after: Mapping[str, syntax.Function]
+) -> Iterator[dict[str, Any]]:
+    """Functions that use the seam and changed, came or went."""
+    owner, _, name = spec.qualname.rpartition(".")
+    seam = f"self.{name}" if owner else name
     for qualname in sorted(before.keys() | after.keys()):
         one, other = before.get(qualname), after.get(qualname)
-        if qualname == spec.qualname or not any(_uses(node, spec) for node in (one, other)):
-            continue
-        lines = _diff(one, other, qualname)
+        used = any(node is not None and syntax.mentions(node, seam) for node in (one, other))
+        lines = _diff(one, other, qualname) if used and qualname != spec.qualname else []
         if lines:
+            change = "added" if one is None else "removed" if other is None else "changed"
             added, removed = (sum(line.startswith(sign) for line in lines[2:]) for sign in "+-")
-            yield Around(
-                qualname, "added" if one is None else "removed" if other is None else "changed", added, removed
-            )
+            yield {"qualname": qualname, "change": change, "added": added, "removed": removed}
 
 
-def _uses(node: ast.AST | None, spec: SeamSpec) -> bool:
-    owner, _, name = spec.qualname.rpartition(".")
-    return node is not None and bool(syntax.mentions(node, f"self.{name}" if owner else name))
-
-
-def _functions(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    for node in module.body:
-        if isinstance(node, syntax.Function):
-            yield node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from ((f"{node.name}.{part.name}", part) for part in node.body if isinstance(part, syntax.Function))
-
-
-def _diff(old: ast.AST | None, new: ast.AST | None, name: str) -> tuple[str, ...]:
+def _diff(old: ast.AST | None, new: ast.AST | None, name: str) -> list[str]:
     before, after = ([] if node is None else ast.unparse(node).splitlines() for node in (old, new))
-    return tuple(difflib.unified_diff(before, after, fromfile=name, tofile=name, lineterm="", n=3))
+    return list(difflib.unified_diff(before, after, fromfile=name, tofile=name, lineterm="", n=3))
 
 
 def _tree(source: JoinedSource, module: str) -> ast.Module:
@@ -122,62 +92,27 @@ def _tree(source: JoinedSource, module: str) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
-# -- the comparison as text for a person, and as data
-
-LONG = 120
-"""A longer diff of one seam is cut here unless everything was asked for."""
-
-
-def review_lines(comparison: ReleaseComparison, *, full: bool = False) -> Iterator[str]:
-    old, new = comparison.before.version, comparison.after.version
-    touched, others = counted(len(comparison.changes), "seam"), len(comparison.untouched)
-    yield f"SimpleTuner {old} -> {new}: {touched} touched, {others} untouched"
-    yield from _feature_lines(comparison)
-    for change in comparison.changes:
+def review_lines(found: Mapping[str, Any], *, full: bool = False) -> Iterator[str]:
+    """The comparison as text for a person."""
+    touched, others = counted(len(found["seams"]), "seam"), len(found["untouched"])
+    yield f"SimpleTuner {found['from']} -> {found['to']}: {touched} touched, {others} untouched"
+    for name, (was, now) in found["features_changed"].items():
+        yield f"  feature {name}: {was} -> {now}"
+    for seam in found["seams"]:
         yield ""
-        yield from _seam_lines(change, full)
-    if comparison.untouched:
+        yield from _seam_lines(seam, full)
+    if found["untouched"]:
         yield ""
-        yield f"untouched: {', '.join(comparison.untouched)}"
+        yield f"untouched: {', '.join(found['untouched'])}"
 
 
-def as_json(comparison: ReleaseComparison) -> dict[str, Any]:
-    return {
-        "from": comparison.before.version,
-        "to": comparison.after.version,
-        "ok": comparison.ok,
-        "seams": [
-            {
-                "name": change.name,
-                "where": change.where,
-                "feature": ", ".join(change.features),
-                "status": [change.before.status, change.after.status],
-                "found": change.after.found,
-                "diff": list(change.lines),
-                "around": [asdict(near) for near in change.around],
-            }
-            for change in comparison.changes
-        ],
-        "untouched": list(comparison.untouched),
-        "features": {name: str(status) for name, status in comparison.after.features.items()},
-    }
-
-
-def _feature_lines(comparison: ReleaseComparison) -> Iterator[str]:
-    for name, verdict in comparison.after.features.items():
-        if verdict != comparison.before.features[name]:
-            yield f"  feature {name}: {comparison.before.features[name]} -> {verdict}"
-
-
-def _seam_lines(change: SeamChange, full: bool) -> Iterator[str]:
-    yield f"== {change.name}   ({change.where}; for {', '.join(change.features)})"
-    if change.before.status == change.after.status == "ok":
-        yield "   holds before and after"
-    else:
-        yield f"   {change.before.status} -> {change.after.status}: {change.after.found}"
-    shown = change.lines if full else change.lines[:LONG]
+def _seam_lines(seam: Mapping[str, Any], full: bool) -> Iterator[str]:
+    yield f"== {seam['name']}   ({seam['where']}; for {seam['feature']})"
+    was, now = seam["status"]
+    yield "   holds before and after" if was == now == "ok" else f"   {was} -> {now}: {seam['found']}"
+    shown = seam["diff"] if full else seam["diff"][:LONG]
     yield from (f"   {line}" for line in shown)
-    if len(shown) < len(change.lines):
-        yield f"   ... {len(change.lines) - len(shown)} more lines (--full)"
-    for near in change.around:
-        yield f"   around: {near.qualname} {near.change} (+{near.added} -{near.removed})"
+    if len(shown) < len(seam["diff"]):
+        yield f"   ... {len(seam['diff']) - len(shown)} more lines (--full)"
+    for near in seam["around"]:
+        yield f"   around: {near['qualname']} {near['change']} (+{near['added']} -{near['removed']})"

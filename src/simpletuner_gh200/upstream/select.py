@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import wheels
-from simpletuner_gh200.upstream.check import check_remembered
+from simpletuner_gh200.upstream.check import Verdict, check_remembered
 from simpletuner_gh200.upstream.git import git_source
 from simpletuner_gh200.upstream.source import (
     JoinedSource,
@@ -19,7 +19,6 @@ from simpletuner_gh200.upstream.source import (
     path_source,
     with_installed_accelerate,
 )
-from simpletuner_gh200.upstream.verdict import Verdict
 
 
 @dataclass(frozen=True)

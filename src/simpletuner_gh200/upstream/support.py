@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream.check import Verdict
 from simpletuner_gh200.upstream.features import FEATURES
 from simpletuner_gh200.upstream.tested import TESTED, tested_versions
-from simpletuner_gh200.upstream.verdict import Verdict
 from simpletuner_gh200.upstream.versions import FIRST
 
 DATA = "releases.json"

@@ -7,24 +7,17 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.upstream import check as checking
-from simpletuner_gh200.upstream import facts, user_cache, verdict_cache
+from simpletuner_gh200.upstream import facts, user_cache
+from simpletuner_gh200.upstream.check import Verdict
 from simpletuner_gh200.upstream.features import FEATURES, ON, Status, consequences
 from simpletuner_gh200.upstream.source import JoinedSource
-from simpletuner_gh200.upstream.spec import Fact, SeamSpec, all_specs
-from simpletuner_gh200.upstream.verdict import Verdict
+from simpletuner_gh200.upstream.spec import Fact, all_specs, seam
 from tests.unit.upstream.upstream_samples import Texts
 
-TRAINER = SeamSpec(
-    name="trainer.train",
-    module="simpletuner.trainer",
-    qualname="Trainer.train",
-    parameters=("self",),
-    features=("telemetry",),
-    reason="the loop",
-    facts=(Fact("steps", "the ramp", facts.calls("Trainer.train", "self.step"), features=("ramp",)),),
-)
-SYNC = SeamSpec("accelerate.sync", "accelerate.core", "sync", ("self",), ("ramp",), "windows")
-EXTRA = SeamSpec("extra", "simpletuner.extra", "new", None, ("store",), "newer releases", optional=True)
+STEPS = Fact("steps", facts.calls("self.step"), features=("ramp",))
+TRAINER = seam("trainer.train", "simpletuner.trainer:Trainer.train(self)", "telemetry", "the loop", STEPS)
+SYNC = seam("accelerate.sync", "accelerate.core:sync(self)", "ramp", "windows")
+EXTRA = seam("extra", "simpletuner.extra:new", "store", "newer releases", optional=True)
 SPECS = {spec.name: spec for spec in (TRAINER, SYNC, EXTRA)}
 GOOD = "class Trainer:\n    def train(self):\n        self.step()\n"
 
@@ -78,7 +71,7 @@ def test_a_module_of_a_newer_python_is_named() -> None:
 
 
 def test_an_optional_seam_that_is_there_must_be_right() -> None:
-    broken_extra = SeamSpec("extra", "simpletuner.extra", "new", ("a",), ("store",), "newer", optional=True)
+    broken_extra = seam("extra", "simpletuner.extra:new(a)", "store", "newer", optional=True)
     verdict = checking.check(source(extra="def new(b): ...\n"), {"extra": broken_extra})
     assert rows(verdict) == {"extra": ("broken", "store")}
 
@@ -141,12 +134,13 @@ def test_the_same_texts_are_checked_once(private_cache: Path, monkeypatch: pytes
 
 
 def test_a_torn_entry_is_made_again(private_cache: Path) -> None:
-    entry = verdict_cache.key(joined(b"x = 1\n"), all_specs(), None)
     first = checking.check_remembered(joined(b"x = 1\n"))
-    path = user_cache.cache_root() / "verdicts" / f"{entry}.json"
-    path.write_text('{"version": "1"', encoding="utf-8")
-    assert checking.check_remembered(joined(b"x = 1\n")) == first
-    assert verdict_cache.load(entry) == first
+    (path,) = (user_cache.cache_root() / "verdicts").iterdir()
+    whole = path.read_text(encoding="utf-8")
+    for torn in ('{"version": "1"', "{}", "[]"):
+        path.write_text(torn, encoding="utf-8")
+        assert checking.check_remembered(joined(b"x = 1\n")) == first
+        assert path.read_text(encoding="utf-8") == whole
 
 
 def test_the_cache_is_private_to_the_user(private_cache: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from simpletuner_gh200.upstream import diff
@@ -28,45 +30,43 @@ def one_seam(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diff, "all_specs", lambda: SPECS)
 
 
-def source(text: str) -> JoinedSource:
-    return JoinedSource("x", {"simpletuner": Texts({"simpletuner.t": text.encode()})})
-
-
-def compared(new: str) -> diff.ReleaseComparison:
+def compared(new: str) -> dict[str, Any]:
     sources = (JoinedSource("x", {"simpletuner": Texts({"simpletuner.t": text.encode()})}) for text in (OLD, new))
     return diff.compare(*sources, versions=("1", "2"))
 
 
 def test_moved_reformatted_and_unrelated_code_is_no_change() -> None:
-    new = "import os\n" + OLD.replace("# a comment", "# another").replace("pass", "return 3").replace(
-        "return 1", "return (1)"
-    )
-    found = compared(new)
-    assert found.changes == ()
-    assert found.untouched == ("t",)
+    new = "import os\n" + OLD.replace("# a comment", "# another").replace("pass", "return 3")
+    found = compared(new.replace("return 1", "return (1)"))
+    assert found["seams"] == []
+    assert found["untouched"] == ["t"]
 
 
 def test_a_changed_body_is_shown() -> None:
-    (change,) = compared(OLD.replace("return 1", "return 2")).changes
-    assert "-    return 1" in change.lines
-    assert "+    return 2" in change.lines
-    assert not change.is_regression
+    found = compared(OLD.replace("return 1", "return 2"))
+    (change,) = found["seams"]
+    assert {"-    return 1", "+    return 2"} < set(change["diff"])
+    assert found["ok"]
 
 
-def test_a_changed_user_is_listed() -> None:
-    (change,) = compared(OLD.replace("self.train()", "self.train()\n        self.rest()")).changes
-    assert change.lines == ()
-    assert change.around == (diff.Around("T.run", "changed", 1, 0),)
-
-
-def test_a_lost_user_is_listed() -> None:
-    (change,) = compared(OLD.replace("def run(self):\n        self.train()", "def walk(self): pass")).changes
-    assert [(near.qualname, near.change) for near in change.around] == [("T.run", "removed")]
+@pytest.mark.parametrize(
+    ("before", "after", "change", "added"),
+    [
+        ("self.train()", "self.train()\n        self.rest()", "changed", 1),
+        ("def run(self):\n        self.train()", "def walk(self): pass", "removed", 0),
+        ("def rest(self):\n        pass", "def run_again(self): self.train()", "added", 2),
+    ],
+)
+def test_a_changed_user_is_listed(before: str, after: str, change: str, added: int) -> None:
+    (seam,) = compared(OLD.replace(before, after))["seams"]
+    assert seam["diff"] == []
+    (near,) = seam["around"]
+    assert (near["change"], near["added"]) == (change, added)
 
 
 def test_a_broken_seam_is_a_regression_and_leads_the_review() -> None:
     found = compared(OLD.replace("def train(self)", "def train(self, n)"))
-    assert not found.ok
+    assert not found["ok"]
     lines = list(review_lines(found))
     assert lines[0] == "SimpleTuner 1 -> 2: 1 seam touched, 0 untouched"
     assert lines[1].startswith("  feature ramp: on -> off: seam t: T.train(self, n)")

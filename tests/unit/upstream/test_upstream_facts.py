@@ -1,4 +1,4 @@
-"""Each kind of fact, true and untrue."""
+"""Each kind of fact, true and untrue; and the text in which a place is written."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import ast
 import pytest
 
 from simpletuner_gh200.upstream import facts
+from simpletuner_gh200.upstream.spec import MODULE, Fact, Question, seam
 
 LOOP = """
 class T:
+    size: int = 1
     def __init__(self):
         self.type = "local"
     def train(self):
@@ -30,72 +32,74 @@ def make():
     mapping = {"local": A}
     return mapping
 """
-MODULE = ast.parse(LOOP)
+TREE = ast.parse(LOOP)
 DIVIDED = (ast.Div, ast.Mod)
 
-TRUE = {
-    "calls": facts.calls("T.run", "self.train", times=1, arguments=0),
-    "mentions": facts.mentions("T.run", "self.train"),
-    "looked up on self": facts.looked_up_on_self("T.save"),
-    "defines": facts.defines("table"),
-    "assigns": facts.assigns("T.__init__", "self.type"),
-    "assigns constant": facts.assigns_constant("T.__init__", "self.type", "local"),
-    "signature": facts.signature("T.save", ("self", "step")),
-    "methods": facts.methods("T", {"run": ("self",), "save": ("self", "step")}),
-    "lacks": facts.lacks("T", ("get_raw_config",)),
-    "dict": facts.dict_display("table", ("local",)),
-    "dict within": facts.dict_display("mapping", ("local",), within="make"),
-    "operand": facts.operand_only("T.train", "self.config.steps", DIVIDED),
-    "with": facts.with_block("T.train", "self.acc.accumulate"),
-    "contains": facts.contains("T.train", "loss = x/self.config.steps"),
-    "tolerated": facts.tolerated("T.save", "self.validate"),
-    "passes": facts.inside("T.save", facts.passes("self.send", "event")),
+TRUE: dict[str, tuple[str, Question]] = {
+    "calls": ("T.run", facts.calls("self.train", times=1, arguments=0)),
+    "mentions": ("T", facts.mentions("self.train", "self.config.steps")),
+    "exists": ("table", facts.exists),
+    "assigns": ("T.__init__", facts.assigns("self.type")),
+    "assigns constant": ("T.__init__", facts.assigns_constant("self.type", "local")),
+    "parameters": ("T.save", facts.parameters("self", "step")),
+    "methods": ("T", facts.methods("run(self)", "save(self, step)")),
+    "lacks": ("T", facts.lacks("get_raw_config")),
+    "declares": ("T", facts.declares("size")),
+    "dict": ("table", facts.dict_display("local")),
+    "dict inside": ("make", facts.dict_display("local", name="mapping")),
+    "operand": ("T.train", facts.operand_only("self.config.steps", DIVIDED)),
+    "with": ("T.train", facts.with_block("self.acc.accumulate")),
+    "contains": ("T.train", facts.contains("loss = x/self.config.steps")),
+    "in the module": (MODULE, facts.contains("self.send(event)")),
+    "tolerated": ("T.save", facts.tolerated("self.validate")),
 }
 
-UNTRUE = {
-    "calls: other count": facts.calls("T.run", "self.train", times=2),
-    "calls: other arguments": facts.calls("T.run", "self.train", arguments=1),
-    "calls: no such function": facts.calls("T.walk", "self.train"),
-    "mentions": facts.mentions("T.run", "self.save"),
-    "looked up on self": facts.looked_up_on_self("T.run"),
-    "defines": facts.defines("other"),
-    "assigns": facts.assigns("T.run", "self.type"),
-    "assigns constant": facts.assigns_constant("T.__init__", "self.type", "aws"),
-    "assigns constant never": facts.assigns_constant("T.run", "self.type", "local"),
-    "signature": facts.signature("T.save", ("self",)),
-    "signature of a table": facts.signature("table", ()),
-    "methods": facts.methods("T", {"run": ("self", "x")}),
-    "lacks": facts.lacks("T", ("run",)),
-    "dict": facts.dict_display("table", ("gcs",)),
-    "dict within": facts.dict_display("mapping", ("local",), within="T.run"),
-    "operand": facts.operand_only("T.train", "self.config.steps", (ast.Div,)),
-    "with": facts.with_block("T.train", "self.acc.accumulate", times=2),
-    "contains": facts.contains("T.train", "loss = x * self.config.steps"),
-    "passes": facts.inside("T.save", facts.passes("self.send", "copy")),
+UNTRUE: dict[str, tuple[str, Question]] = {
+    "calls: other count": ("T.run", facts.calls("self.train", times=2)),
+    "calls: other arguments": ("T.run", facts.calls("self.train", arguments=1)),
+    "no such function": ("T.walk", facts.exists),
+    "mentions one only": ("T.run", facts.mentions("self.train", "self.save")),
+    "assigns": ("T.run", facts.assigns("self.type")),
+    "assigns constant": ("T.__init__", facts.assigns_constant("self.type", "aws")),
+    "assigns constant never": ("T.run", facts.assigns_constant("self.type", "local")),
+    "parameters": ("T.save", facts.parameters("self")),
+    "parameters of a table": ("table", facts.parameters()),
+    "methods": ("T", facts.methods("run(self, x)")),
+    "lacks": ("T", facts.lacks("run")),
+    "declares": ("T", facts.declares("size", "weight")),
+    "dict": ("table", facts.dict_display("gcs")),
+    "dict inside": ("T.run", facts.dict_display("local", name="mapping")),
+    "operand": ("T.train", facts.operand_only("self.config.steps", (ast.Div,))),
+    "with": ("T.run", facts.with_block("self.train")),
+    "contains": ("T.train", facts.contains("loss = x * self.config.steps")),
 }
 
 
-@pytest.mark.parametrize("predicate", TRUE.values(), ids=TRUE)
-def test_true_statements_hold(predicate: facts.Predicate) -> None:
-    assert predicate(MODULE) is None
+@pytest.mark.parametrize(("where", "question"), TRUE.values(), ids=TRUE)
+def test_true_statements_hold(where: str, question: Question) -> None:
+    assert Fact("x", question, where).trouble(TREE, "T") is None
 
 
-@pytest.mark.parametrize("predicate", UNTRUE.values(), ids=UNTRUE)
-def test_untrue_statements_say_what_was_found(predicate: facts.Predicate) -> None:
-    assert predicate(MODULE)
+@pytest.mark.parametrize(("where", "question"), UNTRUE.values(), ids=UNTRUE)
+def test_untrue_statements_say_what_was_found_and_where(where: str, question: Question) -> None:
+    assert str(Fact("x", question).trouble(TREE, where)).endswith(where)
 
 
 @pytest.mark.parametrize("handler", ["except KeyError:\n        warn()", "except Exception:\n        raise"])
 def test_an_error_that_escapes_is_not_tolerated(handler: str) -> None:
     module = ast.parse(f"def f():\n    try:\n        check()\n    {handler}\n")
-    assert facts.tolerated("f", "check")(module) == "what check raises stops f"
+    assert facts.tolerated("check")(module) == "check, whose errors are not caught,"
 
 
 def test_an_accumulation_entered_without_with_counts_against_it() -> None:
-    module = ast.parse("def f(self):\n    with self.acc():\n        pass\n    stack.enter_context(self.acc())\n")
-    assert facts.with_block("f", "self.acc")(module) == "1 with-blocks of self.acc and 1 other calls in f"
+    module = ast.parse("with self.acc():\n    pass\nstack.enter_context(self.acc())\n")
+    assert facts.with_block("self.acc")(module) == "2 calls of self.acc, 1 of them with-blocks"
 
 
-def test_all_of_reports_the_first_untrue_one() -> None:
-    both = facts.all_of(TRUE["calls"], UNTRUE["defines"], UNTRUE["mentions"])
-    assert both(MODULE) == "no other"
+def test_a_place_is_written_as_one_text() -> None:
+    fact = Fact("x", facts.exists)
+    spec = seam("t.save", "a.b:T.save(self, *rest)", "ramp, state", "why", fact, optional=True)
+    assert (spec.module, spec.qualname, spec.parameters) == ("a.b", "T.save", ("self", "*rest"))
+    assert (spec.features, spec.facts, spec.optional) == (("ramp", "state"), (fact,), True)
+    assert seam("t", "a:f()", "ramp", "why").parameters == ()
+    assert seam("t", "a:f", "ramp", "why").parameters is None

@@ -12,7 +12,7 @@ import typer
 from simpletuner_gh200.cli.command import Command
 
 if TYPE_CHECKING:
-    from simpletuner_gh200.upstream.verdict import Verdict
+    from simpletuner_gh200.upstream.check import Verdict
 
 app = typer.Typer(
     help="Check SimpleTuner against what the extension relies on.", no_args_is_help=True, rich_markup_mode="rich"
@@ -79,18 +79,17 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Show what changed in and around the seams. Exit code 1 if a seam holds in OLD and is broken in NEW."""
-    from simpletuner_gh200.upstream.diff import as_json as review_json
     from simpletuner_gh200.upstream.diff import compare, review_lines
     from simpletuner_gh200.upstream.select import parse_operand
 
     before, after = parse_operand(old), parse_operand(new)
     comparison = compare(before.source, after.source, versions=(before.version, after.version))
     if as_json:
-        typer.echo(json.dumps(review_json(comparison)))
+        typer.echo(json.dumps(comparison))
     else:
         for line in review_lines(comparison, full=full):
             typer.echo(line)
-    if not comparison.ok:
+    if not comparison["ok"]:
         raise typer.Exit(1)
 
 

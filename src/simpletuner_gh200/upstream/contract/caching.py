@@ -1,97 +1,123 @@
-"""SimpleTuner's caches: how each reads an entry, and where one is made anew."""
+"""SimpleTuner's caches, and its batches: how an entry is read, where one is made anew, where samples are joined."""
 
 from __future__ import annotations
 
-from simpletuner_gh200.upstream import facts
-from simpletuner_gh200.upstream.spec import Fact, SeamSpec
+import ast
 
+from simpletuner_gh200.upstream import syntax
+from simpletuner_gh200.upstream.facts import calls, contains, mentions, parameters
+from simpletuner_gh200.upstream.spec import Fact, seam
+
+CACHING = "simpletuner.helpers.caching"
+COLLATE = "simpletuner.helpers.training.collate"
 SERVED = "hits are served by replacing methods on the backend instance behind the cache"
+BY_NAME = "collate_fn looks it up by name"
+"""So that a replaced module global is the one that is called."""
+
+STACK = "torch.stack([_latent.to(StateTracker.get_accelerator().device) for _latent in latents], dim=0)"
+JOINED = {
+    *("prompt_embeds", "pooled_prompt_embeds", "time_ids"),
+    *("attention_mask", "prompt_attention_mask", "attention_masks"),
+}
 
 
-def _loads_through(reader: str, backend: str) -> Fact:
-    reason = "a method replaced on the instance is the one that is called"
-    calls = facts.calls(reader, f"{backend}.torch_load", arguments=1)
-    return Fact("torch_load is looked up on the instance", reason, calls)
+def _only_looks(scope: ast.AST) -> str | None:
+    attributes = [node for node in syntax.nodes(scope) if isinstance(node, ast.Attribute)]
+    taken = {node.attr for node in attributes if syntax.dotted(node.value) in ("latent", "_latent")}
+    others = sorted(taken - {"shape", "to"})
+    return f"{', '.join(others)} of a latent" if others else None
 
 
-VAE_READ = SeamSpec(
-    name="caching.vae_read",
-    module="simpletuner.helpers.caching.vae",
-    qualname="VAECache._read_from_storage",
-    parameters=None,
-    features=("caches",),
-    reason=SERVED,
-    facts=(
-        _loads_through("VAECache._read_from_storage", "self.cache_data_backend"),
-        Fact(
-            "existence is asked of the instance",
-            "so is this one",
-            facts.calls("VAECache.encode_images", "self.cache_data_backend.exists", arguments=1),
-        ),
-        Fact(
-            "reading goes through encode_images",
-            "no other way leads from a file name to its latent",
-            facts.calls("VAECache.retrieve_from_cache", "self.encode_images"),
-        ),
-        Fact(
-            "names a sample's file",
-            "a batch's latents are found by the names of their cache files",
-            facts.signature("VAECache.generate_vae_cache_filename", ("self", "filepath")),
-            features=("batch_path",),
-        ),
-    ),
-)
-
-
-VAE_REBUILD = SeamSpec(
-    name="caching.vae_rebuild",
-    module="simpletuner.helpers.caching.vae",
-    qualname="VAECache.rebuild_cache",
-    parameters=("self",),
-    features=("caches",),
-    reason="entries of that cache are dropped first, on every rank, so that no stale latent is served",
-)
-
-
-TEXT_RETRIEVE = SeamSpec(
-    name="caching.text_retrieve",
-    module="simpletuner.helpers.caching.text_embeds",
-    qualname="TextEmbeddingCache.load_from_cache",
-    parameters=None,
-    features=("caches",),
-    reason=SERVED,
-    facts=(
-        _loads_through("TextEmbeddingCache.load_from_cache", "self.data_backend"),
-        Fact(
-            "torch_save is looked up on the instance",
-            "what is written is known to our cache at once",
-            facts.mentions("TextEmbeddingCache.process_write_batch", "self.data_backend.torch_save"),
-        ),
-    ),
-)
-
-
-IMAGE_EMBED_READ = SeamSpec(
-    name="caching.image_embed_read",
-    module="simpletuner.helpers.caching.image_embed",
-    qualname="ImageEmbedCache.retrieve_from_cache",
-    parameters=None,
-    features=("caches",),
-    reason=SERVED,
-    facts=(
-        _loads_through("ImageEmbedCache.retrieve_from_cache", "self.cache_data_backend"),
-        Fact(
-            "existence is asked of the instance",
-            "so is this one",
-            facts.calls("ImageEmbedCache.retrieve_from_cache", "self.cache_data_backend.exists", arguments=1),
-        ),
-    ),
-)
+def _joins_these(scope: ast.AST) -> str | None:
+    tests = [node for node in syntax.nodes(scope) if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In)]
+    keys = {node.left.value for node in tests if isinstance(node.left, ast.Constant)}
+    return None if keys == JOINED else f"{', '.join(sorted(map(str, keys)))} joined"
 
 
 SPECS = (
-    VAE_READ,
-    VAE_REBUILD,
-    TEXT_RETRIEVE,
-    IMAGE_EMBED_READ,
+    seam(
+        "caching.vae_read",
+        f"{CACHING}.vae:VAECache._read_from_storage",
+        "caches",
+        SERVED,
+        Fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
+        Fact(
+            "existence is asked of the instance",
+            calls("self.cache_data_backend.exists", arguments=1),
+            "VAECache.encode_images",
+        ),
+        # No other way leads from a file name to its latent.
+        Fact("reading goes through encode_images", calls("self.encode_images"), "VAECache.retrieve_from_cache"),
+        # A batch's latents are found by the names of their cache files.
+        Fact(
+            "names a sample's file",
+            parameters("self", "filepath"),
+            "VAECache.generate_vae_cache_filename",
+            features=("batch_path",),
+        ),
+    ),
+    seam(
+        "caching.vae_rebuild",
+        f"{CACHING}.vae:VAECache.rebuild_cache(self)",
+        "caches",
+        "entries of that cache are dropped first, on every rank, so that no stale latent is served",
+    ),
+    seam(
+        "caching.text_retrieve",
+        f"{CACHING}.text_embeds:TextEmbeddingCache.load_from_cache",
+        "caches",
+        SERVED,
+        Fact("torch_load is looked up on the instance", calls("self.data_backend.torch_load", arguments=1)),
+        # What is written is known to our cache at once.
+        Fact(
+            "torch_save is looked up on the instance",
+            mentions("self.data_backend.torch_save"),
+            "TextEmbeddingCache.process_write_batch",
+        ),
+    ),
+    seam(
+        "caching.image_embed_read",
+        f"{CACHING}.image_embed:ImageEmbedCache.retrieve_from_cache",
+        "caches",
+        SERVED,
+        Fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
+        Fact("existence is asked of the instance", calls("self.cache_data_backend.exists", arguments=1)),
+    ),
+    seam(
+        "collate.compute_latents",
+        f"{COLLATE}:compute_latents(filepaths, data_backend_id, model)",
+        "batch_path",
+        "a batch's latents come straight from the slab",
+        Fact(BY_NAME, calls("compute_latents", arguments=3), "collate_fn"),
+    ),
+    seam(
+        "collate.check_latent_shapes",
+        f"{COLLATE}:check_latent_shapes(latents, filepaths, data_backend_id, batch, is_conditioning)",
+        "batch_path",
+        "a batch that was assembled in place is not stacked a second time",
+        Fact(BY_NAME, calls("check_latent_shapes"), "collate_fn"),
+        # That is what a batch assembled in place already is.
+        Fact("stacks them on the device", contains(STACK)),
+        # Stand-ins can go through the checks of the samples in their place.
+        Fact("only looks at shapes and values", _only_looks),
+    ),
+    seam(
+        "collate.compute_prompt_embeddings",
+        f"{COLLATE}:compute_prompt_embeddings(prompt_entries, text_embed_cache, model)",
+        "batch_path",
+        "a batch's text embeds come straight from the slab",
+        Fact(BY_NAME, calls("compute_prompt_embeddings", arguments=3), "collate_fn"),
+        Fact("asks the model to join", calls("model.collate_prompt_embeds", times=1, arguments=1)),
+        # We join the same six when the model has no way of its own; another one would be lost.
+        Fact("joins the rest itself", _joins_these),
+    ),
+    seam(
+        "collate.fetch_latent",
+        f"{COLLATE}:fetch_latent(fp, data_backend_id)",
+        "batch_path",
+        "a latent that is pinned already is not pinned again",
+        Fact("compute_latents looks it up by name", mentions("fetch_latent"), "compute_latents"),
+        # Which is where our hits are served.
+        Fact("asks the VAE cache of the dataset", calls("StateTracker.get_vaecache")),
+    ),
 )

@@ -1,342 +1,209 @@
-"""The trainer: from its configuration to the end of its loop."""
+"""The trainer: from its configuration to the end of its loop, when it validates, and its EMA."""
 
 from __future__ import annotations
 
 import ast
 
-from simpletuner_gh200.upstream import facts
-from simpletuner_gh200.upstream.spec import Fact, SeamSpec
+from simpletuner_gh200.upstream import syntax
+from simpletuner_gh200.upstream.facts import assigns, calls, contains, mentions, operand_only, with_block
+from simpletuner_gh200.upstream.spec import Fact, seam
 
-MODULE = "simpletuner.helpers.training.trainer"
-
-
-def _called_on_self(method: str) -> Fact:
-    reason = "a method replaced on the class is the one that runs"
-    return Fact("called on self", reason, facts.looked_up_on_self(method))
-
-
-PARSE_ARGUMENTS = SeamSpec(
-    name="trainer.parse_arguments",
-    module=MODULE,
-    qualname="Trainer.parse_arguments",
-    parameters=("self", "args", "disable_accelerator", "exit_on_error"),
-    features=("core",),
-    reason="everything starts here: the settings are parsed and the features decided right after it",
-    facts=(
-        _called_on_self("Trainer.parse_arguments"),
-        Fact("sets config", "features read self.config", facts.assigns("Trainer.parse_arguments", "self.config")),
-        Fact(
-            "sets accelerator",
-            "its methods are hooked on the instance",
-            facts.assigns("Trainer.parse_arguments", "self.accelerator"),
-        ),
-        Fact(
-            "accumulation comes from the configuration",
-            "the ramp starts from that number",
-            facts.mentions("Trainer.parse_arguments", "self.config.gradient_accumulation_steps"),
-            features=("ramp",),
-        ),
-    ),
-)
-
-
-INIT_DATA_BACKEND = SeamSpec(
-    name="trainer.init_data_backend",
-    module=MODULE,
-    qualname="Trainer.init_data_backend",
-    parameters=("self",),
-    features=("caches", "store"),
-    reason="after it the backend instances behind the caches exist, and ours are attached to them",
-    facts=(
-        _called_on_self("Trainer.init_data_backend"),
-        Fact(
-            "configures all backends in one call",
-            "datasets and caches are complete when it returns",
-            facts.calls("Trainer.init_data_backend", "configure_multi_databackend"),
-        ),
-    ),
-)
-
-
-INIT_HOOKS = SeamSpec(
-    name="trainer.init_hooks",
-    module=MODULE,
-    qualname="Trainer.init_hooks",
-    parameters=("self",),
-    features=("checkpoints", "state"),
-    reason="our state is saved and loaded by hooks registered next to upstream's",
-    facts=(
-        _called_on_self("Trainer.init_hooks"),
-        Fact(
-            "saving goes through accelerate's hooks",
-            "our hook runs with upstream's, before the checkpoint is complete",
-            facts.calls("Trainer.init_hooks", "self.accelerator.register_save_state_pre_hook"),
-        ),
-        Fact(
-            "loading goes through accelerate's hooks",
-            "our hook runs with upstream's",
-            facts.calls("Trainer.init_hooks", "self.accelerator.register_load_state_pre_hook"),
-        ),
-    ),
-)
-
-
-INIT_EMA_MODEL = SeamSpec(
-    name="trainer.init_ema_model",
-    module=MODULE,
-    qualname="Trainer.init_ema_model",
-    parameters=("self",),
-    features=("state",),
-    reason="the shadows of EMA are made here, and live in Grace from the start",
-    facts=(
-        _called_on_self("Trainer.init_ema_model"),
-        Fact(
-            "sets ema_model", "its shadows are found there", facts.assigns("Trainer.init_ema_model", "self.ema_model")
-        ),
-    ),
-)
-
-
-INIT_RESUME_CHECKPOINT = SeamSpec(
-    name="trainer.init_resume_checkpoint",
-    module=MODULE,
-    qualname="Trainer.init_resume_checkpoint",
-    parameters=("self", "lr_scheduler"),
-    features=("resuming",),
-    reason="before it looks for a checkpoint, what is not whole is moved out of its sight",
-    facts=(
-        _called_on_self("Trainer.init_resume_checkpoint"),
-        Fact(
-            "reads what to resume from off the configuration",
-            "ranks are told there which checkpoint is the last whole one",
-            facts.mentions("Trainer.init_resume_checkpoint", "self.config.resume_from_checkpoint"),
-        ),
-    ),
-)
-
-
+TRAINER = "simpletuner.helpers.training.trainer"
+VALIDATION = "simpletuner.helpers.training.validation"
 STEPS = "self.config.gradient_accumulation_steps"
-
-TRAIN = SeamSpec(
-    name="trainer.train",
-    module=MODULE,
-    qualname="Trainer.train",
-    parameters=("self",),
-    features=("ramp", "batch_path", "telemetry", "state", "pressure", "prefetch", "preemption"),
-    reason="before it everything is prepared and resumed, after it the run is over",
-    facts=(
-        Fact(
-            "one accumulation block",
-            "the accumulation is changed between two of its entries, never inside one",
-            facts.with_block("Trainer.train", "self.accelerator.accumulate"),
-            features=("ramp",),
-        ),
-        Fact(
-            "accumulation is only divided by and reduced modulo",
-            "so that a value changed at a closed window is right everywhere in the loop",
-            facts.operand_only("Trainer.train", STEPS, (ast.Div, ast.Mod)),
-            features=("ramp",),
-        ),
-        Fact(
-            "the loss is averaged over the window",
-            "the reported loss follows the accumulation of its window",
-            facts.mentions("Trainer.train", STEPS),
-            features=("ramp",),
-        ),
-        Fact(
-            "gradients through accelerate",
-            "accelerate weighs each micro-batch by the accumulation of the moment",
-            facts.mentions("Trainer.train", "self.accelerator.backward"),
-            features=("ramp",),
-        ),
-        Fact(
-            "steps when accelerate says so",
-            "the optimizer steps at the end of a window, which accelerate decides",
-            facts.mentions("Trainer.train", "self.accelerator.sync_gradients"),
-            features=("ramp",),
-        ),
-        Fact(
-            "manual validation is polled in the loop",
-            "so that it fires with the ramp on, at any accumulation",
-            facts.calls("Trainer.train", "self._consume_manual_validation_request"),
-            features=("ramp",),
-        ),
-        Fact(
-            "looks for a stop signal at the top of every turn",
-            "the wait for a batch begins there, and the loop is left there after a checkpoint that a signal asked for",
-            facts.calls("Trainer.train", "self._exit_on_signal", times=1),
-            features=("telemetry", "preemption"),
-        ),
-        Fact(
-            "asks for a manual checkpoint after an optimizer step",
-            "a signal's checkpoint is written there, by all ranks",
-            facts.calls("Trainer.train", "self._consume_manual_checkpoint_request"),
-            features=("preemption",),
-        ),
-        Fact(
-            "prefetches as the configuration says when it begins",
-            "prefetch_depth is set there, as SimpleTuner's own option",
-            facts.all_of(
-                facts.mentions("Trainer.train", "self.config.dataloader_prefetch"),
-                facts.mentions("Trainer.train", "self.config.dataloader_prefetch_qlen"),
-            ),
-            features=("prefetch",),
-        ),
-    ),
-)
+RAMP = ("ramp",)
+ON_SELF = "called on self"
+"""So that a method replaced on the class is the one that runs."""
 
 
-PREPARE_BATCH = SeamSpec(
-    name="trainer.prepare_batch",
-    module=MODULE,
-    qualname="Trainer.prepare_batch",
-    parameters=("self", "batch"),
-    features=("hints", "telemetry"),
-    reason="a batch is ready: placement hints go onto its tensors, and the wait for it is over",
-    facts=(
-        Fact(
-            "the loop calls it on self",
-            "every training batch passes through it",
-            facts.calls("Trainer.train", "self.prepare_batch"),
-        ),
-        Fact(
-            "an empty batch comes back as it is",
-            "False means the end of the epoch, and must reach the loop",
-            facts.contains("Trainer.prepare_batch", "return batch"),
-            features=("hints",),
-        ),
-    ),
-)
-
-
-MODEL_PREDICT = SeamSpec(
-    name="trainer.model_predict",
-    module=MODULE,
-    qualname="Trainer.model_predict",
-    parameters=("self", "prepared_batch", "custom_timesteps"),
-    features=("activations",),
-    reason="the forward pass: what autograd saves in it goes to Grace",
-    facts=(
-        _called_on_self("Trainer.model_predict"),
-        Fact(
-            "the model predicts once",
-            "one forward pass, whose backward pass follows, is one step of what was learned about its shape",
-            facts.calls("Trainer.model_predict", "self.model.model_predict", times=1),
-        ),
-    ),
-)
-
-
-GRADIENT_CHECKPOINTING = SeamSpec(
-    name="trainer.enable_gradient_checkpointing",
-    module=MODULE,
-    qualname="Trainer.enable_gradient_checkpointing",
-    parameters=("self",),
-    features=("activations",),
-    reason="checkpointing stays as SimpleTuner switches it; what is not to be recomputed runs past it, block by block",
-    facts=(
-        _called_on_self("Trainer.enable_gradient_checkpointing"),
-        Fact(
-            "on where the configuration says so",
-            "the same key tells whether blocks can be recomputed",
-            facts.mentions("Trainer.enable_gradient_checkpointing", "self.config.gradient_checkpointing"),
-        ),
-    ),
-)
-
-
-EMIT_EVENT = SeamSpec(
-    name="trainer.emit_event",
-    module=MODULE,
-    qualname="Trainer._emit_event",
-    parameters=("self", "event", "message_level"),
-    features=("telemetry",),
-    reason="our metrics are added to training status events",
-    facts=(
-        _called_on_self("Trainer._emit_event"),
-        Fact(
-            "sends the very dict it got",
-            "what we add to the event is sent",
-            facts.inside("Trainer._emit_event", facts.passes("self.webhook_handler.send_raw", "event")),
-        ),
-    ),
-)
-
-
-MANUAL_VALIDATION = SeamSpec(
-    name="trainer.manual_validation",
-    module=MODULE,
-    qualname="Trainer._consume_manual_validation_request",
-    parameters=("self",),
-    features=("ramp",),
-    reason="a request is taken at the end of a window, and not lost before it",
-)
-
-
-MANUAL_CHECKPOINT = SeamSpec(
-    name="trainer.manual_checkpoint",
-    module=MODULE,
-    qualname="Trainer._consume_manual_checkpoint_request",
-    parameters=("self",),
-    features=("ramp", "preemption"),
-    reason="a request is taken at the end of a window, and not lost before it; a signal's request goes through it",
-    facts=(
-        Fact(
-            "asks the consumer that was registered",
-            "a signal's request is registered as one",
-            facts.contains("Trainer._consume_manual_checkpoint_request", "self._manual_checkpoint_consumer()"),
-            features=("preemption",),
-        ),
-    ),
-)
-
-
-SHOULD_CHECKPOINT_EPOCH = SeamSpec(
-    name="trainer.should_checkpoint_epoch",
-    module=MODULE,
-    qualname="Trainer._should_checkpoint_epoch",
-    parameters=("self", "epoch"),
-    features=("ramp",),
-    reason="a checkpoint at an epoch's end waits for the end of the window",
-)
-
-
-RECALCULATE_STEPS = SeamSpec(
-    name="trainer.recalculate_training_steps",
-    module=MODULE,
-    qualname="Trainer._recalculate_training_steps",
-    parameters=("self",),
-    features=("ramp",),
-    reason="a run that is given by its epochs has as many steps as their data have windows",
-    facts=(
-        _called_on_self("Trainer._recalculate_training_steps"),
-        Fact(
-            "counts the micro-batches",
-            "the windows are counted by the same number",
-            facts.assigns("Trainer._recalculate_training_steps", "self.config.total_num_batches"),
-        ),
-        Fact(
-            "sets the steps",
-            "what it sets is replaced right after it",
-            facts.assigns("Trainer._recalculate_training_steps", "self.config.max_train_steps"),
-        ),
-    ),
-)
+def _sends_the_event(scope: ast.AST) -> str | None:
+    found = syntax.calls(scope, "self.webhook_handler.send_raw")
+    passes = any(call.args and syntax.dotted(call.args[0]) == "event" for call in found)
+    return None if passes else f"{[ast.unparse(call) for call in found]}, none of which passes event,"
 
 
 SPECS = (
-    PARSE_ARGUMENTS,
-    INIT_DATA_BACKEND,
-    INIT_HOOKS,
-    INIT_EMA_MODEL,
-    INIT_RESUME_CHECKPOINT,
-    TRAIN,
-    PREPARE_BATCH,
-    MODEL_PREDICT,
-    GRADIENT_CHECKPOINTING,
-    EMIT_EVENT,
-    MANUAL_VALIDATION,
-    MANUAL_CHECKPOINT,
-    SHOULD_CHECKPOINT_EPOCH,
-    RECALCULATE_STEPS,
+    seam(
+        "trainer.parse_arguments",
+        f"{TRAINER}:Trainer.parse_arguments(self, args, disable_accelerator, exit_on_error)",
+        "core",
+        "everything starts here: the settings are parsed and the features decided right after it",
+        Fact(ON_SELF, mentions("self.parse_arguments"), "Trainer"),
+        # Features read the one, and hook methods of the other on the instance.
+        Fact("sets config", assigns("self.config")),
+        Fact("sets accelerator", assigns("self.accelerator")),
+        # The ramp starts from that number.
+        Fact("accumulation comes from the configuration", mentions(STEPS), features=RAMP),
+    ),
+    seam(
+        "trainer.init_data_backend",
+        f"{TRAINER}:Trainer.init_data_backend(self)",
+        "caches, store",
+        "after it the backend instances behind the caches exist, and ours are attached to them",
+        Fact(ON_SELF, mentions("self.init_data_backend"), "Trainer"),
+        # Datasets and caches are complete when it returns.
+        Fact("configures all backends in one call", calls("configure_multi_databackend")),
+    ),
+    seam(
+        "trainer.init_hooks",
+        f"{TRAINER}:Trainer.init_hooks(self)",
+        "checkpoints, state",
+        "our state is saved and loaded by hooks registered next to upstream's",
+        Fact(ON_SELF, mentions("self.init_hooks"), "Trainer"),
+        # Ours run with upstream's, before the checkpoint is complete.
+        Fact("saving goes through accelerate's hooks", calls("self.accelerator.register_save_state_pre_hook")),
+        Fact("loading goes through accelerate's hooks", calls("self.accelerator.register_load_state_pre_hook")),
+    ),
+    seam(
+        "trainer.init_ema_model",
+        f"{TRAINER}:Trainer.init_ema_model(self)",
+        "state",
+        "the shadows of EMA are made here, and live in Grace from the start",
+        Fact(ON_SELF, mentions("self.init_ema_model"), "Trainer"),
+        Fact("sets ema_model", assigns("self.ema_model")),
+    ),
+    seam(
+        "trainer.init_resume_checkpoint",
+        f"{TRAINER}:Trainer.init_resume_checkpoint(self, lr_scheduler)",
+        "resuming",
+        "before it looks for a checkpoint, what is not whole is moved out of its sight",
+        Fact(ON_SELF, mentions("self.init_resume_checkpoint"), "Trainer"),
+        # Ranks are told there which checkpoint is the last whole one.
+        Fact("reads what to resume from off the configuration", mentions("self.config.resume_from_checkpoint")),
+    ),
+    seam(
+        "trainer.train",
+        f"{TRAINER}:Trainer.train(self)",
+        "ramp, batch_path, telemetry, state, pressure, prefetch, preemption",
+        "before it everything is prepared and resumed, after it the run is over",
+        # The accumulation is changed between two of its entries, never inside one.
+        Fact("one accumulation block", with_block("self.accelerator.accumulate"), features=RAMP),
+        # A value changed at a closed window is right everywhere in the loop.
+        Fact(
+            "accumulation is only divided by and reduced modulo",
+            operand_only(STEPS, (ast.Div, ast.Mod)),
+            features=RAMP,
+        ),
+        # The reported loss follows the accumulation of its window.
+        Fact("the loss is averaged over the window", mentions(STEPS), features=RAMP),
+        # accelerate weighs each micro-batch by the accumulation of the moment, and decides where a window ends.
+        Fact("gradients through accelerate", mentions("self.accelerator.backward"), features=RAMP),
+        Fact("steps when accelerate says so", mentions("self.accelerator.sync_gradients"), features=RAMP),
+        # It fires with the ramp on, at any accumulation.
+        Fact(
+            "manual validation is polled in the loop",
+            calls("self._consume_manual_validation_request"),
+            features=RAMP,
+        ),
+        # The wait for a batch begins there, and the loop is left there after a checkpoint that a signal asked for.
+        Fact(
+            "looks for a stop signal at the top of every turn",
+            calls("self._exit_on_signal", times=1),
+            features=("telemetry", "preemption"),
+        ),
+        # A signal's checkpoint is written there, by all ranks.
+        Fact(
+            "asks for a manual checkpoint after an optimizer step",
+            calls("self._consume_manual_checkpoint_request"),
+            features=("preemption",),
+        ),
+        # prefetch_depth is set there, as SimpleTuner's own option.
+        Fact(
+            "prefetches as the configuration says when it begins",
+            mentions("self.config.dataloader_prefetch", "self.config.dataloader_prefetch_qlen"),
+            features=("prefetch",),
+        ),
+    ),
+    seam(
+        "trainer.prepare_batch",
+        f"{TRAINER}:Trainer.prepare_batch(self, batch)",
+        "hints, telemetry",
+        "a batch is ready: placement hints go onto its tensors, and the wait for it is over",
+        Fact("the loop calls it on self", calls("self.prepare_batch"), "Trainer.train"),
+        # False means the end of the epoch, and must reach the loop.
+        Fact("an empty batch comes back as it is", contains("return batch"), features=("hints",)),
+    ),
+    seam(
+        "trainer.model_predict",
+        f"{TRAINER}:Trainer.model_predict(self, prepared_batch, custom_timesteps)",
+        "activations",
+        "the forward pass: what autograd saves in it goes to Grace",
+        Fact(ON_SELF, mentions("self.model_predict"), "Trainer"),
+        # One forward pass, whose backward pass follows, is one step of what was learned about its shape.
+        Fact("the model predicts once", calls("self.model.model_predict", times=1)),
+    ),
+    seam(
+        "trainer.enable_gradient_checkpointing",
+        f"{TRAINER}:Trainer.enable_gradient_checkpointing(self)",
+        "activations",
+        "checkpointing stays as SimpleTuner switches it; what is not to be recomputed runs past it, block by block",
+        Fact(ON_SELF, mentions("self.enable_gradient_checkpointing"), "Trainer"),
+        # The same key tells whether blocks can be recomputed.
+        Fact("on where the configuration says so", mentions("self.config.gradient_checkpointing")),
+    ),
+    seam(
+        "trainer.emit_event",
+        f"{TRAINER}:Trainer._emit_event(self, event, message_level)",
+        "telemetry",
+        "our metrics are added to training status events",
+        Fact(ON_SELF, mentions("self._emit_event"), "Trainer"),
+        Fact("sends the very dict it got", _sends_the_event),
+    ),
+    seam(
+        "trainer.manual_validation",
+        f"{TRAINER}:Trainer._consume_manual_validation_request(self)",
+        "ramp",
+        "a request is taken at the end of a window, and not lost before it",
+    ),
+    seam(
+        "trainer.manual_checkpoint",
+        f"{TRAINER}:Trainer._consume_manual_checkpoint_request(self)",
+        "ramp, preemption",
+        "a request is taken at the end of a window, and not lost before it; a signal's request goes through it",
+        # A signal's request is registered as one.
+        Fact(
+            "asks the consumer that was registered",
+            contains("self._manual_checkpoint_consumer()"),
+            features=("preemption",),
+        ),
+    ),
+    seam(
+        "trainer.should_checkpoint_epoch",
+        f"{TRAINER}:Trainer._should_checkpoint_epoch(self, epoch)",
+        "ramp",
+        "a checkpoint at an epoch's end waits for the end of the window",
+    ),
+    seam(
+        "trainer.recalculate_training_steps",
+        f"{TRAINER}:Trainer._recalculate_training_steps(self)",
+        "ramp",
+        "a run that is given by its epochs has as many steps as their data have windows",
+        Fact(ON_SELF, mentions("self._recalculate_training_steps"), "Trainer"),
+        # The windows are counted by the same number, and what it sets is replaced right after it.
+        Fact("counts the micro-batches", assigns("self.config.total_num_batches")),
+        Fact("sets the steps", assigns("self.config.max_train_steps")),
+    ),
+    seam(
+        "validation.intermediary",
+        f"{VALIDATION}:Validation.should_perform_intermediary_validation",
+        "ramp",
+        "nothing is validated in the middle of a window",
+    ),
+    seam(
+        "validation.epoch_relative_step",
+        f"{VALIDATION}:Validation._epoch_relative_step(self, steps_per_epoch)",
+        "ramp",
+        "steps per epoch change during a ramp, so the end of the data decides",
+        optional=True,
+    ),
+    seam(
+        "ema.to",
+        "simpletuner.helpers.training.ema:EMAModel.to(self, *args, **kwargs)",
+        "state",
+        "shadows that are moved get their new memory in Grace",
+        # They are found there, and counted.
+        Fact("shadows are a list", assigns("self.shadow_params"), "EMAModel.__init__"),
+        # With accelerator the shadows stay through every update.
+        Fact("moves only where ema_device is cpu", mentions("self.args.ema_device"), "EMAModel.step"),
+    ),
 )
