@@ -190,7 +190,7 @@ def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> Iterator[None]:
     from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.patch import Patches
-    from simpletuner_gh200.seams.points.collate import SEAMS
+    from simpletuner_gh200.seams.points.caching import SEAMS
 
     path = BatchPath(collate, {DATASET: tables["vae"]}, latents=HostDelivery(BufferPool()), embeds=BufferPool())
     runtime: Any = SimpleNamespace(batch_path=path)
@@ -198,7 +198,7 @@ def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> Iterator[None]:
     patches.install(
         *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, tables["vae"])]).patches,
         *ServedBackend(text.data_backend, [Route(text.cache_dir, tables["text"])]).patches,
-        *(patch for seam in SEAMS for patch in seam.patches(collate, runtime)),
+        *(patch for seam in SEAMS if "collate." in seam.name for patch in seam.patches(collate, runtime)),
     )
     try:
         yield

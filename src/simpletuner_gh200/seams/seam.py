@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.errors import SeamMismatch
 from simpletuner_gh200.registry import contributions
-from simpletuner_gh200.seams.patch import Patch, Patches
+from simpletuner_gh200.seams.patch import Patch, Patches, wrap_method
 from simpletuner_gh200.upstream.features import ON, Status
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs, signature_text
 
@@ -36,6 +36,24 @@ class Seam:
     @property
     def spec(self) -> SeamSpec:
         return self.own_spec or all_specs()[self.name]
+
+
+Around = Callable[["Runtime", Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+"""(runtime, wrapped, instance, args, kwargs) -> result: called instead of what is at a place."""
+
+
+def wrapping(name: str, around: Around) -> Seam:
+    """A seam that does no more than to call ``around`` instead of the function or method at its place."""
+
+    def patches(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+        owner, _, attribute = all_specs()[name].qualname.rpartition(".")
+
+        def call(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            return around(runtime, wrapped, instance, args, kwargs)
+
+        return [wrap_method(getattr(module, owner) if owner else module, attribute, call)]
+
+    return Seam(name, patches)
 
 
 def all_seams() -> tuple[Seam, ...]:

@@ -1,4 +1,4 @@
-"""A configuration's way to SimpleTuner's parser: our blocks go along, and what a person typed is what is meant.
+"""A configuration's way to SimpleTuner: our blocks go along, are fields like its own, and can be asked for afterwards.
 
 SimpleTuner drops a block it does not know, reads a TOML file only from its own ``config`` folder, and ignores flags
 whenever there is a file. Without a block of ours, ``--config`` or flags, its own loaders run untouched.
@@ -6,8 +6,10 @@ whenever there is a file. Without a block of ours, ``--config`` or flags, its ow
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,12 @@ from simpletuner_gh200.memory.mapping import create_memfd
 from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
+from simpletuner_gh200.upstream.spec import seam
+
+HIDDEN_TAB = "gh200"
+"""No tab that anybody opens: what is there is a legal flag, and shown and found nowhere."""
+
+_LABELS = {"cache_config": "GH200 caches", "gh200_optimizations": "GH200 optimizations"}
 
 Handler = Callable[[object, list[str], dict[str, object]], bool]
 
@@ -94,8 +102,86 @@ def _loader_helpers(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [put(module.helpers, name, loader(module.helpers[name])) for name in ("json", "toml", "env")]
 
 
+def _fields(module: ModuleType) -> list[Any]:
+    types = importlib.import_module(module.__name__.rpartition(".")[0] + ".types")
+    as_json = getattr(types.FieldType, "TEXT_JSON", types.FieldType.TEXTAREA)
+    shown = [
+        types.ConfigField(
+            name=block,
+            arg_name=f"--{block}",
+            ui_label=_LABELS[block],
+            field_type=as_json,
+            tab="hardware",
+            section="gh200",
+            default_value=None,
+            importance=types.ImportanceLevel.ADVANCED,
+            help_text=f"The {block} block of simpletuner-gh200, as JSON.",
+        )
+        for block in TRAINING_BLOCKS
+    ]
+    older = types.ConfigField(
+        name=LEGACY_FLAG,
+        arg_name=f"--{LEGACY_FLAG}",
+        ui_label="GH200 older spellings",
+        field_type=types.FieldType.TEXTAREA,
+        tab=HIDDEN_TAB,
+        section="gh200",
+        default_value=None,
+        importance=types.ImportanceLevel.EXPERIMENTAL,
+        help_text="Older spellings found in the configuration; filled in by simpletuner-gh200.",
+    )
+    return [*shown, older]
+
+
+def _add_field(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """SimpleTuner builds its argument parser, its terminal wizard and its Web UI from this registry.
+
+    In the Web UI a field for every key stands in for the two blocks (``points/web_ui.py``).
+    """
+    registry = module.field_registry
+    return [put(registry._fields, field.name, field) for field in _fields(module)]
+
+
+def _accessors(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """Those that the earlier guides name on ``StateTracker``."""
+    override: dict[str, Any] = {}
+
+    def get_raw_config(cls: Any) -> Any:
+        """SimpleTuner's parsed configuration, with our blocks as they were given."""
+        return override.get("raw", runtime.raw_config)
+
+    def set_raw_config(cls: Any, value: Any) -> None:
+        override["raw"] = value
+
+    def get_gh200_runtime_config(cls: Any) -> Any:
+        """Our effective settings, as ``{"block.key": value}``."""
+        if "runtime" in override:
+            return override["runtime"]
+        return {key: value for key, value, _ in runtime.settings.rows()} if runtime.settings else {}
+
+    def set_gh200_runtime_config(cls: Any, value: Any) -> None:
+        override["runtime"] = value
+
+    accessors = (get_raw_config, set_raw_config, get_gh200_runtime_config, set_gh200_runtime_config)
+    return [put(module.StateTracker, method.__name__, classmethod(method)) for method in accessors]
+
+
+def _alias(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+    """``simpletuner.gh200`` of the earlier guides as an attribute of its package, for whoever says just ``import``.
+
+    The ``.pth`` line has put it into ``sys.modules``; a tree with a package of its own there has let go of it.
+    """
+    there = sys.modules.get("simpletuner.gh200")
+    return [put(module, "gh200", there)] if there is not None and not hasattr(module, "gh200") else []
+
+
+PACKAGE = seam("simpletuner.gh200", "simpletuner:__name__", "", "the earlier guides import from simpletuner.gh200")
+
 SEAMS = (
     Seam("config.legacy_handlers", _legacy_handlers),
     Seam("config.env_map", _env_map),
     Seam("config.loader_helpers", _loader_helpers),
+    Seam("field_registry.add_field", _add_field),
+    Seam("state_tracker.class", _accessors),
+    Seam(PACKAGE.name, _alias, own_spec=PACKAGE),
 )

@@ -8,41 +8,32 @@ from types import ModuleType
 from typing import Any
 
 from simpletuner_gh200.config.datasets import IN_MEMORY, with_in_memory_for_all
-from simpletuner_gh200.seams.patch import Patch, put, wrap_method
+from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
-from simpletuner_gh200.seams.seam import Seam
+from simpletuner_gh200.seams.seam import Seam, wrapping
 from simpletuner_gh200.seams.untraced import Untraced
 
 
-def _load_configuration(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        entries = with_in_memory_for_all(wrapped(*args, **kwargs), runtime.in_memory_for_all)
-        for rewrite in runtime.moment("dataset_entries"):
-            entries = rewrite(entries)
-        return entries
-
-    return [wrap_method(module.FactoryRegistry, "load_configuration", after)]
+def _load_configuration(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    entries = with_in_memory_for_all(wrapped(*args, **kwargs), runtime.in_memory_for_all)
+    for rewrite in runtime.moment("dataset_entries"):
+        entries = rewrite(entries)
+    return entries
 
 
-def _local_builder(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    def instead(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        config = args[0] if args else kwargs["config"]
-        for create in runtime.moment("create_backend"):
-            backend = create(instance, config)
-            if backend is not None:
-                return backend
-        return wrapped(*args, **kwargs)
-
-    return [wrap_method(module.LocalBackendBuilder, "_create_backend", instead)]
+def _local_builder(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    config = args[0] if args else kwargs["config"]
+    for create in runtime.moment("create_backend"):
+        backend = create(instance, config)
+        if backend is not None:
+            return backend
+    return wrapped(*args, **kwargs)
 
 
-def _split_buckets(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        result = wrapped(*args, **kwargs)
-        runtime.call("samples_dealt", instance)
-        return result
-
-    return [wrap_method(module.MetadataBackend, "split_buckets_between_processes", after)]
+def _split_buckets(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    result = wrapped(*args, **kwargs)
+    runtime.call("samples_dealt", instance)
+    return result
 
 
 def _scan(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
@@ -60,16 +51,13 @@ def _scan(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [put(module, "Queue", queue)]
 
 
-def _builder(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+def _builder(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     """A page that scans or shows such a dataset reads its files where they are; only a run holds them in memory."""
 
-    def local_for_ours(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        def call(backend_type: str, *rest: Any, **options: Any) -> Any:
-            return wrapped("local" if backend_type == IN_MEMORY else backend_type, *rest, **options)
+    def call(backend_type: str, *rest: Any, **options: Any) -> Any:
+        return wrapped("local" if backend_type == IN_MEMORY else backend_type, *rest, **options)
 
-        return call(*args, **kwargs)
-
-    return [wrap_method(module, "create_backend_builder", local_for_ours)]
+    return call(*args, **kwargs)
 
 
 def _memory_usage(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
@@ -81,10 +69,10 @@ def _memory_usage(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
 
 
 SEAMS = (
-    Seam("backend.builder_map", _builder),
-    Seam("datasets.load_configuration", _load_configuration),
-    Seam("datasets.local_builder", _local_builder),
+    wrapping("backend.builder_map", _builder),
+    wrapping("datasets.load_configuration", _load_configuration),
+    wrapping("datasets.local_builder", _local_builder),
     Seam("datasets.memory_usage", _memory_usage),
     Seam("metadata.scan", _scan),
-    Seam("metadata.split_buckets", _split_buckets),
+    wrapping("metadata.split_buckets", _split_buckets),
 )

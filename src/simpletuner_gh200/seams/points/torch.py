@@ -15,7 +15,7 @@ from typing import Any
 from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam
-from simpletuner_gh200.upstream.spec import SeamSpec
+from simpletuner_gh200.upstream.spec import seam
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -46,13 +46,8 @@ def _pin_memory(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [put(module.Tensor, "pin_memory", pin_memory)]
 
 
-PIN_MEMORY = SeamSpec(
-    name="torch.pin_memory",
-    module="torch",
-    qualname="Tensor.pin_memory",
-    parameters=None,
-    features=(),
-    reason="SimpleTuner pins batches even where torch has no accelerator",
+PIN_MEMORY = seam(
+    "torch.pin_memory", "torch:Tensor.pin_memory", "", "SimpleTuner pins batches even where torch has no accelerator"
 )
 
 SEAMS = (Seam(PIN_MEMORY.name, _pin_memory, own_spec=PIN_MEMORY),)

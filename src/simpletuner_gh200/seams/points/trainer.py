@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack
-from types import ModuleType
 from typing import Any
 
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.checkpoints import init_resume_checkpoint
-from simpletuner_gh200.seams.patch import Patch, wrap_method
+from simpletuner_gh200.seams.patch import wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.saving import SavingWatch
-from simpletuner_gh200.seams.seam import Seam
+from simpletuner_gh200.seams.seam import Seam, wrapping
 
 
-def _parse_arguments(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+def _parse_arguments(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     """The configuration was read and the accelerator exists; settings are resolved and features start."""
-
-    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        runtime.phases.end("import")
-        _speak_again()
-        result = wrapped(*args, **kwargs)
-        try:
-            runtime.configure_from(instance)
-        except GH200Error as failure:
-            runtime.outcome.fail(failure)
-            raise
-        runtime.outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
-        runtime.forget_earlier_summary()
-        extend_log(getattr(instance, "accelerator", None), runtime)
-        runtime.call("start", instance)
-        runtime.phases.end("configure")
-        runtime.enters("loading the encoders")
-        return result
-
-    return [wrap_method(module.Trainer, "parse_arguments", after)]
+    runtime.phases.end("import")
+    _speak_again()
+    result = wrapped(*args, **kwargs)
+    try:
+        runtime.configure_from(instance)
+    except GH200Error as failure:
+        runtime.outcome.fail(failure)
+        raise
+    runtime.outcome.output_dir = str(getattr(instance.config, "output_dir", "") or "")
+    runtime.forget_earlier_summary()
+    extend_log(getattr(instance, "accelerator", None), runtime)
+    runtime.call("start", instance)
+    runtime.phases.end("configure")
+    runtime.enters("loading the encoders")
+    return result
 
 
 def _speak_again() -> None:
@@ -63,141 +57,115 @@ def extend_log(accelerator: Any, runtime: Runtime) -> None:
     runtime.patches.install(wrap_method(accelerator, "log", before))
 
 
-def _init_data_backend(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+def _init_data_backend(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     """Datasets and caches are made here."""
-
-    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        runtime.phases.end("models")
-        runtime.enters("caching")
-        try:
-            result = wrapped(*args, **kwargs)
-        except Exception as failure:  # older releases print it and exit 0, and only we can say what it was
-            runtime.failed(failure)
-            raise
-        runtime.enters("filling the caches")
-        runtime.call("data_ready", instance)
-        runtime.phases.end("data")
-        runtime.enters("loading the model")
-        return result
-
-    return [wrap_method(module.Trainer, "init_data_backend", after)]
-
-
-def _init_hooks(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    """Upstream registers its save and load hooks; ours follow."""
-
-    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    runtime.phases.end("models")
+    runtime.enters("caching")
+    try:
         result = wrapped(*args, **kwargs)
-        runtime.call("hooks_ready", instance)
-        return result
+    except Exception as failure:  # older releases print it and exit 0, and only we can say what it was
+        runtime.failed(failure)
+        raise
+    runtime.enters("filling the caches")
+    runtime.call("data_ready", instance)
+    runtime.phases.end("data")
+    runtime.enters("loading the model")
+    return result
 
-    return [wrap_method(module.Trainer, "init_hooks", after)]
+
+def _init_hooks(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Upstream registers its save and load hooks; ours follow."""
+    result = wrapped(*args, **kwargs)
+    runtime.call("hooks_ready", instance)
+    return result
 
 
-def _init_ema_model(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+def _init_ema_model(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     """Upstream clones the trained weights, where EMA is on."""
-
-    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        with ExitStack() as making:
-            for moment in runtime.moment("making_ema"):
-                making.enter_context(moment(instance))
-            return wrapped(*args, **kwargs)
-
-    return [wrap_method(module.Trainer, "init_ema_model", around)]
-
-
-def _train(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    """The loop as a whole. Its outcome is recorded, because older releases exit 0 after a failure."""
-
-    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        runtime.phases.end("model load")
-        outcome = runtime.outcome
-        outcome.status = "training"
-        outcome.global_step = int(instance.state.get("global_step", 0))
-        preemption, saving = Preemption(instance), SavingWatch(instance, runtime)
-        saving.install()
-        runtime.enters("training", checkpoints=runtime.lifeline is not None and preemption.install())
-        runtime.call("before_train", instance)
-        outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
-        try:
-            result = wrapped(*args, **kwargs)
-            outcome.status = "completed"
-            return result
-        except CheckpointWritten as written:
-            outcome.interrupt(str(written), TRY_AGAIN)
-            raise
-        except KeyboardInterrupt:
-            if outcome.status != "failed":  # else a feature of ours had to end the run, and has said why
-                outcome.interrupt_by_user()
-            raise
-        except SystemExit as stopped:
-            if not outcome.ended_by_us:
-                outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
-            raise
-        except Exception as failure:
-            runtime.failed(failure)
-            raise
-        finally:
-            outcome.global_step = int(instance.state.get("global_step", 0))
-            saving.conclude(completed=outcome.status == "completed")
-            runtime.unwind("after_train", instance)
-            saving.remove()
-            preemption.uninstall()
-
-    return [wrap_method(module.Trainer, "train", around)]
-
-
-def _prepare_batch(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    """A batch is ready for the model. ``False`` marks the end of an epoch and passes through."""
-
-    def after(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        batch = wrapped(*args, **kwargs)
-        if isinstance(batch, dict):
-            for prepared in runtime.moment("batch_prepared"):
-                batch = prepared(instance, batch)
-        return batch
-
-    return [wrap_method(module.Trainer, "prepare_batch", after)]
-
-
-def _model_predict(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    """The forward pass. Predictions without gradients (a parent's, an evaluation's) are nobody's business."""
-
-    def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        moments = runtime.moment("predicting")
-        if not moments or not module.torch.is_grad_enabled():
-            return wrapped(*args, **kwargs)
-        batch = args[0] if args else kwargs["prepared_batch"]
-        with ExitStack() as during:
-            for predicting in moments:
-                during.enter_context(predicting(instance, batch))
-            return wrapped(*args, **kwargs)
-
-    return [wrap_method(module.Trainer, "model_predict", around)]
-
-
-def _emit_event(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
-    """A training status event with progress is about to be sent: our metrics go with it."""
-
-    def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        event = args[0] if args else kwargs.get("event")
-        metrics = (event.get("progress") or {}).get("metrics") if isinstance(event, dict) else None
-        if isinstance(metrics, dict):
-            runtime.call("metrics", metrics)
-            runtime.call("event_sent", metrics)
+    with ExitStack() as making:
+        for moment in runtime.moment("making_ema"):
+            making.enter_context(moment(instance))
         return wrapped(*args, **kwargs)
 
-    return [wrap_method(module.Trainer, "_emit_event", before)]
+
+def _train(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """The loop as a whole. Its outcome is recorded, because older releases exit 0 after a failure."""
+    runtime.phases.end("model load")
+    outcome = runtime.outcome
+    outcome.status = "training"
+    outcome.global_step = int(instance.state.get("global_step", 0))
+    preemption, saving = Preemption(instance), SavingWatch(instance, runtime)
+    saving.install()
+    runtime.enters("training", checkpoints=runtime.lifeline is not None and preemption.install())
+    runtime.call("before_train", instance)
+    outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
+    try:
+        result = wrapped(*args, **kwargs)
+        outcome.status = "completed"
+        return result
+    except CheckpointWritten as written:
+        outcome.interrupt(str(written), TRY_AGAIN)
+        raise
+    except KeyboardInterrupt:
+        if outcome.status != "failed":  # else a feature of ours had to end the run, and has said why
+            outcome.interrupt_by_user()
+        raise
+    except SystemExit as stopped:
+        if not outcome.ended_by_us:
+            outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
+        raise
+    except Exception as failure:
+        runtime.failed(failure)
+        raise
+    finally:
+        outcome.global_step = int(instance.state.get("global_step", 0))
+        saving.conclude(completed=outcome.status == "completed")
+        runtime.unwind("after_train", instance)
+        saving.remove()
+        preemption.uninstall()
+
+
+def _prepare_batch(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """A batch is ready for the model. ``False`` marks the end of an epoch and passes through."""
+    batch = wrapped(*args, **kwargs)
+    if isinstance(batch, dict):
+        for prepared in runtime.moment("batch_prepared"):
+            batch = prepared(instance, batch)
+    return batch
+
+
+def _model_predict(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """The forward pass. Predictions without gradients (a parent's, an evaluation's) are nobody's business."""
+    import torch
+
+    moments = runtime.moment("predicting")
+    if not moments or not torch.is_grad_enabled():
+        return wrapped(*args, **kwargs)
+    batch = args[0] if args else kwargs["prepared_batch"]
+    with ExitStack() as during:
+        for predicting in moments:
+            during.enter_context(predicting(instance, batch))
+        return wrapped(*args, **kwargs)
+
+
+def _emit_event(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """A training status event with progress is about to be sent: our metrics go with it."""
+    event = args[0] if args else kwargs.get("event")
+    metrics = (event.get("progress") or {}).get("metrics") if isinstance(event, dict) else None
+    if isinstance(metrics, dict):
+        runtime.call("metrics", metrics)
+        runtime.call("event_sent", metrics)
+    return wrapped(*args, **kwargs)
 
 
 SEAMS = (
-    Seam("trainer.parse_arguments", _parse_arguments),
-    Seam("trainer.init_data_backend", _init_data_backend),
-    Seam("trainer.init_hooks", _init_hooks),
-    Seam("trainer.init_ema_model", _init_ema_model),
+    wrapping("trainer.parse_arguments", _parse_arguments),
+    wrapping("trainer.init_data_backend", _init_data_backend),
+    wrapping("trainer.init_hooks", _init_hooks),
+    wrapping("trainer.init_ema_model", _init_ema_model),
     Seam("trainer.init_resume_checkpoint", init_resume_checkpoint),
-    Seam("trainer.train", _train),
-    Seam("trainer.prepare_batch", _prepare_batch),
-    Seam("trainer.model_predict", _model_predict),
-    Seam("trainer.emit_event", _emit_event),
+    wrapping("trainer.train", _train),
+    wrapping("trainer.prepare_batch", _prepare_batch),
+    wrapping("trainer.model_predict", _model_predict),
+    wrapping("trainer.emit_event", _emit_event),
 )
