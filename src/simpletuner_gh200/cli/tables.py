@@ -73,12 +73,7 @@ def column_widths(headings: Sequence[str], rows: Sequence[Sequence[str]], width:
 
 
 def _blocks(
-    console: Console,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    title: str | None,
-    bold: Sequence[bool],
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None, bold: Sequence[bool]
 ) -> None:
     if title:
         console.print(Text(title, style="italic"), soft_wrap=True)

@@ -11,13 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from simpletuner_gh200.config.environment import (
-    ACCESS_PATTERN,
-    ACTIVATIONS,
-    HINTS,
-    OVERSUBSCRIPTION_RATIO,
-    USE_UVM,
-)
+from simpletuner_gh200.config.environment import ACCESS_PATTERN, ACTIVATIONS, HINTS, OVERSUBSCRIPTION_RATIO, USE_UVM
 from simpletuner_gh200.config.part import DATASET_BLOCK, Part, PartModel
 
 MOST_WORKERS = 72
@@ -289,11 +283,7 @@ PARTS = (
         main=("vae_cache_type", "text_cache_type", "cache_dir", "memory_limit_gb"),
     ),
     Part(
-        "gh200_optimizations",
-        "hints",
-        HintSettings,
-        title=PREFETCH_AND_HINTS,
-        environment={"enable_uvm_hints": HINTS},
+        "gh200_optimizations", "hints", HintSettings, title=PREFETCH_AND_HINTS, environment={"enable_uvm_hints": HINTS}
     ),
     Part(
         "gh200_optimizations",

@@ -36,10 +36,7 @@ FAMILIES = {
             ("FluxTransformerBlock", "FluxSingleTransformerBlock"),
         ),
         Family(
-            "sdxl",
-            "stabilityai/stable-diffusion-xl-base-1.0",
-            "StableDiffusionXLPipeline",
-            ("BasicTransformerBlock",),
+            "sdxl", "stabilityai/stable-diffusion-xl-base-1.0", "StableDiffusionXLPipeline", ("BasicTransformerBlock",)
         ),
         Family("sd3", "stabilityai/stable-diffusion-3.5-large", "StableDiffusion3Pipeline", ("JointTransformerBlock",)),
         Family("qwen_image", "Qwen/Qwen-Image", "QwenImagePipeline", ("QwenImageTransformerBlock",)),

@@ -146,10 +146,7 @@ def training_config(wish: Wish) -> dict[str, Any]:
     return {**config, **(_ON_A_CPU if wish.cpu else {})}
 
 
-_ON_A_CPU: Mapping[str, Any] = {
-    "mixed_precision": "no",
-    "disable_bucket_pruning": True,
-}
+_ON_A_CPU: Mapping[str, Any] = {"mixed_precision": "no", "disable_bucket_pruning": True}
 
 
 def dataset_list(project: Project) -> list[dict[str, Any]]:
