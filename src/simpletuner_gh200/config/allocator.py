@@ -10,12 +10,12 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from simpletuner_gh200.config.blocks import STATE_VARIABLES, StateSettings
-from simpletuner_gh200.config.environment import ACTIVATIONS, ALLOCATOR, flag_from_text
+from simpletuner_gh200.config.blocks import STATE_VARIABLES, StateSettings, part_with
+from simpletuner_gh200.config.environment import ACTIVATIONS, ALLOCATOR
 from simpletuner_gh200.config.packages import find_package
 
 OUR_KEYS = STATE_VARIABLES
@@ -91,91 +91,52 @@ def rejected_keys(text: str, torch: TorchBuild | None) -> list[str]:
 # -- the keys of the earlier guides --------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Translation:
-    """What becomes of one variable."""
-
-    kept: str
-    """What stock torch may see; empty: unset the variable."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The same wishes as keys of ``gh200_optimizations``."""
-    problems: tuple[str, ...] = ()
-    """Values that could not be read; these were dropped."""
-
-    @property
-    def changed(self) -> bool:
-        return bool(self.settings or self.problems)
-
-
-def translate(text: str) -> Translation:
-    """Take our keys out of an allocator configuration; without any, the text stays to the letter."""
-    options = split_options(text)
-    if not any(key in OUR_KEYS for key, _ in options):
-        return Translation(text)
-    settings: dict[str, Any] = {}
-    problems: list[str] = []
-    for key, value in options:
-        if key in OUR_KEYS:
-            try:
-                settings[key] = _value(key, value)
-            except ValueError as unreadable:
-                problems.append(f"{key}:{value} ({unreadable})")
-    kept = join_options([(key, value) for key, value in options if key not in OUR_KEYS])
-    return Translation(kept, settings, tuple(problems))
-
-
-def _value(key: str, text: str) -> Any:
-    if key == "use_uvm":
-        return flag_from_text(text)
-    if key == "uvm_oversubscription_ratio":
-        ratio = float(text)
-        if not ratio > 0:
-            raise ValueError("a number above 0 is accepted")
-        return ratio
-    accepted = get_args(StateSettings.model_fields[key].annotation)
-    if text not in accepted:
-        raise ValueError(f"accepted: {', '.join(accepted)}")
-    return text
-
-
 def knows_uvm(torch: TorchBuild | None) -> bool:
     """Is this a build with an allocator of its own for these keys? A CPU build has none that could."""
     return torch is not None and torch.cuda is not None and all(torch.knows(key) for key in OUR_KEYS)
 
 
-def notice(variable: str, found: Translation) -> str:
-    """What a user is told."""
-    moved = ", ".join(f"{key}={value}" for key, value in found.settings.items())
-    text = f"{variable}: stock PyTorch doesn't know these keys and would crash on them"
-    if moved:
-        text += f"; taken over as gh200_optimizations: {moved}"
-    if found.settings.get("use_uvm"):
-        text += f"; {INSTEAD}"
-    if found.problems:
-        text += f"; dropped: {', '.join(found.problems)}"
-    return text
-
-
 def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The environment of a run with the extension on, and what to tell about it.
+    """The environment of a run with the extension on, and what to say about it.
 
     Our keys leave the allocator's variables. Their wishes go on as our own variables, which the configuration
     overrides. A build of torch that knows the keys keeps them.
     """
-    settled, told = dict(environment), []
+    settled, notes = dict(environment), []
     for name in ALLOCATOR:
-        found = translate(settled.get(name, ""))
-        if not found.changed or knows_uvm(find_torch()):
+        options = split_options(settled.get(name, ""))
+        ours = {key: value for key, value in options if key in OUR_KEYS}
+        if not ours or knows_uvm(find_torch()):
             continue
         settled.pop(name)
-        if found.kept:
-            settled[name] = found.kept
-        for key, value in found.settings.items():
+        if others := join_options([option for option in options if option[0] not in OUR_KEYS]):
+            settled[name] = others
+        taken, dropped = _taken_over(ours)
+        for key, value in taken.items():
             settled.setdefault(OUR_KEYS[key], str(value))
-        if found.settings.get("use_uvm"):
+        notes.append(_notice(name, taken, dropped))
+        if taken.get("use_uvm"):
             settled.setdefault(ACTIVATIONS, "auto")
-        told.append(notice(name, found))
-    return settled, told
+            notes[-1] += f"; {INSTEAD}"
+    return settled, notes
+
+
+def _taken_over(ours: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Key of ``gh200_optimizations`` -> value; and those that could not be read, with the reason."""
+    taken, dropped = {}, []
+    for key, text in ours.items():
+        try:
+            taken[key] = part_with(StateSettings).value_in(key, text)
+        except ValueError as unreadable:
+            dropped.append(f"{key}:{text} ({unreadable})")
+    return taken, dropped
+
+
+def _notice(variable: str, taken: Mapping[str, Any], dropped: Sequence[str]) -> str:
+    text = f"{variable}: stock PyTorch doesn't know these keys and would crash on them"
+    if taken:
+        text += f"; taken over as gh200_optimizations: {', '.join(f'{key}={value}' for key, value in taken.items())}"
+    return text + (f"; dropped: {', '.join(dropped)}" if dropped else "")
 
 
 # -- reading a torch -----------------------------------------------------------------------------------

@@ -331,5 +331,9 @@ PARTS = (
 """Grouped by block, in the order in which they are shown."""
 
 
+def part_with(model: type[PartModel]) -> Part:
+    return next(part for part in PARTS if part.model is model)
+
+
 def parts_of(block: str) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part.block == block)

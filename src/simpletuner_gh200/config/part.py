@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simpletuner_gh200.config.environment import flag_from_text
 
@@ -54,3 +54,10 @@ class Part:
         """What the text of the key's variable means. Raises ValueError."""
         kind = self.model.model_fields[key].annotation
         return float(text) if kind is float else flag_from_text(text) if kind in (bool, bool | None) else text
+
+    def value_in(self, key: str, text: str) -> Any:
+        """The same, checked. Raises ValueError with the accepted ones."""
+        try:
+            return getattr(self.model.model_validate({key: self.from_text(key, text)}), key)
+        except ValidationError as invalid:
+            raise ValueError(invalid.errors(include_url=False)[0]["msg"]) from None

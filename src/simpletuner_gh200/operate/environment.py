@@ -18,6 +18,7 @@ from simpletuner_gh200.config.allocator import (
     join_options,
     split_options,
 )
+from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.environment import (
     ACCESS_PATTERN,
     ACTIVATIONS,
@@ -28,7 +29,7 @@ from simpletuner_gh200.config.environment import (
     USE_UVM,
     switched_off,
 )
-from simpletuner_gh200.config.settings import default_of, read_variables
+from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import UsageError
 
 Options = list[tuple[str, str]]
@@ -44,12 +45,30 @@ class Exports:
 
 
 def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
-    """What a GH200 run wants set, keeping a ratio and pattern that are set already; ConfigError if they are bad."""
+    """What a GH200 run wants set, keeping a ratio and pattern that are set already; ConfigError if they are bad.
+
+    Our own variables rule; then what the allocator's variable says, as earlier guides write it; then defaults.
+    """
     allocator = {name: split_options(environment[name]) for name in ALLOCATOR if environment.get(name)}
-    chosen = _chosen(environment, allocator.values())
-    exports = Exports({HINTS: "1", **chosen, "ACCELERATE_MIXED_PRECISION": "bf16"})
-    _opt_in(environment, exports)
-    _oversubscription(environment, chosen, exports)
+    carried = {OUR_KEYS[key]: value for options in allocator.values() for key, value in options if key in OUR_KEYS}
+    wishes = {name: environment.get(name) or carried.get(name, "") for name in OUR_KEYS.values()}
+    state = resolve({}, wishes, source="the environment").part(StateSettings)
+    exports = Exports({HINTS: "1"})
+    if USE_UVM in carried:
+        exports.values[USE_UVM] = str(int(state.use_uvm))
+    exports.values[OVERSUBSCRIPTION_RATIO] = str(state.uvm_oversubscription_ratio)
+    exports.values |= {ACCESS_PATTERN: state.uvm_access_pattern, "ACCELERATE_MIXED_PRECISION": "bf16"}
+    # Whoever prepares a shell for a GH200 wants the extension in what he starts there, plain launches included.
+    if switched_off(environment):
+        exports.notes.append(f"{SWITCH}=0 is set: the extension stays off; unset it to train with it")
+    else:
+        exports.values[SWITCH] = "1"
+    if USE_UVM in carried and state.use_uvm:
+        exports.values[ACTIVATIONS] = environment.get(ACTIVATIONS) or "auto"
+        exports.notes.append(INSTEAD)
+    elif not environment.get(USE_UVM):
+        switched = f"with {USE_UVM}=1, or use_uvm in the configuration"
+        exports.notes.append(f"nothing is kept beyond HBM yet: {OVERSUBSCRIPTION_RATIO} takes effect {switched}")
     for name, options in allocator.items():
         _keep_accepted(name, options, torch, exports)
     if torch is not None and torch.cuda and torch.knows(PINNED_KEY):
@@ -57,36 +76,6 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     if torch is not None and torch.cuda and torch.knows("use_uvm"):
         _tell_patched_torch(allocator.get(ALLOCATOR[0], []), exports)
     return exports
-
-
-def _opt_in(environment: Mapping[str, str], exports: Exports) -> None:
-    """Whoever prepares a shell for a GH200 wants the extension in what he starts there, plain launches included."""
-    if switched_off(environment):
-        exports.notes.append(f"{SWITCH}=0 is set: the extension stays off; unset it to train with it")
-    else:
-        exports.values[SWITCH] = "1"
-
-
-def _oversubscription(environment: Mapping[str, str], chosen: Mapping[str, str], exports: Exports) -> None:
-    if chosen.get(USE_UVM) == "1":
-        exports.values.setdefault(ACTIVATIONS, environment.get(ACTIVATIONS) or "auto")
-        exports.notes.append(INSTEAD)
-    elif not environment.get(USE_UVM):
-        switched = f"with {USE_UVM}=1, or use_uvm in the configuration"
-        exports.notes.append(f"nothing is kept beyond HBM yet: {OVERSUBSCRIPTION_RATIO} takes effect {switched}")
-
-
-def _chosen(environment: Mapping[str, str], allocator: Iterable[Options]) -> dict[str, str]:
-    """Our own variables rule; then what the allocator's variable says, as earlier guides write it; then defaults."""
-    carried = {OUR_KEYS[key]: value for options in allocator for key, value in options if key in OUR_KEYS}
-    known = {name: environment.get(name) or carried.get(name, "") for name in OUR_KEYS.values()}
-    values = read_variables(known)
-    wanted = {OVERSUBSCRIPTION_RATIO, ACCESS_PATTERN, *carried}
-    return {name: _text(values.get(name, default_of(name))) for name in OUR_KEYS.values() if name in wanted}
-
-
-def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _keep_accepted(name: str, options: Options, torch: TorchBuild | None, exports: Exports) -> None:

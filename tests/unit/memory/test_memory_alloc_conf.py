@@ -6,42 +6,34 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.config import allocator
-from simpletuner_gh200.config.allocator import TorchBuild, find_torch, knows_uvm, translate
+from simpletuner_gh200.config.allocator import TorchBuild, find_torch, knows_uvm
 from simpletuner_gh200.config.blocks import ActivationSettings, StateSettings
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.memory.alloc_conf import activate
 
+TORCHS = "expandable_segments:True,roundup_power2_divisions:[256:1,512:2,>:8]"
 GUIDES = "use_uvm:True,uvm_oversubscription_ratio:5.0,uvm_access_pattern:gpu_first"
 
 
-def test_the_guides_own_setting_becomes_ours_and_leaves_nothing() -> None:
-    found = translate(GUIDES)
-    assert found.kept == ""
-    assert found.settings == {"use_uvm": True, "uvm_oversubscription_ratio": 5.0, "uvm_access_pattern": "gpu_first"}
-    assert found.problems == ()
-
-
-def test_torchs_own_keys_stay_in_order_and_as_they_were() -> None:
-    text = "expandable_segments:True,roundup_power2_divisions:[256:1,512:2,>:8],use_uvm:false,max_split_size_mb:64"
-    found = translate(text)
-    assert found.kept == ("expandable_segments:True,roundup_power2_divisions:[256:1,512:2,>:8],max_split_size_mb:64")
-    assert found.settings == {"use_uvm": False}
-
-
-@pytest.mark.parametrize("text", ["", "expandable_segments:True", "backend:cudaMallocAsync", "a:[1,2],b"])
-def test_without_our_keys_nothing_changes(text: str) -> None:
-    assert not translate(text).changed
-    assert translate(text).kept == text
-
-
 @pytest.mark.parametrize(
-    "text", ["use_uvm:maybe", "uvm_oversubscription_ratio:big", "uvm_oversubscription_ratio:-1", "uvm_access_pattern:x"]
+    ("text", "kept", "taken", "said"),
+    [
+        (GUIDES, "", {"USE_UVM": "True", "UVM_OVERSUBSCRIPTION_RATIO": "5.0", "UVM_ACCESS_PATTERN": "gpu_first"}, ""),
+        (f"{TORCHS},use_uvm:false,max_split_size_mb:64", f"{TORCHS},max_split_size_mb:64", {"USE_UVM": "False"}, ""),
+        *((text, text, {}, None) for text in ("", "expandable_segments:True", "a:[1,2],b")),
+        *((text, "", {}, text) for text in ("use_uvm:maybe", "uvm_oversubscription_ratio:-1", "uvm_access_pattern:x")),
+    ],
 )
-def test_an_unreadable_value_is_dropped_and_named(text: str) -> None:
-    found = translate(text)
-    assert found.kept == ""
-    assert text in found.problems[0]
+def test_our_keys_become_our_variables_and_torchs_own_stay_as_they_were(
+    text: str, kept: str, taken: dict[str, str], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocator, "find_torch", lambda: None)
+    settled, notes = allocator.carried_over({"PYTORCH_CUDA_ALLOC_CONF": text})
+    assert settled.pop("PYTORCH_CUDA_ALLOC_CONF", "") == kept
+    settled.pop("GH200_ACTIVATIONS", None)
+    assert settled == {f"GH200_{name}": value for name, value in taken.items()}
+    assert notes == [] if said is None else said in notes[0], "what could not be read is named"
 
 
 def test_activation_cleans_passes_on_and_gives_notice(

@@ -6,7 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from simpletuner_gh200.config.allocator import INSTEAD, OUR_KEYS, rejected_keys
 from simpletuner_gh200.config.environment import ALLOCATOR, SWITCH, switched_off
-from simpletuner_gh200.config.settings import our_variables, read_variables
+from simpletuner_gh200.config.settings import our_variables, resolve
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError
@@ -167,12 +167,12 @@ def codec_libraries(context: Context) -> CheckResult:
 @check("GH107", "environment variables")
 def environment_variables(context: Context) -> CheckResult:
     """A misspelt access pattern or ratio would stop the run at its start."""
-    ours = (SWITCH, *(variable for variable, _part, _key in our_variables()))
+    ours = (SWITCH, *our_variables())
     given = {name: context.environment[name] for name in ours if name in context.environment}
     if switched_off(given):
         return warned(f"{SWITCH}=0: the extension is switched off, also for `gh200 train`", "unset it")
     try:
-        read_variables(given)
+        resolve({}, given, source="the environment")
     except ConfigError as invalid:
         return failed("; ".join(str(problem) for problem in invalid.problems), 'unset them, or eval "$(gh200 env)"')
     if not given:
