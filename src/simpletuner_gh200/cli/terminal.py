@@ -1,4 +1,4 @@
-"""The way out of every command: words and tables, with nothing in them that could steer the terminal.
+"""The way in and out of every command: words and tables, with nothing in them that could steer the terminal.
 
 Commands say plain lines with ``say`` and draw with ``screen()``. What a name or a value holds that doesn't print is
 shown escaped, even where a command forgot about it: styles and cursor movements of our own are not text to rich.
@@ -14,12 +14,19 @@ from contextlib import contextmanager
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 
+from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.telemetry.printable import printable
 
 
 def say(words: object, *, error: bool = False) -> None:
     """One line, or several, on standard output or standard error."""
     print(printable(str(words), lines=True), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def say_on_a_terminal(words: str) -> None:
+    """A passing remark, on standard error, where somebody is looking."""
+    if sys.stderr.isatty():
+        say(f"gh200: {words}", error=True)
 
 
 @contextmanager
@@ -65,3 +72,22 @@ class _Printable:
                 yield segment
             else:
                 yield Segment(printable(segment.text, lines=True), segment.style)
+
+
+def upstream_spelling(words: list[str], env: str | None) -> tuple[list[str], str | None]:
+    """SimpleTuner also takes ``key=value`` without dashes, and ``env=NAME`` and ``example=NAME`` among them."""
+    flags: list[str] = []
+    for position, word in enumerate(words):
+        before = words[position - 1] if position else ""
+        after_flag = before.startswith("--") and "=" not in before
+        if not word.startswith("--") and "=" not in word and not after_flag:
+            raise UsageError(f"{word!r} is not a flag", remedy=f"did you mean --config {word}?")
+        if word.startswith("--") or "=" not in word or after_flag:
+            flags.append(word)
+        elif word.startswith("env="):
+            env = word.removeprefix("env=")
+        elif word.startswith("example="):
+            env = "examples/" + word.removeprefix("example=")
+        else:
+            flags.append(f"--{word}")
+    return flags, env

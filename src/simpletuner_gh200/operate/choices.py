@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.folders import Survey
+from simpletuner_gh200.config.datasets import Survey
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.models import Model
 from simpletuner_gh200.units import GIB, format_bytes
@@ -103,18 +103,15 @@ def decide(wish: Wish, data: Survey) -> Iterator[Decision]:
 
 def _captions(data: Survey) -> Decision:
     if data.captioned == data.samples and data.captioned:
-        return Decision("captions from .txt files", "each image has one beside it", dataset=_caption_source("textfile"))
+        why, strategy = "each image has one beside it", {"caption_strategy": "textfile"}
+        return Decision("captions from .txt files", why, dataset=strategy)
+    why = "no .txt lies beside an image"
     if data.captioned:
         why = (
             f"only {data.captioned} of {data.samples} images have a .txt beside them, and SimpleTuner stops at the "
             "first without; write the others and set caption_strategy to textfile"
         )
-        return Decision("file names as captions", why, dataset=_caption_source("filename"))
-    return Decision("file names as captions", "no .txt lies beside an image", dataset=_caption_source("filename"))
-
-
-def _caption_source(strategy: str) -> dict[str, Any]:
-    return {"caption_strategy": strategy}
+    return Decision("file names as captions", why, dataset={"caption_strategy": "filename"})
 
 
 def _ramp(wish: Wish) -> Decision:
@@ -138,40 +135,30 @@ def _ramp(wish: Wish) -> Decision:
 
 def _trained(wish: Wish) -> Decision:
     """A LoRA, or all weights; with what; and how several ranks share the work."""
+    optimizer = "torch-adamw" if wish.sharded else "optimi-adamw" if wish.cpu else "adamw_bf16"
+    each = f", the whole model on each of {wish.ranks} ranks" if wish.ranks > 1 else ""
+    if not wish.full:
+        why = "a small part is trained beside frozen weights; --full trains them all"
+        if each:
+            why += ". FSDP2 is for those: SimpleTuner 4.10.1 saves no LoRA that it shards"
+        lora = {"model_type": "lora", "lora_type": "standard", "lora_rank": 16}
+        training = {**lora, "optimizer": optimizer, "learning_rate": 1e-4}
+        return Decision(f"a LoRA of rank 16 trained with {optimizer}{each}", why, training)
+    # They are pulled along a tenth as fast as a LoRA, which begins at nothing.
+    weights = {"model_type": "full", "optimizer": optimizer, "learning_rate": 1e-5}
     if wish.sharded:
         return Decision(
-            f"all weights trained with torch-adamw, sharded over {wish.ranks} GPUs by FSDP2",
+            f"all weights trained with {optimizer}, sharded over {wish.ranks} GPUs by FSDP2",
             "each GPU keeps its part of weights, gradients and optimizer state; accelerate keeps what is trained in "
             "fp32, on which adamw_bf16 refuses to step",
-            {**_all_weights("torch-adamw"), **_sharding(wish)},
+            {**weights, **_sharding(wish)},
         )
-    optimizer = "optimi-adamw" if wish.cpu else "adamw_bf16"
-    each = f", the whole model on each of {wish.ranks} ranks" if wish.ranks > 1 else ""
-    return (_whole if wish.full else _lora)(optimizer, each)
-
-
-def _whole(optimizer: str, each: str) -> Decision:
+    why = "it also trains in fp32, without a GPU"
     if each:
         why = "accelerate shards on GPUs only"
-    elif optimizer == "adamw_bf16":
+    elif not wish.cpu:
         why = "weights and optimizer state stay in bf16, stochastically rounded: the least that AdamW takes"
-    else:
-        why = "it also trains in fp32, without a GPU"
-    return Decision(f"all weights trained with {optimizer}{each}", why, _all_weights(optimizer))
-
-
-def _lora(optimizer: str, each: str) -> Decision:
-    why = "a small part is trained beside frozen weights; --full trains them all"
-    if each:
-        why += ". FSDP2 is for those: SimpleTuner 4.10.1 saves no LoRA that it shards"
-    lora = {"model_type": "lora", "lora_type": "standard", "lora_rank": 16}
-    training = {**lora, "optimizer": optimizer, "learning_rate": 1e-4}
-    return Decision(f"a LoRA of rank 16 trained with {optimizer}{each}", why, training)
-
-
-def _all_weights(optimizer: str) -> dict[str, Any]:
-    """They are pulled along a tenth as fast as a LoRA, which begins at nothing."""
-    return {"model_type": "full", "optimizer": optimizer, "learning_rate": 1e-5}
+    return Decision(f"all weights trained with {optimizer}{each}", why, weights)
 
 
 def _sharding(wish: Wish) -> dict[str, Any]:
@@ -196,18 +183,13 @@ def _sharding(wish: Wish) -> dict[str, Any]:
 
 def _activations(wish: Wish) -> Decision:
     """Computing them again, or not. FSDP wraps what it checkpoints: doing it twice fails."""
-    if wish.cpu:
-        return Decision(
-            "activations kept", "a model small enough for a CPU has room for them", {"gradient_checkpointing": False}
-        )
-    if wish.sharded:
-        return Decision(
-            "activations computed again by FSDP2 in the backward pass",
-            "SimpleTuner's own gradient_checkpointing would do it a second time",
-            {"gradient_checkpointing": False},
-        )
-    return Decision(
+    what, why = (
         "activations computed again in the backward pass",
         "it fits every model and resolution here; where memory is left, gradient_checkpointing false is faster",
-        {"gradient_checkpointing": True},
     )
+    if wish.cpu:
+        what, why = "activations kept", "a model small enough for a CPU has room for them"
+    elif wish.sharded:
+        what = "activations computed again by FSDP2 in the backward pass"
+        why = "SimpleTuner's own gradient_checkpointing would do it a second time"
+    return Decision(what, why, {"gradient_checkpointing": not (wish.cpu or wish.sharded)})

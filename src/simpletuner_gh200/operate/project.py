@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.folders import Survey, survey
+from simpletuner_gh200.config.datasets import Survey, survey
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Decision, Wish, decide
 from simpletuner_gh200.operate.slurm import LOGS, SCRIPT, train_sbatch

@@ -12,8 +12,7 @@ from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.datasets import Dataset
-from simpletuner_gh200.config.folders import IMAGES, VIDEOS
+from simpletuner_gh200.config.datasets import IMAGES, VIDEOS, Dataset
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.plan.facts import Source
 

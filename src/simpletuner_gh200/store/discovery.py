@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, compress, islice
 
-from simpletuner_gh200.config.folders import SKIPPED_FOLDERS
+from simpletuner_gh200.config.datasets import SKIPPED_FOLDERS
 from simpletuner_gh200.store.native import OTHER, FolderLister, usable
 from simpletuner_gh200.store.problems import FileProblem, FileProblems
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
-from simpletuner_gh200.config.folders import survey
+from simpletuner_gh200.config.datasets import Dataset, survey, with_in_memory_for_all
 from simpletuner_gh200.errors import ConfigError
 
 

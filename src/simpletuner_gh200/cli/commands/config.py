@@ -10,8 +10,7 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
-from simpletuner_gh200.cli.terminal import screen, stdout_kept_for_json
-from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
+from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen, stdout_kept_for_json, upstream_spelling
 from simpletuner_gh200.telemetry.redact import redact, redact_text
 from simpletuner_gh200.units import counted
 

@@ -13,8 +13,7 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import show_table
-from simpletuner_gh200.cli.terminal import say, screen
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 
 
 def demo(

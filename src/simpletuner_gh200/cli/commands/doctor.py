@@ -12,8 +12,7 @@ from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
-from simpletuner_gh200.cli.terminal import screen
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen
 from simpletuner_gh200.diagnostics.check import Check, CheckResult
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, skipped_in_words, write_report

@@ -11,8 +11,7 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
-from simpletuner_gh200.cli.terminal import say, screen
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import FAMILIES, Model, choose_model
@@ -72,20 +71,9 @@ def init(
     if not slurm and (container != "none" or image):
         raise UsageError("--container and --image are about train.sbatch", remedy="add --slurm, or leave them out")
     check_installation(say_on_a_terminal, trusting=True)
+    chosen = _chosen(model)
     wish = Wish(
-        folder=folder,
-        model=_chosen(model),
-        data=data,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        steps=steps,
-        batch=batch,
-        resolution=resolution,
-        full=full,
-        cpu=cpu,
-        slurm=slurm,
-        container=container,
-        image=image,
+        folder, chosen, data, nodes, gpus_per_node, steps, batch, resolution, full, cpu, slurm, container, image
     )
     project = plan_project(wish)
     written = write(project, force=force)

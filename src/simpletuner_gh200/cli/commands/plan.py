@@ -13,8 +13,7 @@ from rich.text import Text
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph, show_table
-from simpletuner_gh200.cli.terminal import say, screen
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.units import format_bytes
 

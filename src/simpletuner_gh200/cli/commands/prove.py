@@ -12,8 +12,7 @@ import typer
 from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import say, screen, stdout_kept_for_json
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen, stdout_kept_for_json
 from simpletuner_gh200.errors import UsageError
 
 NAME = "gh200_prove"

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph
-from simpletuner_gh200.cli.terminal import say, screen
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError

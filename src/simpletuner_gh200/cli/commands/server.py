@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say_on_a_terminal
 from simpletuner_gh200.operate.serving import serve
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import say, stdout_kept_for_json
-from simpletuner_gh200.cli.words import say_on_a_terminal
+from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, stdout_kept_for_json
 
 if TYPE_CHECKING:
     from simpletuner_gh200.upstream.importing import ImportVerdict

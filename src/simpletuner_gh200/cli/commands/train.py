@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import say, stdout_kept_for_json
-from simpletuner_gh200.cli.words import say_on_a_terminal, upstream_spelling
+from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, stdout_kept_for_json, upstream_spelling
 from simpletuner_gh200.config.environment import SWITCH, switched_off
 from simpletuner_gh200.telemetry.redact import redact, redact_command, redact_text
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from simpletuner_gh200.config.allocator import PINNED_ADVICE, PINNED_KEY, split_options
 from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
+from simpletuner_gh200.config.datasets import survey
 from simpletuner_gh200.config.environment import ALLOCATOR, flag_from_text
-from simpletuner_gh200.config.folders import survey
 from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
