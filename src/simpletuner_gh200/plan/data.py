@@ -51,9 +51,8 @@ class SampleShape:
 
 @dataclass(frozen=True)
 class Data:
-    """``samples`` of all training datasets; bytes of files held in memory and of cache files."""
+    """Bytes of files held in memory and of cache files."""
 
-    samples: int
     held: int
     """Files of in-memory datasets."""
     latents: int
@@ -88,7 +87,6 @@ def read_data(training: Training, *, latent_bytes: int, embed_bytes: int, patien
     texts = (dataset for dataset in training.enabled() if dataset.kind == "text_embeds")
     embeds = sum(_bytes_below(dataset.path("cache_dir"), until) for dataset in texts)
     return Data(
-        samples=samples,
         held=held,
         latents=latents or samples * latent_bytes,
         embeds=embeds or samples * embed_bytes,

@@ -78,15 +78,8 @@ class Machine:
 
 RATES: Mapping[str, str] = {
     "flops": "operations/s",
-    "hbm_rate": "bytes/s",
-    "h2d": "bytes/s",
-    "d2h": "bytes/s",
-    "in_place": "bytes/s",
-    "disk_rate": "bytes/s",
-    "network": "bytes/s",
-    "peers": "bytes/s",
-    "from_files": "samples/s",
-    "from_slabs": "samples/s",
+    **dict.fromkeys(("hbm_rate", "h2d", "d2h", "in_place", "disk_rate", "network", "peers"), "bytes/s"),
+    **dict.fromkeys(("from_files", "from_slabs"), "samples/s"),
 }
 """Fields of a machine that somebody can measure, and their unit."""
 

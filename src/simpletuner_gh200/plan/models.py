@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -25,7 +25,6 @@ from simpletuner_gh200.upstream.flavours import flavours_of
 PUBLISHED = Path(__file__).with_name("published.json")
 PUBLISHED_TRACES = Path(__file__).with_name("published_traces.json")
 
-_ELEMENT = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _LONGEST_HEADER = 100 * 1024 * 1024
 _NOT_MODELS = ("scheduler", "tokenizer", "feature_extractor", "image_processor", "processor")
 
@@ -58,9 +57,11 @@ def model_of(options: Mapping[str, Any]) -> str:
 
 
 def read_parts(weights: str, family: str) -> dict[str, ModelPart]:
-    """Name -> component of the model that ``weights`` names: a folder, a repository, or nothing but its family."""
+    """Name -> part of the model that ``weights`` names: a folder, a repository, or nothing but its family."""
     folder = find_model(weights)
-    found = {part.name: part for part in _in_folder(folder)} if folder is not None else {}
+    places = sorted(path for path in folder.iterdir() if path.is_dir()) if folder is not None else ()
+    parts = [_part(place, place.name) for place in places if not place.name.startswith(_NOT_MODELS)]
+    found = {part.name: part for part in parts if part is not None}
     if any(part.kind == "denoiser" for part in found.values()):
         return found
     return {**published(weights, family), **found}
@@ -75,7 +76,7 @@ def named_denoiser(options: Mapping[str, Any]) -> ModelPart | None:
         folder = find_model(named)
         below = str(options.get(f"pretrained_{kind}_subfolder") or kind)
         place = folder if folder is None or below.lower() == "none" else folder / below
-        part = _component(place, kind) if place is not None else None
+        part = _part(place, kind) if place is not None else None
         return part or ModelPart(kind, 0, "assumed", None, f"{named} is not here")
     return None
 
@@ -93,14 +94,7 @@ def find_model(weights: str) -> Path | None:
     return snapshots[-1] if snapshots else None
 
 
-def _in_folder(folder: Path) -> Iterator[ModelPart]:
-    for place in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_NOT_MODELS)):
-        part = _component(place, place.name)
-        if part is not None:
-            yield part
-
-
-def _component(place: Path, name: str) -> ModelPart | None:
+def _part(place: Path, name: str) -> ModelPart | None:
     config = _json(place / "config.json")
     parameters = _parameters(place)
     if parameters:
@@ -111,7 +105,8 @@ def _component(place: Path, name: str) -> ModelPart | None:
 def _parameters(place: Path) -> int:
     """0 where one file has no header that can be read: a pointer to large storage, a download that stopped."""
     try:
-        return sum(count for file in _weight_files(place) for count in _counts(file))
+        headers = [_header(file) for file in _weight_files(place)]
+        return sum(prod(tensor["shape"]) for header in headers for tensor in header.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return 0
 
@@ -123,20 +118,14 @@ def _weight_files(place: Path) -> list[Path]:
     return plain or files
 
 
-def header(file: Path) -> Mapping[str, Any]:
-    """Of a safetensors file: name -> dtype, shape, offsets."""
+def _header(file: Path) -> Mapping[str, Any]:
+    """Of a safetensors file: name of a tensor -> dtype, shape, offsets."""
     with file.open("rb") as content:
         (length,) = struct.unpack("<Q", content.read(8))
         if length > _LONGEST_HEADER:
             raise ValueError(f"{file}: a header of {length} bytes")
-        found: Mapping[str, Any] = json.loads(content.read(length))
-        return found
-
-
-def _counts(file: Path) -> Iterator[int]:
-    for name, entry in header(file).items():
-        if name != "__metadata__" and entry["dtype"] in _ELEMENT:
-            yield prod(entry["shape"])
+        found = json.loads(content.read(length))
+        return {name: tensor for name, tensor in found.items() if name != "__metadata__"}
 
 
 def _json(file: Path) -> Mapping[str, Any] | None:

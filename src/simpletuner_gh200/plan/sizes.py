@@ -170,7 +170,7 @@ def _vae_request(vae: ModelPart | None, shape: SampleShape) -> dict[str, dict[st
     if vae is None or not vae.config or shape.frames:
         return {}
     channels = int(vae.config.get("in_channels") or 3)
-    return {"vae work": traces.vae_request(vae.config, (1, channels, shape.height, shape.width), "bf16")}
+    return {"vae work": traces.vae_request(vae.config, (1, channels, shape.height, shape.width))}
 
 
 def _answers(requests: Mapping[str, dict[str, Any]], *, trace: bool, notes: list[str]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ _ASSUMED_BLOCKS = 20
 class StepSizes:
     """Bytes and operations of one micro-batch on one rank."""
 
-    parameters: int
     trained: int
     stepped: int
     """Trained parameters that an optimizer has state for."""
@@ -64,7 +63,6 @@ def one_step(facts: RunFacts, sizes: ModelSizes) -> StepSizes:
     if facts.quantised is not None:
         weights = round((whole.parameters - whole.trained) * facts.quantised) + whole.trained_bytes
     return StepSizes(
-        parameters=whole.parameters,
         trained=whole.trained,
         stepped=whole.stepped or whole.trained,  # a trace that was published before this was counted has none
         weights=weights,
@@ -107,7 +105,6 @@ def _untraced(facts: RunFacts, sizes: ModelSizes) -> StepSizes:
     weights = round(count * (facts.quantised if facts.quantised is not None else facts.bytes_per_weight))
     trained = count if facts.full else 0
     return StepSizes(
-        parameters=count,
         trained=trained,
         stepped=trained,
         weights=weights,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.models import model_of
-from simpletuner_gh200.plan.rows import POOLS
+from simpletuner_gh200.plan.rows import POOLS, Pool
 from simpletuner_gh200.plan.sizes import named
 from simpletuner_gh200.plan.variants import Bucket, OnNodes, fewest
 from simpletuner_gh200.units import format_bytes, format_seconds
@@ -41,16 +41,17 @@ def headline(plan: Plan) -> str:
 def summary(plan: Plan) -> Iterator[str]:
     """A line per pool: how full, in which phase, and by what most."""
     for pool in POOLS:
-        used = plan.table.used(pool)
-        if not used:
-            continue
-        phase = plan.table.worst_phase(pool)
-        largest = plan.table.largest(phase, pool)
-        capacity = plan.machine.capacity(pool)
+        used, capacity = plan.table.used(pool), plan.machine.capacity(pool)
         of = f" of {format_bytes(capacity)}" if capacity is not None else ""
         over = _TOO_MUCH if capacity is not None and used > capacity else ""
-        most = f"; most of it {largest.what}, {format_bytes(largest.bytes)}" if largest is not None else ""
-        yield f"{POOL_NAMES[pool]}: {format_bytes(used)}{of} in {phase}{most}{over}"
+        if used:
+            yield f"{POOL_NAMES[pool]}: {format_bytes(used)}{of} in {_phase_and_most(plan, pool)}{over}"
+
+
+def _phase_and_most(plan: Plan, pool: Pool) -> str:
+    phase = plan.table.worst_phase(pool)
+    largest = plan.table.largest(phase, pool)
+    return phase + (f"; most of it {largest.what}, {format_bytes(largest.bytes)}" if largest is not None else "")
 
 
 def step_line(plan: Plan) -> str:
@@ -105,12 +106,9 @@ def refusal(plan: Plan) -> str | None:
     for pool, size in plan.evaluated.overflow(certain=True).items():
         if pool == "disk":
             continue
-        phase = plan.table.worst_phase(pool)
-        largest = plan.table.largest(phase, pool)
-        what = f", most of it {largest.what} ({format_bytes(largest.bytes)})" if largest else ""
         capacity = format_bytes(plan.machine.capacity(pool) or 0)
         used = format_bytes(plan.table.used(pool, certain=True))
-        needs = f"{phase} needs at least {used}{what}"
+        needs = f"at least {used} are needed in {_phase_and_most(plan, pool)}"
         reasons.append(f"{POOL_NAMES[pool]} has {capacity}, {needs}: {format_bytes(size)} too much")
     return "; ".join(reasons) or None
 

@@ -8,7 +8,6 @@ traced before needs no torch.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from simpletuner_gh200.seams import trace as tracing
 from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.telemetry.redact import names_secret
 from simpletuner_gh200.upstream import user_cache
+from simpletuner_gh200.upstream.source import installed_version
 
 _KIND = "traces"
 """In the user's cache."""
@@ -131,8 +131,8 @@ def step_request(
     }
 
 
-def vae_request(model: Mapping[str, Any], pixels: Sequence[int], dtype: str) -> dict[str, Any]:
-    return {"kind": "vae", "model": dict(model), "pixels": list(pixels), "dtype": dtype}
+def vae_request(model: Mapping[str, Any], pixels: Sequence[int]) -> dict[str, Any]:
+    return {"kind": "vae", "model": dict(model), "pixels": list(pixels)}
 
 
 def count_request(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,18 +188,11 @@ def _entry(request: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=1)
 def _context() -> str:
     """Versions, and our own side of the question."""
-    versions = [f"{name} {_version(name)}" for name in _PACKAGES]
+    versions = [f"{name} {installed_version(name)}" for name in _PACKAGES]
     texts = [
         path.read_text(encoding="utf-8") for folder in tracing.__path__ for path in sorted(Path(folder).glob("*.py"))
     ]
     return "\n".join([*versions, *texts])
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def _store(request: Mapping[str, Any], found: Mapping[str, Any]) -> None:

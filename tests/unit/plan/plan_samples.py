@@ -35,7 +35,7 @@ def trace(*, checkpointed: bool) -> Trace:
 def sizes(**changed: object) -> ModelSizes:
     found = {
         "denoiser": ModelPart("transformer", 10 * BILLION, "measured"),
-        "data": Data(samples=1000, held=3 * GIB, latents=GIB, embeds=4 * GIB, cached="measured"),
+        "data": Data(held=3 * GIB, latents=GIB, embeds=4 * GIB, cached="measured"),
         "encoders": (ModelPart("text_encoder", BILLION, "measured"),),
         "vae": ModelPart("vae", BILLION // 10, "measured"),
         "vae_work": {"encode": GIB, "decode": 2 * GIB},

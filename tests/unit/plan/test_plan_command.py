@@ -221,7 +221,7 @@ def test_a_link_that_leads_nowhere_is_not_counted(config, tmp_path):
         (folder / "gone.png").symlink_to(tmp_path / "nowhere.png")
     entry = {"id": "x", "type": "local", "instance_data_dir": str(data), "cache_dir_vae": str(cache)}
     found = read_data(training_of(config, datasets=[entry]), latent_bytes=1, embed_bytes=1)
-    assert (found.samples, found.latents) == (1, 5)
+    assert (found.latents, found.embeds) == (5, 1), "one sample"
 
 
 def shapes(tmp_path: Path, entry: dict, index: dict | None = None, **values: object) -> tuple[SampleShape, ...]:

@@ -71,7 +71,6 @@ def plan(
     from simpletuner_gh200.config.training import read_training
     from simpletuner_gh200.operate import preflight
     from simpletuner_gh200.plan.machines import machine as machine_named
-    from simpletuner_gh200.plan.machines import this_machine
     from simpletuner_gh200.plan.planning import make_plan, write_copy
     from simpletuner_gh200.plan.text import unknown_model
     from simpletuner_gh200.upstream.importing import check_import
@@ -84,7 +83,7 @@ def plan(
     simpletuner.stop_unless_it_imports()
     training = read_training(located, os.environ, options=simpletuner.table)
     where = str(training.values.get("output_dir") or ".")
-    here = this_machine(output=where) if machine in (None, "this") else machine_named(str(machine))
+    here = machine_named(machine or "this", output=where)
     if machine is None and not here.has_device:
         here = machine_named("gh200-96")
     if sys.stderr.isatty():

@@ -16,7 +16,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         with build.trainer_for(request["options"]) as trainer:
             return step.traced(trainer, request)
     if request["kind"] == "vae":
-        return dict(step.vae_work(request["model"], request["pixels"], dtype=request["dtype"]))
+        return dict(step.vae_work(request["model"], request["pixels"]))
     return {"parameters": step.count_parameters(request["model"])}
 
 

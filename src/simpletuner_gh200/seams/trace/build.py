@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -40,11 +41,10 @@ def trainer_for(options: Mapping[str, Any]) -> Iterator[Any]:
             from simpletuner.helpers.training.trainer import Trainer
         datasets = Path(folder, "datasets.json")
         datasets.write_text("[]", encoding="utf-8")
-        mine = {**options, **_NEUTRAL, "output_dir": folder, "data_backend_config": str(datasets)}
+        ours = {**options, **_NEUTRAL, "output_dir": folder, "data_backend_config": str(datasets)}
+        config = {f"--{key}": value for key, value in ours.items() if value is not None}
         with schedulers_by_default():
-            trainer = Trainer(
-                config={f"--{key}": value for key, value in mine.items() if value is not None}, exit_on_error=True
-            )
+            trainer = Trainer(config=config, exit_on_error=True)
         yield trainer
 
 
@@ -61,11 +61,8 @@ def schedulers_by_default() -> Iterator[None]:
         except OSError:
             return kind()
 
-    SchedulerMixin.from_pretrained = classmethod(from_pretrained)
-    try:
+    with mock.patch.object(SchedulerMixin, "from_pretrained", classmethod(from_pretrained)):
         yield
-    finally:
-        SchedulerMixin.from_pretrained = classmethod(original)
 
 
 def on_meta(kind: Any, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
@@ -135,26 +132,14 @@ def prepare(trainer: Any, made: torch.nn.Module) -> Any:
 
 @contextlib.contextmanager
 def _loading_nothing(foundation: Any, made: torch.nn.Module) -> Iterator[None]:
-    kind = foundation.MODEL_CLASS
-    ours = {"from_pretrained": staticmethod(lambda *_args, **_kwargs: made)}
-    replaced = [(kind, ours)]
-    if hasattr(type(foundation), "_module_has_meta_tensors"):
-        replaced.append((type(foundation), {"_module_has_meta_tensors": staticmethod(lambda *_args: False)}))
-    kept = [(owner, name, vars(owner).get(name)) for owner, names in replaced for name in names]
-    for owner, names in replaced:
-        for name, value in names.items():
-            setattr(owner, name, value)
-    try:
+    """Its class gives ``made``, and 4.x takes that for loaded although it is on ``meta``."""
+    with contextlib.ExitStack() as patches:
+        given = staticmethod(lambda *_args, **_kwargs: made)
+        patches.enter_context(mock.patch.object(foundation.MODEL_CLASS, "from_pretrained", given))
+        if hasattr(type(foundation), "_module_has_meta_tensors"):
+            loaded = staticmethod(lambda *_args: False)
+            patches.enter_context(mock.patch.object(type(foundation), "_module_has_meta_tensors", loaded))
         yield
-    finally:
-        for owner, name, before in kept:
-            delattr(owner, name) if before is None else setattr(owner, name, before)
-
-
-def parameters(model: torch.nn.Module) -> tuple[Sequence[torch.nn.Parameter], Sequence[torch.nn.Parameter]]:
-    """(trained, frozen)"""
-    found = list(model.parameters())
-    return [p for p in found if p.requires_grad], [p for p in found if not p.requires_grad]
 
 
 def rows(model: torch.nn.Module) -> dict[int, int]:

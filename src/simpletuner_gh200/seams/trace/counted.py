@@ -21,7 +21,6 @@ class Counted:
     gradients: int = 0
     saved: int = 0
     """What autograd keeps between forward and backward, each storage once."""
-    saved_tensors: int = 0
     forward: int = 0
     """The most that was alive beyond the weights during the forward pass."""
     peak: int = 0

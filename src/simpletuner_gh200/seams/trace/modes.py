@@ -65,7 +65,7 @@ class SavedBytes:
     """What autograd keeps for backward: each storage once, without those that are ``known``."""
 
     def __init__(self, known: Collection[int]) -> None:
-        self.bytes = self.tensors = 0
+        self.bytes = 0
         self._known = known
         self._held: dict[int, Any] = {}
 
@@ -77,12 +77,10 @@ class SavedBytes:
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._known:
-            self.tensors += 1
-            if storage._cdata not in self._held:
-                # Held while it is counted: its address must not be used again for another one.
-                self._held[storage._cdata] = storage
-                self.bytes += storage.nbytes()
+        if storage._cdata not in self._known and storage._cdata not in self._held:
+            # Held while it is counted: its address must not be used again for another one.
+            self._held[storage._cdata] = storage
+            self.bytes += storage.nbytes()
         return tensor
 
 

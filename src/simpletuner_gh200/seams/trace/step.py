@@ -32,8 +32,8 @@ def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tupl
     rows = build.rows(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     into_fake(model, mode)
-    trained, frozen = build.parameters(model)
-    held = [*trained, *frozen, *model.buffers()]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    held = [*model.parameters(), *model.buffers()]
     tokens = request["tokens"] or tokens_of(
         trainer.config.model_family, getattr(trainer.config, "tokenizer_max_length", None)
     )
@@ -54,20 +54,19 @@ def run(trainer: Any, made: torch.nn.Module, request: Mapping[str, Any]) -> tupl
         live = modes.enter_context(LiveBytes(known))
         forward, saved = _step(trainer, batch, live, known)
         counted = Counted(
-            parameters=sum(p.numel() for p in (*trained, *frozen)),
+            parameters=sum(p.numel() for p in model.parameters()),
             trained=sum(p.numel() for p in trained),
             weights=sum(storages(held).values()),
             trained_bytes=sum(storages(trained).values()),
             stepped=sum(p.numel() for p in trained if p.grad is not None),
             gradients=sum(p.grad.numel() * p.grad.element_size() for p in trained if p.grad is not None),
             saved=saved.bytes,
-            saved_tensors=saved.tensors,
             forward=forward,
             peak=live.peak,
             flops=operations.total,
         )
     trainer.model.set_prepared_model(None)
-    del model, batch, given, held, trained, frozen
+    del model, batch, given, held, trained
     gc.collect()
     return counted, rows
 
@@ -140,15 +139,14 @@ def count_parameters(config: Mapping[str, Any]) -> int:
     return sum(parameter.numel() for parameter in _made(config, torch.bfloat16).parameters())
 
 
-def vae_work(config: Mapping[str, Any], pixels: Sequence[int], *, dtype: str) -> dict[str, int]:
+def vae_work(config: Mapping[str, Any], pixels: Sequence[int]) -> dict[str, int]:
     """Bytes beyond its weights while a VAE encodes ``pixels`` (batch, channels, ...), and while it decodes them."""
-    weights = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[dtype])
-    vae = _made(config, weights).eval()
+    vae = _made(config, torch.bfloat16).eval()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     into_fake(vae, mode)
     known = storages([*vae.parameters(), *vae.buffers()])
     with mode, LikeHopper(), torch.no_grad():
-        image = torch.empty(*pixels, dtype=weights)
+        image = torch.empty(*pixels, dtype=torch.bfloat16)
         with LiveBytes(known) as encoding:
             latent = vae.encode(image).latent_dist.mode()
         del image
