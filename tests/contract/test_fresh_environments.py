@@ -58,7 +58,7 @@ def told(ran: subprocess.CompletedProcess[str]) -> dict:
 
 
 def installed(fresh: Run) -> dict[str, str]:
-    code = "import json, simpletuner_gh200.upstream.versions as v; print(json.dumps(v.installed_distributions()))"
+    code = "import json, simpletuner_gh200.upstream.tested as v; print(json.dumps(v.installed_distributions()))"
     return told(done(fresh("python", "-c", code)))
 
 

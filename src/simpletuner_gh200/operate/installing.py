@@ -20,8 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.upstream.tested import Tested, choose, constraints, find, tested_versions
-from simpletuner_gh200.upstream.versions import installed_distributions
+from simpletuner_gh200.upstream.tested import (
+    Tested,
+    choose,
+    constraints,
+    find,
+    installed_distributions,
+    tested_versions,
+)
 
 LAST_LINES = 12
 """Of a failed installer, shown."""

@@ -33,7 +33,7 @@ from simpletuner_gh200.upstream.check import check_installed
 from simpletuner_gh200.upstream.checkpoints import checkpoints
 from simpletuner_gh200.upstream.importing import ImportVerdict, check_import, trusted_import
 from simpletuner_gh200.upstream.option_table import Checker
-from simpletuner_gh200.upstream.versions import setup_command
+from simpletuner_gh200.upstream.tested import setup_command
 
 OLDEST = Version("3.1.0")
 """The first SimpleTuner whose seams we know."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from simpletuner_gh200.upstream.dataset_keys import dataset_words
+from simpletuner_gh200.upstream.importing import dataset_words
 from simpletuner_gh200.upstream.option_table import Kind, Media, ModelFamily, Option, OptionTable
 
 TRAINER = "simpletuner.helpers.training.trainer"

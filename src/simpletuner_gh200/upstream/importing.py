@@ -1,20 +1,22 @@
 """Does the installed SimpleTuner import, and what are its options? Found out in a child process, once for what is here.
 
-One child for both, since nearly all that either costs is the import. Its answer is kept in the user's cache by
-everything it depends on, the versions of all installed packages above all; an import that neither worked nor failed in
-time is not kept. ``gh200 doctor`` and ``gh200 setup`` import anew, so that what was fixed outside of Python, a system
-library say, is noticed there; not the doctor at the start of a cluster's job (``--skip-allocation``).
+One child for both, since nearly all that either costs is the import. Options are kept in the user's cache by everything
+they depend on, the versions of all installed packages above all. That it does not import is never kept: what mends it
+may lie outside of Python, a system library say, and the cache may be that of another machine, too. ``gh200 doctor`` and
+``gh200 setup`` import anew even where it did; not the doctor at the start of a cluster's job (``--skip-allocation``).
 
 A start is never slower for it: ``train`` and ``config check`` need the options anyway. The commands that don't
-(``trusted_import``) ask the child only where versions are not those that were tested, and nobody asked before.
+(``trusted_import``) ask the child only where versions are not those that were tested.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,10 +30,9 @@ from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child,
 from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import user_cache
-from simpletuner_gh200.upstream.dataset_keys import FOLDERS
 from simpletuner_gh200.upstream.option_table import OptionTable
 from simpletuner_gh200.upstream.source import installed_version
-from simpletuner_gh200.upstream.versions import differing, installed_distributions, setup_command, versions_in_words
+from simpletuner_gh200.upstream.tested import differing, installed_distributions, setup_command, versions_in_words
 
 SCHEMA = "6"
 KIND = "imports"
@@ -41,6 +42,14 @@ DEADLINE_SECONDS = 300.0
 """A file system that takes longer to import SimpleTuner from has other problems than a misspelt key."""
 
 NOT_INSTALLED = "SimpleTuner is not installed"
+
+FOLDERS = (
+    *("data_backend", "metadata", "multiaspect", "caching"),
+    *("image_manipulation", "distillation", "data_transforms", "data_generation"),
+)
+"""Below SimpleTuner's ``helpers``: whoever looks into a dataset's entry; a release may lack some."""
+
+_KEY = re.compile(r"[a-z][a-z0-9_]*")
 
 _SOURCES = (
     "helpers/configuration/*.py",
@@ -72,7 +81,7 @@ class ImportVerdict:
         """Why it does not import, what is here beside what was tested, and the command that mends it."""
         if self.version is None:
             return f"{NOT_INSTALLED} in this environment: `{setup_command()}` installs it"
-        mend = f"`{setup_command(self.version)}` installs what was tested, `gh200 doctor` looks again"
+        mend = f"`{setup_command(self.version)}` installs what was tested"
         versions = versions_in_words(self.version)
         return f"SimpleTuner {self.version} does not import here: {self.cause} ({versions}): {mend}"
 
@@ -97,17 +106,15 @@ def check_import(
     say(f"importing SimpleTuner {version} in a process of its own, {'anew' if refresh else 'once'} ...")
     answer = _ask(DEADLINE_SECONDS if deadline is None else deadline)
     verdict = _verdict(answer, version)
-    if not _decided(answer, verdict):
-        return verdict
-    refused = user_cache.store(KIND, entry, answer)
-    if refused is None or verdict.table is None:
+    refused = user_cache.store(KIND, entry, answer) if verdict.table is not None else None
+    if refused is None:
         return verdict
     note = f"SimpleTuner's options are read anew at every start, since they can't be kept: {refused}"
     return replace(verdict, notes=(f"{note} (name a folder you may write to in XDG_CACHE_HOME)",))
 
 
 def trusted_import(say: Say) -> ImportVerdict:
-    """The same for whoever has no other need of an import: versions that were tested are trusted until somebody asked.
+    """The same for whoever has no other need of an import: versions that were tested are trusted.
 
     Undecided then. That the import fails even so is found by the doctor, or at the start of a run.
     """
@@ -140,7 +147,7 @@ def _ask(deadline: float) -> dict[str, Any]:
 
 def _answer(ended: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
     if ended.returncode < 0:
-        return {"died": True, "cause": f"the process that imported it was ended by signal {-ended.returncode}"}
+        return {"cause": f"the process that imported it was ended by signal {-ended.returncode}"}
     lines = ended.stdout.decode(errors="replace").strip().splitlines() or [""]
     try:
         found = json.loads(lines[-1])
@@ -165,18 +172,11 @@ def _verdict(answer: Mapping[str, Any], version: str) -> ImportVerdict:
     )
 
 
-def _decided(answer: Mapping[str, Any], verdict: ImportVerdict) -> bool:
-    """Is this worth keeping? A process may die, and options be unreadable, for reasons that pass."""
-    return not answer.get("died") and (verdict.imports is False or verdict.table is not None)
-
-
 def _kept(entry: str, version: str) -> ImportVerdict | None:
     """None also for an entry that is torn, or another version's."""
     answer = user_cache.load(KIND, entry)
-    if not isinstance(answer, Mapping):
-        return None
-    verdict = _verdict(answer, version)
-    return verdict if _decided(answer, verdict) else None
+    verdict = _verdict(answer if isinstance(answer, Mapping) else {}, version)
+    return verdict if verdict.table is not None else None
 
 
 def _environment() -> dict[str, str]:
@@ -206,3 +206,17 @@ def _states(package: Path) -> Iterator[tuple[str, int, int]]:
     for path in (package.parent, *files):
         state = path.stat()
         yield path.name, state.st_mtime_ns, state.st_size if path.is_file() else 0
+
+
+def dataset_words(package: Path) -> frozenset[str]:
+    """Every word in the code for datasets that could be a key: texts, and fields of data classes. Some are none."""
+    sources = (path for folder in FOLDERS for path in sorted((package / "helpers" / folder).rglob("*.py")))
+    return frozenset(word for path in sources for word in _words(path.read_text(encoding="utf-8")))
+
+
+def _words(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _KEY.fullmatch(node.value):
+            yield node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id

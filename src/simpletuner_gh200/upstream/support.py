@@ -17,8 +17,7 @@ from typing import Any
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.check import Verdict
 from simpletuner_gh200.upstream.features import FEATURES
-from simpletuner_gh200.upstream.tested import TESTED, tested_versions
-from simpletuner_gh200.upstream.versions import FIRST
+from simpletuner_gh200.upstream.tested import FIRST, TESTED, tested_versions
 
 DATA = "releases.json"
 BEGIN = "<!-- begin generated: gh200 upstream support --write -->"

@@ -63,7 +63,7 @@ def setup(
 
 
 def _told(found: ImportVerdict, installer: str | None, changed: list[str], dry_run: bool) -> Iterator[str]:
-    from simpletuner_gh200.upstream.versions import versions_in_words
+    from simpletuner_gh200.upstream.tested import versions_in_words
 
     if dry_run:
         yield from changed

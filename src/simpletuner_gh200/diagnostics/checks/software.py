@@ -14,7 +14,7 @@ from simpletuner_gh200.store.codecs import PACKAGES
 from simpletuner_gh200.units import counted, format_seconds
 from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.source import FolderSource, JoinedSource, Source
-from simpletuner_gh200.upstream.versions import setup_command, versions_in_words
+from simpletuner_gh200.upstream.tested import setup_command, versions_in_words
 
 _BINDINGS = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
 OLDEST_SIMPLETUNER = Version("3.1.0")
