@@ -95,14 +95,13 @@ def test_the_doctor_fails_it_with_cause_versions_and_command(run: Run) -> None:
     assert "not ready" in out.splitlines()[0] and HIDDEN in out
 
 
-def test_the_doctor_looks_again_and_commands_believe_it(run: Run, tmp_path: Path) -> None:
-    assert run("plan", "config.json")[0] == 2
+def test_what_failed_is_looked_at_again_by_every_command(run: Run, tmp_path: Path) -> None:
+    """What mends it may lie outside of Python, or have failed on another machine of the same home."""
+    assert HIDDEN in run("plan", "config.json")[2]
     trainer = tmp_path / "site" / "simpletuner" / "helpers" / "training" / "trainer.py"
     trainer.write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')")
-    assert HIDDEN in run("plan", "config.json")[2], "by what is known for these versions"
-    assert HIDDEN in run("doctor", "--json", "--skip-allocation")[1], "as every job of train.sbatch begins"
-    assert "libcudnn.so.9" in run("doctor", "--json")[1]
     assert "libcudnn.so.9" in run("plan", "config.json")[2]
+    assert "libcudnn.so.9" in run("doctor", "--json", "--skip-allocation")[1], "as every job of train.sbatch begins"
 
 
 def test_an_import_without_end_is_a_failure_of_the_doctor_and_stops_nothing_else(
