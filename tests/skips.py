@@ -19,7 +19,7 @@ ALLOWED = {
     "tests/integration/test_cache_other_kinds.py": "this release has no grounding cache",
     "tests/integration/test_fsdp2_training.py": "SimpleTuner 3 trains no tiny Flux under FSDP2",
     "tests/unit/memory/test_memory_numa.py": "this container forbids memory policies",
-    "tests/unit/store/test_store_staging.py": "this file system does not tell what is in the page cache",
+    "tests/unit/held/test_held_staging.py": "this file system does not tell what is in the page cache",
 }
 """Where, and a part of the reason."""
 

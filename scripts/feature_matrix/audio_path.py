@@ -37,12 +37,11 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 def in_memory(folder: Path) -> tuple[Any, Any]:
+    from simpletuner_gh200.held.files import HeldFiles
+    from simpletuner_gh200.held.staging import StagingRequest, stage
     from simpletuner_gh200.seams.features.store.backend import backend_class
-    from simpletuner_gh200.store.reader import StagedDataset
-    from simpletuner_gh200.store.staging import StagingRequest, stage
 
-    memory, _report = stage(StagingRequest(folder))
-    dataset = StagedDataset(memory)
+    dataset = HeldFiles.alone(stage(StagingRequest(folder))[0])
     return backend_class()(None, "sounds", dataset), dataset
 
 

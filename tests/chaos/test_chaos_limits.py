@@ -13,7 +13,7 @@ from tests.chaos.commands import without_roots_rights
 from tests.chaos.laboratory import FEATURES, STEPS
 from tests.chaos.representatives import only
 from tests.chaos.small_packs import write_packs
-from tests.unit.store.store_samples import fill, image
+from tests.unit.held.held_samples import fill, image
 
 MIB = 1 << 20
 NO_STREAMS = "<&- >&- 2>&-"

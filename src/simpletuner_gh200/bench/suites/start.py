@@ -17,7 +17,7 @@ from simpletuner_gh200.bench.runs import FIRST_STEP, RunServer, Timed
 from simpletuner_gh200.bench.samples import make_captioned
 from simpletuner_gh200.bench.suite import Suite, measure
 from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config, write_project_in_subprocess
-from simpletuner_gh200.store.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging import StagingRequest, stage
 
 SAMPLES = 2000
 QUICK_SAMPLES = 8

@@ -19,11 +19,12 @@ import numpy as np
 from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, chill, make_files, make_jpegs, warm
 from simpletuner_gh200.bench.sharing import measure_dataset
 from simpletuner_gh200.bench.suite import Suite, measure
-from simpletuner_gh200.store.discovery import walk
-from simpletuner_gh200.store.image_check import Verify
-from simpletuner_gh200.store.index import Index, IndexLayout, Rows, halves, write_index
-from simpletuner_gh200.store.reader import StagedDataset
-from simpletuner_gh200.store.staging import StagingRequest, stage
+from simpletuner_gh200.held.files import FileSegment, HeldFiles
+from simpletuner_gh200.held.image_check import Verify
+from simpletuner_gh200.held.listing import list_files
+from simpletuner_gh200.held.segment import PLAIN, SegmentWriter, key_of, words_of_keys
+from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.memory.mapping import create_memfd
 
 COUNTS = {"400B": 20_000, "100KB": 2_000, "2MB": 100}
 QUICK_COUNTS = {"400B": 200, "100KB": 20, "2MB": 4}
@@ -116,9 +117,9 @@ def measure_walk(folder: Path, count: int, repeats: int) -> dict[str, float]:
     def rglob() -> int:
         return sum(path.stat().st_size for path in find_with_rglob(folder))
 
-    found = walk(folder)
+    found = list_files(folder)
     assert (found.files, found.size) == (count, rglob())
-    seconds = measure({"rglob": rglob, "walk": lambda: walk(folder)}, repeats=repeats).thread
+    seconds = measure({"rglob": rglob, "walk": lambda: list_files(folder)}, repeats=repeats).thread
     return {"vs_rglob": seconds["rglob"] / seconds["walk"]}
 
 
@@ -129,9 +130,7 @@ def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[s
     same memory, and what is left to win is the difference to a plain copy.
     """
     paths = make_files(folder, size, count)
-    memory, _report = stage(StagingRequest(folder, verify="none"))
-    dataset = StagedDataset(memory)
-    memory.close()
+    dataset = HeldFiles.alone(stage(StagingRequest(folder, verify="none"))[0])
     warm(paths)
     random.Random(7).shuffle(paths)
     few = paths[: max(1, CACHED_BYTES // size)]
@@ -141,7 +140,7 @@ def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[s
     }
 
 
-def _read_ratios(dataset: StagedDataset, paths: list[str], size: int, repeats: int) -> dict[str, float]:
+def _read_ratios(dataset: HeldFiles, paths: list[str], size: int, repeats: int) -> dict[str, float]:
     places = {path: at for at, path in enumerate(dict.fromkeys(paths))}
     slab = np.frombuffer(b"".join(bytes(dataset.view(path) or b"") for path in places), np.uint8)
     hot = bytearray(size)
@@ -181,23 +180,31 @@ def _read_ratios(dataset: StagedDataset, paths: list[str], size: int, repeats: i
 
 
 def measure_index(keys: int, repeats: int) -> dict[str, float]:
-    """Everything a process needs to look up: shared index, shared state, its own marks."""
-    paths = [b"/data/set/%04d/image_%07d.jpg" % (number // 500, number) for number in range(keys)]
-    rows = Rows.new(keys)
-    for number, path in enumerate(paths):
-        rows.key_low[number], rows.key_high[number] = halves(path)
-    fd = write_index(rows)
-    index = Index(fd, keys)
-    os.close(fd)
+    """Everything a process needs to look up: rows that all ranks share, and its own dict of their keys."""
+    paths = [f"/data/set/{number // 500:04d}/image_{number:07d}.jpg" for number in range(keys)]
+    writer = SegmentWriter(create_memfd("index"), rows=PLAIN)
+    rows = np.zeros(keys, PLAIN)
+    words = words_of_keys([key_of(path) for path in paths])
+    rows["key_low"], rows["key_high"] = words[:, 0], words[:, 1]
+    writer.add(rows)
+    writer.finish("[]")
+    before = _resident()
+    held = HeldFiles.alone(FileSegment.in_memory(writer.fd))
+    size = _resident() - before
     asked = random.Random(3).choices(paths, k=min(keys, 100_000))
 
     def look_up() -> None:
         for path in asked:
-            index.find(path)
+            held.holds(path)
 
     look_up()
     seconds = measure({"look_up": look_up}, repeats=repeats).thread["look_up"]
-    return {"bytes_per_key": IndexLayout(keys).nbytes / keys + 2, "lookup_us": seconds / len(asked) * 1e6}
+    return {"bytes_per_key": size / keys, "lookup_us": seconds / len(asked) * 1e6}
+
+
+def _resident() -> int:
+    """Bytes of this process's memory, shared ones included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any]:
@@ -206,9 +213,7 @@ def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any
         return {"samples_per_s_vs_local": None, "skipped": "SimpleTuner is not installed"}
     os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
     paths = make_jpegs(folder, count)
-    memory, _report = stage(StagingRequest(folder, workers=os.cpu_count() or 1))
-    dataset = StagedDataset(memory)
-    memory.close()
+    dataset = HeldFiles.alone(stage(StagingRequest(folder, workers=os.cpu_count() or 1))[0])
     from simpletuner.helpers.data_backend.local import LocalDataBackend
 
     from simpletuner_gh200.seams.features.store.backend import backend_class

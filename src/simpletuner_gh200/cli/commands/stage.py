@@ -40,7 +40,7 @@ def stage_folder(
 
       gh200 stage datasets/portraits --verify decode --json
     """
-    from simpletuner_gh200.store.staging import try_folder
+    from simpletuner_gh200.held.staging import try_folder
 
     if not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is not a folder", remedy="give the instance_data_dir of a dataset")

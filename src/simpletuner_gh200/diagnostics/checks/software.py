@@ -10,7 +10,7 @@ from simpletuner_gh200.config.settings import our_variables, resolve
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.store.codecs import PACKAGES
+from simpletuner_gh200.held.codecs import PACKAGES
 from simpletuner_gh200.units import counted, format_seconds
 from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.source import FolderSource, JoinedSource, Source

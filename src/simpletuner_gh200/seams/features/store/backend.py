@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.store.reader import StagedDataset
+from simpletuner_gh200.held.files import HeldFiles
 from simpletuner_gh200.telemetry.printable import printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class StagedFile(io.BytesIO):
 class ServedFromMemory(Local):  # type: ignore[misc]
     """The part of the class that is ours; SimpleTuner's ``LocalDataBackend`` comes after it."""
 
-    def __init__(self, accelerator: Any, id: str, dataset: StagedDataset, compress_cache: bool = False) -> None:
+    def __init__(self, accelerator: Any, id: str, dataset: HeldFiles, compress_cache: bool = False) -> None:
         super().__init__(accelerator=accelerator, id=id, compress_cache=compress_cache)
         self.staged = dataset
 

@@ -1,4 +1,4 @@
-"""Folders, images and memory figures for the store's tests."""
+"""Folders, images and memory figures for the tests of what is held."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from simpletuner_gh200.held import stager, walk
+from simpletuner_gh200.held.files import HeldFiles
+from simpletuner_gh200.held.image_check import image_formats
+from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging_report import StagingReport
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.store import batch_stager, discovery
-from simpletuner_gh200.store.image_check import image_formats
-from simpletuner_gh200.store.reader import StagedDataset
-from simpletuner_gh200.store.report import StagingReport
-from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,13 +42,11 @@ def roomy() -> HostMemory:
     return HostMemory(total=64 * GIB, free=32 * GIB, available=32 * GIB, limit="MemAvailable")
 
 
-def staged(folder: Path, **settings: object) -> tuple[StagedDataset, StagingReport]:
+def staged(folder: Path, **settings: object) -> tuple[HeldFiles, StagingReport]:
     settings.setdefault("workers", 2)
     settings.setdefault("max_corruption_rate", 1.0)
-    memory, report = stage(StagingRequest(folder, **settings), host=roomy)  # type: ignore[arg-type]
-    dataset = StagedDataset(memory)
-    memory.close()
-    return dataset, report
+    segment, report = stage(StagingRequest(folder, **settings), host=roomy)  # type: ignore[arg-type]
+    return HeldFiles.alone(segment), report
 
 
 def staged_alone(folder: Path, *, native: bool = True, **settings: object) -> dict[str, int]:
@@ -56,7 +54,7 @@ def staged_alone(folder: Path, *, native: bool = True, **settings: object) -> di
     what it found. Without ``native`` the C code is left out.
     """
     job = {"folder": str(folder), "native": native, "settings": settings}
-    code = "from tests.unit.store import store_samples; store_samples.measure()"
+    code = "from tests.unit.held import held_samples; held_samples.measure()"
     ran = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(job), cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True
     )
@@ -67,7 +65,7 @@ def measure() -> None:
     """The other side of ``staged_alone``."""
     job = json.load(sys.stdin)
     if not job["native"]:
-        batch_stager.usable = discovery.usable = lambda: None
+        stager.library_if_any = walk.library_if_any = lambda: None
     image_formats()  # Pillow's plug-ins are not what is measured
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     _dataset, report = staged(Path(job["folder"]), **job["settings"])

@@ -6,15 +6,13 @@ import os
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpletuner_gh200.held.files import HeldFiles
+from simpletuner_gh200.held.listing import is_bookkeeping
+from simpletuner_gh200.held.staging import StagingRequest, stage
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.store.discovery import is_bookkeeping
-from simpletuner_gh200.store.index import place
-from simpletuner_gh200.store.reader import StagedDataset
-from simpletuner_gh200.store.staging import StagingRequest, stage
 from simpletuner_gh200.units import GIB
 
 NAMES = st.binary(min_size=1, max_size=40).filter(
@@ -38,9 +36,8 @@ def test_what_is_staged_comes_back(files: dict[bytes, bytes], compression: str |
         for name, content in files.items():
             Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_bytes(content)
         request = StagingRequest(Path(folder), compression=compression, workers=workers, verify="none")
-        memory, report = stage(request, host=roomy)
-        dataset = StagedDataset(memory)
-        memory.close()
+        segment, report = stage(request, host=roomy)
+        dataset = HeldFiles.alone(segment)
         assert report.staged == len(files)
         for name, content in files.items():
             path = os.path.join(os.fsencode(folder), name)
@@ -49,15 +46,3 @@ def test_what_is_staged_comes_back(files: dict[bytes, bytes], compression: str |
             assert dataset.view(path + b"x") is None or path + b"x" in {
                 os.path.join(os.fsencode(folder), n) for n in files
             }
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=200))
-def test_every_key_is_reached_by_probing_from_its_slot(keys: list[int]) -> None:
-    slots = place(np.array(keys, np.uint64))
-    assert sorted(slots[slots > 0]) == list(range(1, len(keys) + 1))
-    for number, key in enumerate(keys):
-        slot = key & (len(slots) - 1)
-        while slots[slot] != number + 1:
-            assert slots[slot] != 0, "a lookup would have given up here"
-            slot = (slot + 1) & (len(slots) - 1)

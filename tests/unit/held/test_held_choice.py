@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.held.codecs import NUMBERS, choose, codec, estimate
+from simpletuner_gh200.held.listing import list_files
+from simpletuner_gh200.held.staging import too_large
+from simpletuner_gh200.held.staging_report import FileProblem, FileProblems
 from simpletuner_gh200.memory.ceilings import Allowance
-from simpletuner_gh200.store.codecs import NUMBERS, choose, codec, estimate
-from simpletuner_gh200.store.discovery import walk
-from simpletuner_gh200.store.problems import FileProblem, FileProblems
-from simpletuner_gh200.store.staging import too_large
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.units import GIB
-from tests.unit.store.store_samples import fill
+from tests.unit.held.held_samples import fill
 
 
 def test_the_error_says_needed_allowed_and_what_would_fit() -> None:
@@ -28,16 +28,16 @@ def test_the_error_says_needed_allowed_and_what_would_fit() -> None:
 
 def test_estimates_follow_the_content(tmp_path: Path) -> None:
     fill(tmp_path, {"a.txt": b"again " * 20_000, "b.bin": os.urandom(100_000)})
-    listing = walk(tmp_path)
+    listing = list_files(tmp_path)
     assert 100_000 <= estimate(listing, codec("lz4")) < 110_000
     assert estimate(listing, codec("raw")) == listing.size
 
 
 def test_raw_unless_asked(tmp_path: Path) -> None:
     fill(tmp_path, {"a.txt": b"again " * 2000})
-    assert not choose(None, walk(tmp_path)).compresses
-    assert choose("zstd", walk(tmp_path)).for_extension("txt").name == "zstd"
-    assert choose("auto", walk(tmp_path)).for_extension("txt").name == "lz4"
+    assert not choose(None, list_files(tmp_path)).compresses
+    assert choose("zstd", list_files(tmp_path)).for_extension("txt").name == "zstd"
+    assert choose("auto", list_files(tmp_path)).for_extension("txt").name == "lz4"
 
 
 @pytest.mark.parametrize("name", list(NUMBERS))
@@ -55,7 +55,7 @@ def test_names_cannot_steer_a_terminal() -> None:
 
 
 def test_problems_are_counted_even_beyond_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpletuner_gh200.store.problems.KEPT", 2)
+    monkeypatch.setattr("simpletuner_gh200.held.staging_report.KEPT", 2)
     problems = FileProblems()
     for _ in range(5):
         problems.add(FileProblem(b"/a", "unreadable"))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.store import batch_stager, image_check, staging
-from simpletuner_gh200.store.codecs import CHUNK_BYTES
-from simpletuner_gh200.store.discovery import BATCH_BYTES
+from simpletuner_gh200.held import image_check, staging
+from simpletuner_gh200.held.codecs import CHUNK_BYTES
+from simpletuner_gh200.held.listing import BATCH_BYTES
 from tests.unit.bounded import bounded
-from tests.unit.store.store_samples import fill, image, staged
+from tests.unit.held.held_samples import fill, image, staged
 
 pytestmark = pytest.mark.usefixtures("file_calls")
 
@@ -58,19 +58,19 @@ def endless(path: Path) -> None:
 
 
 def when_listed(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
-    walk = staging.walk
+    list_files = staging.list_files
 
-    def walked(*arguments: Any, **options: Any) -> Any:
-        listing = walk(*arguments, **options)
+    def listed(*arguments: Any, **options: Any) -> Any:
+        listing = list_files(*arguments, **options)
         change()
         return listing
 
-    monkeypatch.setattr(staging, "walk", walked)
+    monkeypatch.setattr(staging, "list_files", listed)
 
 
 def when_read(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
     """Before files that were changed shortly before are looked at once more."""
-    monkeypatch.setattr("simpletuner_gh200.store.staging.time.sleep", lambda _seconds: change())
+    monkeypatch.setattr("simpletuner_gh200.held.staging.time.sleep", lambda _seconds: change())
 
 
 @pytest.mark.parametrize("size", [200, BATCH_BYTES + 1], ids=["small", "large"])
@@ -87,23 +87,6 @@ def test_it_is_called_unstable_and_left_to_the_disk(
     assert dataset.view(tmp_path / "b.txt") == b"another"
     assert [(problem.path, problem.reason) for problem in report.problems] == [(os.fsencode(path), "unstable")]
     assert dataset.view(path) is None
-
-
-@bounded
-def test_files_beside_it_that_come_from_the_disk_are_not_blamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading ahead meets it first."""
-    monkeypatch.setattr(batch_stager, "usable", lambda: None)
-    monkeypatch.setattr(batch_stager, "is_cold", lambda _fd, _buffer: True)
-    fill(tmp_path, {"a.txt": b"1", "b.txt": b"2", "c.txt": b"3"})
-    when_listed(monkeypatch, lambda: pipe(tmp_path / "b.txt"))
-    dataset, report = staged(tmp_path)
-    assert [(problem.path, problem.reason) for problem in report.problems] == [
-        (os.fsencode(tmp_path / "b.txt"), "unstable")
-    ]
-    assert dataset.view(tmp_path / "a.txt") == b"1"
-    assert dataset.view(tmp_path / "c.txt") == b"3"
 
 
 def test_an_image_that_grows_is_shown_to_its_decoder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ NOT_PICTURES = frozenset({"MPEG", "BUFR", "GRIB", "HDF5", "WMF", "EPS"})
 """Formats that Pillow knows only in part, or only with another program: its refusal says nothing about the file."""
 
 
-class Room:
+class CheckingRoom:
     """So many bytes to share; whoever would go over waits, and whoever wants more than all of it has it alone."""
 
     def __init__(self, size: int) -> None:
@@ -52,7 +52,7 @@ class Room:
                 self._changed.notify_all()
 
 
-_checking = Room(CHECKING_BYTES)
+_checking = CheckingRoom(CHECKING_BYTES)
 
 
 def _room_for(size: int, pixels: int = 0) -> AbstractContextManager[None]:

@@ -1,7 +1,9 @@
-"""Staging: a folder becomes sealed memory with an index, or an error and nothing at all."""
+"""Staging: a folder becomes a sealed segment, or an error and nothing at all."""
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,21 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, StoreError
+from simpletuner_gh200.held.codecs import CHUNKED, NAMES, CodecChoice, CodecName, choose, estimate, estimates
+from simpletuner_gh200.held.files import FileSegment
+from simpletuner_gh200.held.image_check import Verify, image_formats
+from simpletuner_gh200.held.listing import BATCH_BYTES, FileBatch, Listing, list_files
+from simpletuner_gh200.held.segment import ALIGNMENT, HEADER_SIZE, PLAIN, SegmentFull, SegmentWriter
+from simpletuner_gh200.held.stager import BatchStager, StagingPlan
+from simpletuner_gh200.held.staging_report import Damage, StagingReport
 from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
 from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import HostMemory, host_memory
+from simpletuner_gh200.memory.mapping import create_memfd, map_file
+from simpletuner_gh200.memory.numa import bind, read_nodes
 from simpletuner_gh200.memory.pace import AT_ONCE, Pace
-from simpletuner_gh200.store.batch_stager import BatchStager, StagingPlan
-from simpletuner_gh200.store.codecs import CodecChoice, CodecName, choose, estimate, estimates
-from simpletuner_gh200.store.discovery import BATCH_BYTES, Batch, Listing, walk
-from simpletuner_gh200.store.file_reader import SETTLE_SECONDS
-from simpletuner_gh200.store.image_check import Verify, image_formats
-from simpletuner_gh200.store.index import Rows, write_index
-from simpletuner_gh200.store.report import StagingReport
-from simpletuner_gh200.store.shared_memory import StagedMemory, new_state
-from simpletuner_gh200.store.slab_writer import ALIGNMENT, SlabFull, SlabWriter
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.progress import Progress, progress
 from simpletuner_gh200.units import MIB, format_bytes
@@ -35,6 +39,9 @@ MOST_THREADS = 72
 CHECK_HOST_EVERY = 256 * MIB
 HOPELESS = 1.5
 """An estimate this far over the ceiling stops before anything is read; a closer one is tried."""
+
+SETTLE_SECONDS = 0.02
+"""Until whoever changed a file at the last tick of the file system's clock is done, if it was one write."""
 
 SHOWN_PROBLEMS = 20
 
@@ -83,7 +90,7 @@ def look_over(
             f"instance_data_dir {printable(str(request.root))!r} is not a folder",
             remedy="correct the path of the dataset",
         )
-    listing = walk(request.root, request.extensions, only=only, tick=tick)
+    listing = list_files(request.root, request.extensions, only=only, tick=tick)
     limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
     _check_before(listing, choose(request.compression, listing), limit)
     return listing
@@ -103,37 +110,38 @@ def stage(
     host: Callable[[], HostMemory] = host_memory,
     tick: Callable[[], None] = lambda: None,
     label: str = "staging",
-    only: Callable[[bytes], bool] | None = None,
     listing: Listing | None = None,
     pace: Pace = AT_ONCE,
-) -> tuple[StagedMemory, StagingReport]:
-    """Stage all of ``request.root``. ``tick`` is called several times a second; ``only`` picks paths where given.
+) -> tuple[FileSegment, StagingReport]:
+    """Stage all of ``request.root``. ``tick`` is called several times a second.
 
     ``listing``: what is to be staged, where somebody has looked over it already. ``pace`` may slow it down, and end it
     early: StagingStopped then, and nothing is held.
     """
     began = time.monotonic()
     if listing is None:
-        listing = look_over(request, host=host, only=only, tick=tick)
-    choice = choose(request.compression, listing)
-    limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
-    run = _Run(request, listing, choice, limit, host, pace)
+        listing = look_over(request, host=host, tick=tick)
+    run = _Run(request, listing, host, pace)
     try:
-        quiet = pace is not AT_ONCE
-        with progress(label, items=listing.files, size=listing.size, quiet=quiet) as shown:
+        with progress(label, items=listing.files, size=listing.size, quiet=pace is not AT_ONCE) as shown:
             run.work(shown, tick)
-        report = run.report(time.monotonic() - began)
-        _check_corruption(report, request.max_corruption_rate)
-        memory = run.finish()
+        held = run.writer.used - HEADER_SIZE
+        run.writer.finish(json.dumps([[os.fsdecode(part) for part in pair] for pair in listing.aliases]))
+        segment = FileSegment.in_memory(run.take_memory(), name=f"data set {request.root}")
     except BaseException:
-        run.slab.discard()
+        run.discard()
         raise
-    return memory, report
+    assert isinstance(segment, FileSegment)
+    report = _report(listing, segment, held, run.choice, run.checked, time.monotonic() - began)
+    if report.corruption_rate > request.max_corruption_rate:
+        del segment  # an error may be kept for long, and what it refers to with it
+        raise _corrupt(report, request.max_corruption_rate)
+    return segment, report
 
 
 def check_size(request: StagingRequest, allowed: Allowance) -> int:
     """The bytes below ``request.root``; DatasetTooLarge where staging would refuse them before it reads one."""
-    listing = walk(request.root, request.extensions)
+    listing = list_files(request.root, request.extensions)
     _check_before(listing, choose(request.compression, listing), allowed)
     return listing.size
 
@@ -141,67 +149,81 @@ def check_size(request: StagingRequest, allowed: Allowance) -> int:
 class _Run:
     """One staging: its threads, and what stops them all."""
 
-    def __init__(
-        self,
-        request: StagingRequest,
-        listing: Listing,
-        choice: CodecChoice,
-        limit: Allowance,
-        host: Callable[[], HostMemory],
-        pace: Pace,
-    ) -> None:
-        self._request, self._listing, self._limit, self._host = request, listing, limit, host
-        self._pace = pace
-        self.slab = SlabWriter(limit.size)
-        self.slab.keep_on_cpu_nodes(min(limit.size, listing.size + ALIGNMENT * (listing.files + 1)))
-        self._rows = Rows.new(listing.files)
+    def __init__(self, request: StagingRequest, listing: Listing, host: Callable[[], HostMemory], pace: Pace) -> None:
+        self._request, self._listing, self._host, self._pace = request, listing, host, pace
+        self.choice = choose(request.compression, listing)
+        self._limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
+        self._fd = create_memfd("dataset")
+        _keep_on_cpu_nodes(self._fd, HEADER_SIZE + min(self._limit.size, _most(listing)))
+        self.writer = SegmentWriter(self._fd, rows=PLAIN, limit=self._limit.size + HEADER_SIZE)
         self._plan = StagingPlan(
-            rows=self._rows,
-            slab=self.slab,
-            choice=choice,
+            writer=self.writer,
+            choice=self.choice,
             verify=request.verify,
             problems=listing.problems,
             give_back=request.give_back_page_cache,
         )
-        self._checked = 0
+        self.checked = 0
         self._done = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
+    def take_memory(self) -> int:
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self.take_memory())
+
     def work(self, shown: Progress, tick: Callable[[], None]) -> None:
         if self._request.verify != "none":
             image_formats()  # Pillow's plug-ins are registered once, before threads ask for them
-        batches = self._in_good_order()
+        # Large files first, so that none is left to a single thread at the end; otherwise as the folder lists them.
+        batches = iter(sorted(self._listing.batches, key=lambda batch: batch.sizes[0] <= BATCH_BYTES))
         count = max(1, min(self._request.workers, MOST_THREADS, len(self._listing.batches)))
         with ThreadPoolExecutor(count, thread_name_prefix="gh200-stage") as pool:
-            threads = [pool.submit(self._thread, batches, shown) for _ in range(count)]
             try:
-                self._wait(threads, tick)
+                self._wait([pool.submit(self._thread, batches, shown) for _ in range(count)], tick)
                 if self._pace.ended:
                     raise StagingStopped("staging was told to end")
-                self._look_again(pool, tick)
+                if self._plan.recent:
+                    time.sleep(SETTLE_SECONDS)
+                    self._wait([pool.submit(self._again) for _ in range(count)], tick)
             except BaseException:
                 self._stop.set()
                 raise
 
-    def _look_again(self, pool: ThreadPoolExecutor, tick: Callable[[], None]) -> None:
-        """At what was changed just before it was read, and may have been read half changed."""
-        recent = self._plan.recent
-        batches = [one for one in self._listing.batches if recent[one.first : one.first + len(one.names)].any()]
-        if not batches:
-            return
-        time.sleep(SETTLE_SECONDS)
-        todo = iter(batches)
-        self._wait([pool.submit(self._again, todo) for _ in range(min(len(batches), MOST_THREADS))], tick)
+    def _thread(self, batches: Iterator[FileBatch], shown: Progress) -> None:
+        self._pace.begin()
+        stager = BatchStager(self._plan)
+        try:
+            while not self._stop.is_set() and not self._pace.ended:
+                with self._lock:
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                stager.stage(batch)
+                size = sum(batch.sizes)
+                self._count(size)
+                shown.advance(len(batch.names), size)
+                self._pace.rest(size)
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            with self._lock:
+                self.checked += stager.checked
 
-    def _again(self, batches: Iterator[Batch]) -> None:
+    def _again(self) -> None:
+        """What was changed just before it was read, and may have been read half changed."""
         stager = BatchStager(self._plan)
         while not self._stop.is_set():
             with self._lock:
-                batch = next(batches, None)
-            if batch is None:
-                return
-            stager.look_again(batch)
+                if not self._plan.recent:
+                    return
+                paths, rows = self._plan.recent.pop()
+            stager.look_again(paths, rows)
 
     def _wait(self, threads: list[Future[None]], tick: Callable[[], None]) -> None:
         """In the main thread, so that an interrupt ends the staging and ``tick`` needs no lock."""
@@ -212,66 +234,62 @@ class _Run:
                     break
                 except TimeoutError:
                     tick()
-                except SlabFull as full:
-                    raise self._too_large(full) from None
-
-    def _thread(self, batches: Iterator[Batch], shown: Progress) -> None:
-        self._pace.begin()
-        stager = BatchStager(self._plan)
-        try:
-            while not self._stop.is_set() and not self._pace.ended:
-                with self._lock:
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                stager.stage(batch)
-                self._count(sum(batch.sizes))
-                shown.advance(len(batch.names), sum(batch.sizes))
-                self._pace.rest(sum(batch.sizes))
-        except BaseException:
-            self._stop.set()
-            raise
-        finally:
-            with self._lock:
-                self._checked += stager.checked
+                except SegmentFull as full:
+                    raise self._too_large(full.needed - HEADER_SIZE) from None
 
     def _count(self, size: int) -> None:
         with self._lock:
             crossed = self._done // CHECK_HOST_EVERY != (self._done + size) // CHECK_HOST_EVERY
             self._done += size
         if crossed and staging_must_stop(self._host()):
-            raise SlabFull(self.slab.used)
+            raise SegmentFull(self.writer.used)
 
-    def _in_good_order(self) -> Iterator[Batch]:
-        """Large files first, so that none is left to a single thread at the end; otherwise as the folder lists them."""
-        batches = self._listing.batches
-        yield from (batch for batch in batches if batch.sizes[0] > BATCH_BYTES)
-        yield from (batch for batch in batches if batch.sizes[0] <= BATCH_BYTES)
-
-    def _too_large(self, full: SlabFull) -> StoreError:
+    def _too_large(self, needed: int) -> StoreError:
         """What is held so far is in proportion to what was read for it; no file is held larger than it is."""
-        limit, most = self._limit, self._listing.size + ALIGNMENT * self._listing.files
+        limit, used = self._limit, self.writer.used - HEADER_SIZE
         now = dataset_allowance(self._request.memory_limit_gb, self._host(), single_pool=single_pool())
-        if now.size < full.needed <= limit.size:  # it is the machine that has less than it had
-            limit = replace(now, size=self.slab.used + now.size)
-        expected = self.slab.used * self._listing.size // self._done if self._done else 0
+        if now.size < needed <= limit.size:  # it is the machine that has less than it had
+            limit = replace(now, size=used + now.size)
+        expected = used * self._listing.size // self._done if self._done else 0
+        most = self._listing.size + ALIGNMENT * self._listing.files
         others: tuple[CodecName, ...] = ("lz4", "zstd")
-        chosen = self._plan.choice.default.name
-        would_fit = estimates(self._listing, tuple(name for name in others if name != chosen))
-        return too_large(limit, max(full.needed, min(expected, most)), exact=False, would_fit=would_fit)
+        would_fit = estimates(self._listing, tuple(name for name in others if name != self.choice.default.name))
+        return too_large(limit, max(needed, min(expected, most)), exact=False, would_fit=would_fit)
 
-    def report(self, seconds: float) -> StagingReport:
-        return StagingReport.of(self._listing, self._rows, self.slab.used, self._plan.choice, self._checked, seconds)
 
-    def finish(self) -> StagedMemory:
-        index = write_index(self._rows)
-        return StagedMemory(
-            data=self.slab.finish(),
-            index=index,
-            state=new_state(self._rows.count),
-            count=self._rows.count,
-            aliases=tuple(self._listing.aliases),
-        )
+def _most(listing: Listing) -> int:
+    """Bytes that a segment takes for what was listed, as it is."""
+    return listing.size + (ALIGNMENT + PLAIN.itemsize) * (listing.files + 1)
+
+
+def _keep_on_cpu_nodes(fd: int, at_most: int) -> None:
+    """Have the kernel take pages from nodes with CPUs only, never from a GPU's memory.
+
+    The policy belongs to the memory, not to this mapping of it, so it holds for whoever writes later.
+    """
+    if len(read_nodes()) >= 2:
+        os.ftruncate(fd, at_most)
+        bind(map_file(fd, at_most).address, at_most)
+
+
+def _report(
+    listing: Listing, segment: FileSegment, held: int, choice: CodecChoice, checked: int, seconds: float
+) -> StagingReport:
+    numbers, counts = np.unique(segment.rows["form"] & ~np.uint16(CHUNKED), return_counts=True)
+    return StagingReport(
+        files=listing.files,
+        staged=len(segment),
+        size=int(segment.rows["size"].sum()),
+        held=held,
+        images_checked=checked,
+        seconds=seconds,
+        forms={NAMES[int(number)]: int(count) for number, count in zip(numbers, counts, strict=True)},
+        choices=choice.reasons,
+        problems=listing.problems,
+        damage=Damage.worst(
+            listing.problems, {extension: totals.files for extension, totals in listing.extensions.items()}
+        ),
+    )
 
 
 def _check_before(listing: Listing, choice: CodecChoice, limit: Allowance) -> None:
@@ -292,15 +310,14 @@ def _check_before(listing: Listing, choice: CodecChoice, limit: Allowance) -> No
         raise too_large(limit, expected, exact=False, would_fit=estimates(listing, ("zstd",)))
 
 
-def _check_corruption(report: StagingReport, allowed: float) -> None:
-    if report.corruption_rate > allowed:
-        worst, damage = "; ".join(str(problem) for problem in list(report.problems)[:3]), report.damage
-        raise DatasetCorrupt(
-            f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, at most {allowed:.1%} allowed; "
-            f"counted: {damage.kind}): {worst}",
-            report=report.as_json(),
-            remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
-        )
+def _corrupt(report: StagingReport, allowed: float) -> DatasetCorrupt:
+    worst, damage = "; ".join(str(problem) for problem in list(report.problems)[:3]), report.damage
+    return DatasetCorrupt(
+        f"{damage.broken} of {damage.files} files are broken ({damage.rate:.1%}, at most {allowed:.1%} allowed; "
+        f"counted: {damage.kind}): {worst}",
+        report=report.as_json(),
+        remedy="repair or remove them (gh200 stage DIR --json lists all), or raise max_corruption_rate",
+    )
 
 
 def too_large(limit: Allowance, needed: int, *, exact: bool, would_fit: dict[str, int]) -> DatasetTooLarge:
@@ -324,9 +341,8 @@ def try_folder(folder: Path, settings: InMemorySettings) -> dict[str, Any]:
     JSON-ready. Broken files never stop a trial, since it is there to find them; the ceiling does.
     """
     lenient = settings.model_copy(update={"max_corruption_rate": 1.0})
-    memory, report = stage(request_for(folder, lenient), label=f"staging {printable(folder.name)}")
-    memory.close()
-    guesses = estimates(walk(folder, settings.file_extensions), ("lz4", "zlib", "snappy", "zstd"))
+    _segment, report = stage(request_for(folder, lenient), label=f"staging {printable(folder.name)}")
+    guesses = estimates(list_files(folder, settings.file_extensions), ("lz4", "zlib", "snappy", "zstd"))
     return {
         **report.as_json(),
         "estimates": guesses,

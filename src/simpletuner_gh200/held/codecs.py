@@ -13,17 +13,19 @@ from importlib import import_module
 from typing import Any, Literal
 
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.held.listing import ExtensionTotals, Listing
 from simpletuner_gh200.memory.regular_files import open_regular
-from simpletuner_gh200.store.discovery import ExtensionTotals, Listing
 
 CodecName = Literal["raw", "lz4", "zlib", "snappy", "zstd"]
 Buffer = bytes | bytearray | memoryview
 
 NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1, "zlib": 2, "snappy": 3, "zstd": 4}
 NAMES: dict[int, CodecName] = {number: name for name, number in NUMBERS.items()}
+CHUNKED = 0x40
+"""Added to the number of a codec: what is stored is a table of where each piece of the file lies."""
 
 PACKAGES: dict[CodecName, str] = {"lz4": "lz4", "snappy": "cramjam", "zstd": "zstandard"}
-"""What has to be installed for each; zlib is Python's own."""
+"""What has to be installed for each; ISA-L, for zlib, always is."""
 
 CHUNK_BYTES = 512 << 10
 """Larger files are compressed in pieces of this size, so that memory stays bounded and no block nears a limit."""
@@ -77,11 +79,8 @@ def _lz4() -> Codec:
 
 
 def _zlib() -> Codec:
-    """isal where it is installed (the same format, many times faster), else the standard library."""
-    try:
-        zlib = import_module("isal.isal_zlib")
-    except ImportError:
-        zlib = import_module("zlib")
+    """ISA-L's, which is many times faster than the standard library's and makes the same format."""
+    zlib = _load("isal.isal_zlib", "zlib")
     return Codec(
         "zlib", lambda data: zlib.compress(data, 1), lambda data, size: zlib.decompress(data, bufsize=max(size, 1))
     )

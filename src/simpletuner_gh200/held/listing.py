@@ -1,0 +1,153 @@
+"""All files of a data set: what is there, how large, and cut into work for the staging threads.
+
+It goes where SimpleTuner's own listing goes, and skips the same system folders.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, compress
+
+from simpletuner_gh200.config.datasets import SKIPPED_FOLDERS
+from simpletuner_gh200.held.staging_report import FileProblem, FileProblems, extension_of
+from simpletuner_gh200.held.walk import Walk
+
+_SKIPPED = frozenset(os.fsencode(name) for name in SKIPPED_FOLDERS)
+
+BATCH_BYTES = 512 << 10
+BATCH_FILES = 256
+SAMPLES_PER_EXTENSION = 16
+
+
+def is_bookkeeping(name: bytes) -> bool:
+    """Files that SimpleTuner rewrites while it runs, so that they are always read from disk."""
+    return name.endswith(b".json") or name.startswith(b"aspect_ratio_bucket_")
+
+
+def is_caption(path: bytes) -> bool:
+    """Read by SimpleTuner one by one before training starts."""
+    return path.endswith(b".txt")
+
+
+@dataclass
+class FileBatch:
+    """Some files of one folder: at most ``BATCH_BYTES`` together, or a single larger one."""
+
+    folder: bytes
+    names: list[bytes]
+    sizes: list[int]
+
+    def paths(self) -> Iterator[bytes]:
+        return (self.folder + name for name in self.names)
+
+
+@dataclass
+class ExtensionTotals:
+    files: int = 0
+    size: int = 0
+    samples: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+@dataclass
+class Listing:
+    """Everything found under ``root``."""
+
+    root: bytes
+    batches: list[FileBatch] = field(default_factory=list)
+    files: int = 0
+    size: int = 0
+    extensions: dict[str, ExtensionTotals] = field(default_factory=dict)
+    aliases: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """(other path of a folder, path under which it was staged), for folders that links reach twice."""
+    problems: FileProblems = field(default_factory=FileProblems)
+
+    def add(self, folder: bytes, names: list[bytes], sizes: list[int]) -> None:
+        """Some files of one folder: cut into batches, as many files as fit and at least one, and counted."""
+        ends = list(accumulate(sizes))
+        start, before, count = 0, 0, len(names)
+        while start < count:
+            end = bisect_right(ends, before + BATCH_BYTES, start, min(start + BATCH_FILES, count))
+            end = max(end, start + 1)
+            self.batches.append(FileBatch(folder, names[start:end], sizes[start:end]))
+            start, before = end, ends[end - 1]
+        self.files += count
+        self.size += before
+        for ending, places in _by_ending(names).items():
+            totals = self.extensions.setdefault(extension_of(ending), ExtensionTotals())
+            # Files 1, 2, 4, 8 ... of an extension: spread over the folders without knowing how many there will be.
+            while len(totals.samples) < SAMPLES_PER_EXTENSION:
+                at = (1 << len(totals.samples)) - 1 - totals.files
+                if at >= len(places):
+                    break
+                totals.samples.append((folder + names[places[at]], sizes[places[at]]))
+            totals.files += len(places)
+            totals.size += sum(map(sizes.__getitem__, places))
+
+    def part(self, wanted: Callable[[bytes], bool]) -> Listing:
+        """Those files whose path is wanted, as a listing of their own."""
+        part = Listing(self.root, aliases=self.aliases)
+        for batch in self.batches:
+            chosen = [wanted(path) for path in batch.paths()]
+            if any(chosen):
+                part.add(batch.folder, list(compress(batch.names, chosen)), list(compress(batch.sizes, chosen)))
+        return part
+
+
+def list_files(
+    root: str | os.PathLike[str],
+    extensions: tuple[str, ...] | None = None,
+    *,
+    only: Callable[[bytes], bool] | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Listing:
+    """List every regular file under ``root`` (of these extensions, if given). An empty folder is an empty listing.
+
+    ``only`` is asked about the path of each file where it is given; ``tick`` is called again and again meanwhile.
+    """
+    top = os.fsencode(os.path.abspath(os.fspath(root)))
+    endings = tuple(b"." + os.fsencode(ending.lower().lstrip(".")) for ending in extensions) if extensions else None
+    listing = Listing(top)
+    walk = Walk(top, skipped=_SKIPPED, trouble=partial(_note, listing.problems), tick=tick)
+    for part in walk:
+        assert part.sizes is not None
+        names, sizes = part.names, part.sizes.tolist()
+        if endings is not None or only is not None or _may_hold_bookkeeping(names):
+            wanted = [_is_wanted(part.folder, name, endings, only) for name in names]
+            names, sizes = list(compress(names, wanted)), list(compress(sizes, wanted))
+        listing.add(part.folder, names, sizes)
+    listing.aliases = walk.aliases
+    return listing
+
+
+def _note(problems: FileProblems, path: bytes, error: OSError, link: bool) -> None:
+    problems.add(FileProblem.from_error(path, error, link=link))
+
+
+def _is_wanted(
+    folder: bytes, name: bytes, endings: tuple[bytes, ...] | None, only: Callable[[bytes], bool] | None
+) -> bool:
+    if is_bookkeeping(name) or (endings is not None and not name.lower().endswith(endings)):
+        return False
+    return only is None or only(folder + name)
+
+
+def _may_hold_bookkeeping(names: list[bytes]) -> bool:
+    """Asked of all at once, since it is hardly ever so."""
+    joined = b"/".join(names)
+    return b".json" in joined or b"aspect_ratio_bucket_" in joined
+
+
+def _by_ending(names: list[bytes]) -> Mapping[bytes, Sequence[int]]:
+    """Places of the names with each ending. Mostly there is one: that is asked of all at once."""
+    first = names[0][names[0].rfind(b".") :] if names else b""
+    if first.startswith(b".") and (b"/".join(names) + b"/").count(first + b"/") == len(names):
+        return {first: range(len(names))}
+    found: defaultdict[bytes, list[int]] = defaultdict(list)
+    for at, name in enumerate(names):
+        found[name[name.rfind(b".") :]].append(at)
+    return found

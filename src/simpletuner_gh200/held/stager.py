@@ -1,0 +1,279 @@
+"""One staging thread's work: read a batch of files through a small hot buffer, check, hash, compress, write out.
+
+Fresh memory costs far more to touch than a file costs to read. So every byte passes through one buffer that stays in
+the core's cache, and is written once into the segment, where the kernel fills pages instead of zeroing them first.
+
+What is staged of a file is one state of it. File times move in ticks of up to 10 ms, and only when a write begins:
+within them a file that is half written looks like one that holds still. So what was changed just before it was read is
+looked at once more when everything was read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+from simpletuner_gh200.held.bulk import TAKEN, FileReader, library_if_any
+from simpletuner_gh200.held.codecs import CHUNK_BYTES, CHUNKED, Codec, CodecChoice
+from simpletuner_gh200.held.files import CHUNK_ENTRY
+from simpletuner_gh200.held.image_check import Verify, check_image, image_formats
+from simpletuner_gh200.held.listing import BATCH_BYTES, BATCH_FILES, FileBatch
+from simpletuner_gh200.held.segment import (
+    ALIGNMENT,
+    PLAIN,
+    Piece,
+    SegmentFull,
+    SegmentWriter,
+    aligned,
+    key_of,
+    words_of_keys,
+)
+from simpletuner_gh200.held.staging_report import FileProblem, FileProblems, extension_of
+from simpletuner_gh200.memory.regular_files import NotRegular, open_regular
+
+BUFFER_BYTES = BATCH_BYTES + BATCH_FILES * ALIGNMENT + (64 << 10)
+"""A little more than a batch, so that files that grew since they were listed still fit."""
+
+ATTEMPTS = 3
+RECENT_NS = 1_000_000_000
+"""Who changed a file this long before it was read may still be at it."""
+
+
+class Unstable(Exception):
+    """The file kept changing while it was read."""
+
+
+@dataclass
+class StagingPlan:
+    """What all threads share."""
+
+    writer: SegmentWriter
+    choice: CodecChoice
+    verify: Verify
+    problems: FileProblems
+    give_back: bool = True
+    """Drop the page cache of what was staged: it would hold the dataset a second time."""
+    recent: list[tuple[list[bytes], np.ndarray]] = field(default_factory=list)
+    """Files that were changed just before they were read, and their rows, which nobody finds yet."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How files of one extension are treated."""
+
+    codec: Codec
+    image_format: str | None
+    """Pillow's name for it, where it is an image that has to be checked."""
+
+
+class BatchStager:
+    """Lives in one thread; owns its buffer."""
+
+    def __init__(self, plan: StagingPlan) -> None:
+        self._plan = plan
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._kinds: dict[bytes, _Kind] = {}
+        native = library_if_any()
+        self._reader = FileReader(native, self._buffer, BATCH_FILES) if native else None
+        self.checked = 0
+        """Images looked at."""
+
+    def stage(self, batch: FileBatch) -> None:
+        for path in self._together(batch):
+            try:
+                fd = open_regular(path)
+                try:
+                    self._alone(fd, path)
+                finally:
+                    os.close(fd)
+            except NotRegular:
+                self._plan.problems.add(FileProblem(path, "unstable", "it was a file when it was listed"))
+            except Unstable:
+                self._plan.problems.add(FileProblem(path, "unstable", "it kept changing while it was read"))
+            except OSError as unreadable:
+                self._plan.problems.add(FileProblem.from_error(path, unreadable))
+
+    def _together(self, batch: FileBatch) -> list[bytes]:
+        """Stage what is small and holds still, read in one call; the others, which need more care."""
+        paths = list(batch.paths())
+        if self._reader is None or batch.sizes[0] > BATCH_BYTES:
+            return paths
+        files = self._reader.read(batch.folder, batch.names, give_back=self._plan.give_back)
+        taken = files["status"] == TAKEN
+        here = np.flatnonzero(taken).tolist()
+        if here:
+            starts, sizes = files["content"][taken].tolist(), files["content_size"][taken].tolist()
+            contents = [self._buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+            changed = np.maximum(files["mtime_ns"], files["ctime_ns"])[taken].astype(np.int64)
+            chosen = [paths[at] for at in here]
+            self._take(chosen, contents, changed, together=self._buffer[: starts[-1] + sizes[-1]])
+        return [] if len(here) == len(paths) else [paths[at] for at in np.flatnonzero(~taken).tolist()]
+
+    def _take(
+        self, paths: list[bytes], contents: Sequence[memoryview], changed: np.ndarray, *, together: Piece
+    ) -> None:
+        """Check, compress, hash and write whole files, which lie ``together`` in the buffer as they will in memory."""
+        pieces: list[Piece] = []
+        rows = np.zeros(len(paths), PLAIN)
+        forms, sums = [], []
+        for path, content in zip(paths, contents, strict=True):
+            kind = self._kinds.get(path[path.rfind(b".") :]) or self._kind(path)
+            if kind.image_format is not None:
+                self._check(path, content, True, -1, kind.image_format)
+            piece = _smaller(kind.codec, content)
+            pieces.append(piece)
+            forms.append(kind.codec.number if piece is not content else 0)
+            sums.append(xxhash.xxh3_64_intdigest(content))
+        rows["form"], rows["checksum"] = forms, np.array(sums, np.uint64)
+        rows["size"], rows["length"] = list(map(len, contents)), list(map(len, pieces))
+        rows["offset"] = starts = self._plan.writer.claim(rows["length"])
+        self._write(int(starts[0]), _laid_out(pieces) if any(forms) else together)
+        self._add(paths, rows, changed)
+
+    def _alone(self, fd: int, path: bytes) -> None:
+        """One file, of any size; Unstable, and nothing to be found, where it does not hold still."""
+        kind = self._kind(path)
+        for attempt in range(ATTEMPTS):
+            before = os.fstat(fd)
+            try:
+                if kind.image_format is not None and not attempt:
+                    whole = before.st_size <= CHUNK_BYTES
+                    self._check(path, self._chunk(fd, 0, before.st_size), whole, fd, kind.image_format)
+                row = self._copy(fd, before.st_size, kind.codec)
+                if os.pread(fd, 1, before.st_size):
+                    raise Unstable
+            except Unstable:
+                continue
+            if _appearance(os.stat(path)) == _appearance(before):
+                if self._plan.give_back:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                self._add([path], row, np.array([max(before.st_mtime_ns, before.st_ctime_ns)]))
+                return
+        raise Unstable
+
+    def _copy(self, fd: int, size: int, codec: Codec) -> np.ndarray:
+        """The row of a file that was written piece by piece."""
+        row = np.zeros(1, PLAIN)
+        digest, chunks = xxhash.xxh3_64(), range(0, size, CHUNK_BYTES)
+        if codec.name == "raw":
+            row["offset"] = start = self._plan.writer.claim([size])[0]
+            for at in chunks:
+                chunk = self._chunk(fd, at, size)
+                digest.update(chunk)
+                self._write(int(start) + at, chunk)
+            row["length"] = size
+        else:
+            table = np.zeros(len(chunks), CHUNK_ENTRY)
+            for number, at in enumerate(chunks):
+                chunk = self._chunk(fd, at, size)
+                digest.update(chunk)
+                table[number] = self._append(_smaller(codec, chunk))
+            row["offset"], row["length"] = self._append(table.tobytes())
+            row["form"] = codec.number | CHUNKED
+        row["size"], row["checksum"] = size, digest.intdigest()
+        return row
+
+    def _append(self, piece: Piece) -> tuple[int, int]:
+        start, size = int(self._plan.writer.claim([len(piece)])[0]), len(piece)
+        self._write(start, piece)
+        return start, size
+
+    def _write(self, offset: int, piece: Piece) -> None:
+        """Memory that the kernel does not give is the ceiling too, not trouble with the file that is being read."""
+        try:
+            self._plan.writer.write(offset, piece)
+        except OSError as refused:
+            raise SegmentFull(self._plan.writer.used) from refused
+
+    def _add(self, paths: list[bytes], rows: np.ndarray, changed: np.ndarray) -> None:
+        words = words_of_keys([key_of(path) for path in paths])
+        rows["key_low"], rows["key_high"] = words[:, 0], words[:, 1]
+        recent = changed > time.time_ns() - RECENT_NS
+        if recent.any():
+            again = [paths[at] for at in np.flatnonzero(recent).tolist()]
+            self._plan.recent.append((again, rows[recent]))
+            rows = rows[~recent]
+        if len(rows):
+            self._plan.writer.add(rows)
+
+    def look_again(self, paths: list[bytes], rows: np.ndarray) -> None:
+        """Is what was staged what the files hold now? Where it is not, or can't be told, the disk has the truth."""
+        still = np.array([self._is_still(path, row) for path, row in zip(paths, rows, strict=True)])
+        self._plan.writer.add(rows[still])
+        for at in np.flatnonzero(~still).tolist():
+            self._plan.problems.add(FileProblem(paths[at], "unstable", "it was changed while it was staged"))
+
+    def _is_still(self, path: bytes, row: np.void) -> bool:
+        size, digest, at = int(row["size"]), xxhash.xxh3_64(), 0
+        try:
+            fd = open_regular(path)
+        except OSError:
+            return False
+        try:
+            before = os.fstat(fd)
+            while at < before.st_size == size and (got := os.preadv(fd, [self._buffer[: size - at]], at)):
+                digest.update(self._buffer[:got])
+                at += got
+            if self._plan.give_back:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            unchanged = _appearance(os.stat(path)) == _appearance(before)
+            return unchanged and at == before.st_size == size and digest.intdigest() == row["checksum"]
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _chunk(self, fd: int, done: int, size: int) -> memoryview:
+        """The next bytes of a file of ``size``, as much as a chunk; Unstable where it ends early."""
+        wanted, got = min(CHUNK_BYTES, size - done), 0
+        while got < wanted:
+            more = os.preadv(fd, [self._buffer[got:wanted]], done + got)
+            if more == 0:
+                raise Unstable
+            got += more
+        return self._buffer[:got]
+
+    def _kind(self, path: bytes) -> _Kind:
+        extension = extension_of(path)
+        formats = image_formats() if self._plan.verify != "none" else {}
+        kind = _Kind(self._plan.choice.for_extension(extension), formats.get(extension))
+        self._kinds[path[path.rfind(b".") :]] = kind
+        return kind
+
+    def _check(self, path: bytes, head: bytes | memoryview, whole: bool, fd: int, expected: str) -> None:
+        self.checked += 1
+        if not head:
+            self._plan.problems.add(FileProblem(path, "empty image"))
+            return
+        fine, why = check_image(head, whole, fd, expected, self._plan.verify)
+        if not fine:
+            opens = self._plan.verify == "header" or not check_image(head, whole, fd, expected, "header")[0]
+            self._plan.problems.add(FileProblem(path, "image does not open" if opens else "image does not decode", why))
+
+
+def _appearance(found: os.stat_result) -> tuple[int, ...]:
+    """All by which a change of the file, or another file in its place, shows."""
+    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _smaller(codec: Codec, content: memoryview) -> Piece:
+    """The compressed bytes, or ``content`` itself where they are not smaller."""
+    if codec.name == "raw" or not content:
+        return content
+    packed = codec.compress(content)
+    return packed if len(packed) < len(content) else content
+
+
+def _laid_out(pieces: Sequence[Piece]) -> bytearray:
+    """One behind the other, each where the writer's claim has its place."""
+    made = bytearray(sum(aligned(len(piece)) for piece in pieces))
+    at = 0
+    for piece in pieces:
+        made[at : at + len(piece)] = piece
+        at += aligned(len(piece))
+    return made
