@@ -28,8 +28,8 @@ from simpletuner_gh200.units import format_bytes, format_seconds
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.:-=+*#"
 """For terminals whose encoding has no bars."""
-_BESIDE_CURVES = 48
-"""Columns that names, values and the frame take."""
+_FRAME = 10
+"""Columns that the frame and the gaps between columns take."""
 _SHOWN_RANKS = 8
 
 _STATES = {"running": "green", "ended": "bold", "gone": "bold red", "unseen": "yellow"}
@@ -107,13 +107,12 @@ def _bar(view: RunView, width: int) -> RenderableType:
 
 def _curves(view: RunView, width: int, ascii_only: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for number, points in numbers_of(view.run):
-        values = last_values(points, max(1, width - _BESIDE_CURVES))
-        curve = Text(
-            spark(values, width - _BESIDE_CURVES, ascii_only=ascii_only), "green", no_wrap=True, overflow="crop"
-        )
-        title, value = Text(number.title, "bold", no_wrap=True), Text(number.unit(values[-1]), no_wrap=True)
-        table.add_row(title, value, curve)
+    rows = [(number.title, number.unit(points[-1][1]), points) for number, points in numbers_of(view.run)]
+    room = width - _FRAME - sum(max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    for title, value, points in rows:
+        curve = spark(last_values(points, max(1, room)), room, ascii_only=ascii_only)
+        shown = Text(curve, "green", no_wrap=True, overflow="crop")
+        table.add_row(Text(title, "bold", no_wrap=True), Text(value, no_wrap=True), shown)
     return table
 
 

@@ -12,7 +12,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,33 +57,32 @@ def run_parity(checkout: Path, arguments: Sequence[str]) -> Parity:
     """Run the checkout's tests twice; ``arguments`` go to pytest (default: its ``tests`` folder)."""
     if not (checkout / "simpletuner").is_dir():
         raise UsageError(f"no SimpleTuner in {checkout}", remedy="give a checkout of its repository")
-    wanted = list(arguments) or ["tests"]
     if not arguments and not (checkout / "tests").is_dir():
-        raise UsageError(
-            f"no tests in {checkout}", remedy="wheels have none; clone the repository or unpack the source distribution"
-        )
+        remedy = "wheels have none; clone the repository or unpack the source distribution"
+        raise UsageError(f"no tests in {checkout}", remedy=remedy)
+    wanted = list(arguments) or ["tests"]
     without = run_tests(checkout, wanted, extension=False)
-    if "passed" not in without.values():
+    counts = dict(Counter(without.values()))
+    if "passed" not in counts:
+        found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none ran"
         raise RunFailed(
-            f"no test passed without the extension ({_counted(without)}), so there is nothing to compare",
+            f"no test passed without the extension ({found}), so there is nothing to compare",
             remedy="install what the tests need, or name others",
         )
     differences = compare(without, run_tests(checkout, wanted, extension=True))
     if differences:
         again = run_tests(checkout, wanted, extension=False)
-        differences = [mark(difference, again) for difference in differences]
-    return Parity(dict(Counter(without.values())), tuple(differences))
+        differences = [replace(one, unstable=again.get(one.test, GONE) != one.without) for one in differences]
+    return Parity(counts, tuple(differences))
+
+
+GONE = "missing"
 
 
 def compare(without: Outcomes, with_extension: Outcomes) -> list[Difference]:
     tests = sorted(without.keys() | with_extension.keys())
-    pairs = ((test, without.get(test, "missing"), with_extension.get(test, "missing")) for test in tests)
-    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
-
-
-def mark(difference: Difference, again: Outcomes) -> Difference:
-    unstable = again.get(difference.test, "missing") != difference.without
-    return Difference(difference.test, difference.without, difference.with_extension, unstable)
+    found = (Difference(test, without.get(test, GONE), with_extension.get(test, GONE)) for test in tests)
+    return [one for one in found if one.without != one.with_extension]
 
 
 def run_tests(checkout: Path, arguments: Sequence[str], *, extension: bool) -> Outcomes:
@@ -102,16 +101,10 @@ def run_tests(checkout: Path, arguments: Sequence[str], *, extension: bool) -> O
 
 def outcomes(report: Path) -> Outcomes:
     """By test, from pytest's JUnit report, which we had written ourselves a moment ago."""
+    verdicts = {"error": "error", "failure": "failed", "skipped": "skipped"}
     found = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         kinds = {child.tag for child in case}
-        verdict = next((name for name, tag in _TAGS if tag in kinds), "passed")
+        verdict = next((verdict for tag, verdict in verdicts.items() if tag in kinds), "passed")
         found[f"{case.get('classname')}::{case.get('name')}"] = verdict
     return found
-
-
-def _counted(found: Outcomes) -> str:
-    return ", ".join(f"{count} {name}" for name, count in Counter(found.values()).items()) or "none ran"
-
-
-_TAGS = (("error", "error"), ("failed", "failure"), ("skipped", "skipped"))

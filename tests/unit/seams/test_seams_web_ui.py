@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import tempfile
@@ -149,7 +148,7 @@ class TestPanel:
         monkeypatch.setattr(routes, "_job", lambda: None)
         (report,) = (one.endpoint for one in routes.router().routes if one.path.endswith("/report"))
         with pytest.raises(HTTPException) as refused:
-            asyncio.run(report())
+            report()
         assert refused.value.status_code == 409
         assert f"{tmp_path} cannot be read: Is a directory" in refused.value.detail
 
@@ -157,7 +156,7 @@ class TestPanel:
         monkeypatch.chdir(tmp_path)
         code = "import pathlib, sys; pathlib.Path(sys.argv[4]).write_text(sys.argv[2])"
         monkeypatch.setattr(routes, "COMMAND", (sys.executable, "-c", code))
-        assert asyncio.run(routes._report(Path("-out"))) == (True, str(tmp_path / "-out"))
+        assert routes._report(Path("-out")) == (True, str(tmp_path / "-out"))
 
     def test_clicks_at_once_share_the_doctors_folder(self, monkeypatch):
         made = tempfile.TemporaryDirectory

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.tables import paragraph
+from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
@@ -79,38 +78,23 @@ def _draw(report: RampPreview, path: Path) -> None:
 
 
 def _print(report: RampPreview, notes: list[str], console: Console) -> None:
+    ramp, reached = report.ramp, report.target_reached
     for note in (*notes, *report.notices):
         paragraph(console, f"note: {note}")
-    console.print(_table(report))
-    for line in in_characters(report, width=max(20, min(72, console.width - 12))):
-        console.print(line, markup=False, highlight=False, style="green")
-    reached = report.target_reached
-    end = f"the target from optimizer step {reached} on" if reached is not None else "the target is not reached"
-    console.print(
-        f"batch_rampup_steps {report.ramp.ramp_steps} counts micro-batches per rank, not optimizer steps",
-        highlight=False,
-    )
-    console.print(
-        f"{counted(report.steps, 'optimizer step')}, {counted(report.total_samples, 'sample')}, "
-        f"{counted(report.total_samples // report.ramp.unit, 'micro-batch', 'micro-batches')} per rank; {end}",
-        highlight=False,
-    )
-
-
-def _table(report: RampPreview) -> Table:
-    table = Table(
-        title=f"batch ramp, {report.ramp.curve}, {counted(report.ramp.world_size, 'rank')}", title_justify="left"
-    )
-    for heading in ("optimizer step", "micro-batch", "samples before", "accumulation", "effective batch"):
-        table.add_column(heading, justify="right")
+    headings = ("optimizer step", "micro-batch", "samples before", "accumulation", "effective batch")
     rows = [[str(value) for value in report.change_row(window).values()] for window in report.changes]
-    if len(rows) > 2 * SHOWN_AT_EACH_END + 1:
-        left_out = len(rows) - 2 * SHOWN_AT_EACH_END
+    if (left_out := len(rows) - 2 * SHOWN_AT_EACH_END) > 1:
         gap = [f"({left_out} more)", "", "", "", ""]
         rows = [*rows[:SHOWN_AT_EACH_END], gap, *rows[-SHOWN_AT_EACH_END:]]
-    for row in rows:
-        table.add_row(*row)
-    return table
+    title = f"batch ramp, {ramp.curve}, {counted(ramp.world_size, 'rank')}"
+    show_table(console, headings, rows, title=title, right=range(len(headings)))
+    for line in in_characters(report, width=max(20, min(72, console.width - 12))):
+        console.print(line, markup=False, highlight=False, style="green")
+    end = f"the target from optimizer step {reached} on" if reached is not None else "the target is not reached"
+    micro_batches = counted(report.total_samples // ramp.unit, "micro-batch", "micro-batches")
+    paragraph(console, f"batch_rampup_steps {ramp.ramp_steps} counts micro-batches per rank, not optimizer steps")
+    run = f"{counted(report.steps, 'optimizer step')}, {counted(report.total_samples, 'sample')}"
+    paragraph(console, f"{run}, {micro_batches} per rank; {end}")
 
 
 COMMAND = Command("ramp", ramp, panel="Before a run", order=50)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import importlib
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,16 @@ def router() -> Any:
             raise HTTPException(status_code=404, detail=f"{what!r}: there is doctor, and there is plan")
         return state()
 
-    async def report() -> Any:
-        opened = _opened()
+    def report() -> Any:
+        opened, job = _opened(), _job()
         try:
-            job = _job()
             output = (job and job.output) or (output_of(opened) if opened else None)
         except OSError as unreadable:
             why = f"{opened} cannot be read: {unreadable.strerror or unreadable}"
             raise HTTPException(status_code=409, detail=why) from unreadable
         if output is None:
             raise HTTPException(status_code=409, detail="no configuration with an output_dir is open")
-        done, page = await _report(output)
+        done, page = _report(output)
         return HTMLResponse(page, status_code=200 if done else 404)
 
     def fields(config: dict[str, Any]) -> dict[str, Any]:
@@ -95,20 +94,9 @@ def _job() -> ServerJob | None:
     return ServerJob(output, working=str(status).lower() not in _OVER) if status else None
 
 
-async def _report(output: Path) -> tuple[bool, str]:
+def _report(output: Path) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "report.html")
-        child = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            "report",
-            os.path.abspath(output),
-            "--output",
-            str(page),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment(),
-        )
-        _out, errors = await child.communicate()
-        if child.returncode == 0:
-            return True, page.read_text(encoding="utf-8")
-        return False, f"<pre>{html.escape(errors.decode(errors='replace'))}</pre>"
+        command = [*COMMAND, "report", os.path.abspath(output), "--output", str(page)]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, errors="replace")
+        return not done.returncode, f"<pre>{html.escape(done.stderr)}</pre>" if done.returncode else page.read_text()
