@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from simpletuner_gh200.telemetry.reading import FILE, Point, Recorded, rank_files, read_run
+from simpletuner_gh200.telemetry.reading import FILE, Recorded, rank_files, read_run
 from simpletuner_gh200.units import counted
 
 
@@ -97,48 +97,29 @@ TOGETHER = 600.0
 """Seconds between the starts of two ranks of one run: clocks of nodes differ, and so do their disks."""
 
 
-def rank_table(ranks: Sequence[Recorded], *, latest: int | None = None) -> RankTable | None:
-    """None where there is only one rank, or no step that all of them recorded. ``latest``: look at so many only."""
-    if len(ranks) < 2:
-        return None
-    steps = [_by_step(rank, latest) for rank in ranks]
-    common = sorted(set.intersection(*(set(by_step) for by_step in steps)))
-    common = common[1:] or common  # the first pays for the others' warm-up
-    if not common:
-        return None
-    waits = [{step: by_step[step]["data_wait_seconds"] for step in common} for by_step in steps]
-    longest = Counter(max(range(len(ranks)), key=lambda n: waits[n][step]) for step in common)
-    lost = sum(max(wait[step] for wait in waits) - min(wait[step] for wait in waits) for step in common)
-    whole = sum(max(by_step[step]["step_seconds"] for by_step in steps) for step in common)
-    rows = tuple(
-        _row(rank, by_step, common, longest[n], latest)
-        for n, (rank, by_step) in enumerate(zip(ranks, steps, strict=True))
-    )
-    wanted = ranks[0].start.get("ranks")
-    missing = set(range(wanted if isinstance(wanted, int) else 0)) - {row.rank for row in rows}
-    return RankTable(rows, len(common), lost / whole if whole > 0 else 0.0, tuple(sorted(missing)))
-
-
 _NEEDED = ("step_seconds", "data_wait_seconds", "compute_seconds")
 
 
-def _by_step(rank: Recorded, latest: int | None) -> dict[int, dict[str, float]]:
-    series = {name: dict(_last(rank.series(name), latest)) for name in _NEEDED}
-    return {step: {name: series[name][step] for name in _NEEDED} for step in series[_NEEDED[0]] if _whole(series, step)}
-
-
-def _last(points: list[Point], latest: int | None) -> list[Point]:
-    return points if latest is None else points[-latest:]
-
-
-def _whole(series: dict[str, dict[int, float]], step: int) -> bool:
-    return all(step in values for values in series.values())
-
-
-def _row(
-    rank: Recorded, by_step: dict[int, dict[str, float]], common: Sequence[int], held_up: int, latest: int | None
-) -> RankRow:
-    step, wait, compute = (median(by_step[number][name] for number in common) for name in _NEEDED)
-    resident = [value for _step, value in _last(rank.series("host/resident"), latest)]
-    node = str(rank.start.get("host") or "?")
-    return RankRow(rank.rank, node, step, wait, compute, held_up, max(resident) if resident else None)
+def rank_table(ranks: Sequence[Recorded], *, latest: int = 0) -> RankTable | None:
+    """None where there is only one rank, or no step that all of them recorded. ``latest``: look at so many only."""
+    if len(ranks) < 2:
+        return None
+    # A slice from 0 on is all of it.
+    times = [{name: dict(rank.series(name)[-latest:]) for name in _NEEDED} for rank in ranks]
+    common = sorted(set.intersection(*(set(series) for of_rank in times for series in of_rank.values())))
+    common = common[1:] or common  # the first pays for the others' warm-up
+    if not common:
+        return None
+    waits = {step: [of_rank["data_wait_seconds"][step] for of_rank in times] for step in common}
+    longest = Counter(wait.index(max(wait)) for wait in waits.values())
+    lost = sum(max(wait) - min(wait) for wait in waits.values())
+    whole = sum(max(of_rank["step_seconds"][step] for of_rank in times) for step in common)
+    rows = []
+    for number, (rank, of_rank) in enumerate(zip(ranks, times, strict=True)):
+        step, wait, compute = (median(of_rank[name][step] for step in common) for name in _NEEDED)
+        resident = max((value for _step, value in rank.series("host/resident")[-latest:]), default=None)
+        node = str(rank.start.get("host") or "?")
+        rows.append(RankRow(rank.rank, node, step, wait, compute, longest[number], resident))
+    wanted = ranks[0].start.get("ranks")
+    missing = set(range(wanted if isinstance(wanted, int) else 0)) - {row.rank for row in rows}
+    return RankTable(tuple(rows), len(common), lost / whole if whole > 0 else 0.0, tuple(sorted(missing)))

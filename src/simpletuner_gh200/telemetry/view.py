@@ -89,7 +89,7 @@ class RunView:
         """The run's other ranks, by their number."""
         return sorted((one for one in self._others.values() if same_run(self.run, one)), key=lambda one: one.rank)
 
-    def ranks(self, *, latest: int | None = None) -> RankTable | None:
+    def ranks(self, *, latest: int = 0) -> RankTable | None:
         return rank_table([self.run, *self.others], latest=latest)
 
     def status(self, *, now: float | None = None, here: str | None = None) -> RunStatus:
