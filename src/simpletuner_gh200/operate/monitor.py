@@ -40,17 +40,17 @@ def wait_for(run: Path, every: float, say: Callable[[str], None]) -> Path:
 
     Models are loaded and datasets staged before the first record.
     """
-    said = False
+    reported = False
     while True:
         try:
             return telemetry_of(run)
         except UsageError:
             if not (run.is_dir() and (is_project(run) or in_use(output_of(run)))):
                 raise
-        if not said:
+        if not reported:
             working = in_use(output_of(run))
             say(f"no records yet in {run}; " + (f"at work: {working}" if working else "waiting for a run to begin"))
-            said = True
+            reported = True
         time.sleep(every)
 
 

@@ -33,32 +33,32 @@ class StepTimes:
 
 
 class StepClock:
-    """Told of the moments of the loop, in this order per micro-batch: asked, ready, done; then ``step_done``.
+    """Told of the moments of the loop, in this order per micro-batch: requested, ready, done; then ``step_done``.
 
-    Moments out of that order are harmless: a batch that was not asked for is an evaluation's and doesn't count, and
+    Moments out of that order are harmless: a batch that was not requested is an evaluation's and doesn't count, and
     one that never came (the end of an epoch) counts as waiting.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._step_began = now()
-        self._asked: float | None = None
+        self._requested: float | None = None
         self._ready: float | None = None
         self._times = StepTimes()
 
-    def batch_asked(self) -> None:
+    def batch_requested(self) -> None:
         """The loop turns: the next batch is fetched from now on."""
         now = self._now()
-        if self._asked is not None:
-            self._times.data_wait += now - self._asked
-        self._asked = now
+        if self._requested is not None:
+            self._times.data_wait += now - self._requested
+        self._requested = now
 
     def batch_ready(self, samples: int) -> None:
-        if self._asked is not None:
+        if self._requested is not None:
             now = self._now()
-            self._times.data_wait += now - self._asked
+            self._times.data_wait += now - self._requested
             self._times.samples += samples
-            self._asked, self._ready = None, now
+            self._requested, self._ready = None, now
 
     def batch_done(self) -> None:
         """Forward, backward and, at the end of a window, the optimizer are through."""
@@ -72,8 +72,8 @@ class StepClock:
         self._times.saving += seconds
         if self._ready is not None:
             self._ready += seconds
-        if self._asked is not None:
-            self._asked += seconds
+        if self._requested is not None:
+            self._requested += seconds
 
     def step_done(self) -> StepTimes:
         """The window is complete; the next step begins now."""

@@ -78,9 +78,9 @@ NOTABLE = 1.05
 """Steps that much longer than the others' are a rank's own; below that it is the clock's reading."""
 
 
-def read_ranks(main: Recorded, elsewhere: Sequence[Path] = ()) -> list[Recorded]:
-    """The main rank, and those whose files lie beside its own or in ``elsewhere``: output folders of other nodes."""
-    folders = (main.path.parent, *(path / name for path in elsewhere for name in ("", FILE.parent)))
+def read_ranks(main: Recorded, other_nodes: Sequence[Path] = ()) -> list[Recorded]:
+    """The main rank, and those whose files lie next to its own or in ``other_nodes``: output folders of other nodes."""
+    folders = (main.path.parent, *(path / name for path in other_nodes for name in ("", FILE.parent)))
     files = [file for folder in folders if folder.is_dir() for file in rank_files(folder)]
     others = {rank.rank: rank for rank in map(read_run, files) if same_run(main, rank)}
     return [main, *(others[number] for number in sorted(others))]

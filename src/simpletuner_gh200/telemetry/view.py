@@ -48,10 +48,10 @@ class RunView:
         self._others = {other.path: other for other in others}
 
     @classmethod
-    def read(cls, telemetry: Path, elsewhere: Sequence[Path] = ()) -> RunView:
-        """All that there is. ``elsewhere``: output folders of the run's other nodes."""
+    def read(cls, telemetry: Path, other_nodes: Sequence[Path] = ()) -> RunView:
+        """All that there is. ``other_nodes``: output folders of the run's other nodes."""
         main = read_run(telemetry)
-        return cls(main, read_ranks(main, elsewhere)[1:])
+        return cls(main, read_ranks(main, other_nodes)[1:])
 
     @classmethod
     def follow(cls, telemetry: Path) -> RunView:

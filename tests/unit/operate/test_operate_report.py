@@ -389,7 +389,7 @@ def test_one_page_for_ranks_of_nodes_that_share_no_folder(tmp_path: Path) -> Non
         name = f"telemetry.rank{rank}.jsonl"
         (whole / "gh200" / name).rename(tmp_path / "b" / "gh200" / name)
     assert "nothing was found here of 2, 3" in build(whole)
-    text = build(whole, elsewhere=[tmp_path / "b"])
+    text = build(whole, other_nodes=[tmp_path / "b"])
     assert "4 ranks on 2 nodes: slowest is rank 3 on node1" in text
     assert "<h2>Data wait by rank</h2>" in text
 

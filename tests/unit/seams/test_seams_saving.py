@@ -120,7 +120,7 @@ def test_a_steps_record_has_saving_by_itself(inside: bool) -> None:
     """Inside of a micro-batch or between two: it is neither computing nor waiting."""
     clock = Clock()
     steps = StepClock(clock)
-    steps.batch_asked()
+    steps.batch_requested()
     clock.now += 1
     steps.batch_ready(4)
     clock.now += 2
@@ -128,7 +128,7 @@ def test_a_steps_record_has_saving_by_itself(inside: bool) -> None:
         clock.now += 10
         steps.checkpoint_saved(10)
     steps.batch_done()
-    steps.batch_asked()
+    steps.batch_requested()
     if not inside:
         clock.now += 10
         steps.checkpoint_saved(10)

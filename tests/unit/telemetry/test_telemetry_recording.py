@@ -35,7 +35,7 @@ def test_waiting_and_computing_are_told_apart() -> None:
     now = FakeTime()
     clock = StepClock(now)
     for wait, compute in ((2.0, 5.0), (1.0, 4.0)):
-        clock.batch_asked()
+        clock.batch_requested()
         now.pass_(wait)
         clock.batch_ready(samples=3)
         now.pass_(compute)
@@ -49,7 +49,7 @@ def test_waiting_and_computing_are_told_apart() -> None:
 def test_an_evaluation_batch_does_not_count() -> None:
     now = FakeTime()
     clock = StepClock(now)
-    clock.batch_asked()
+    clock.batch_requested()
     clock.batch_ready(2)
     clock.batch_done()
     now.pass_(9.0)
@@ -62,9 +62,9 @@ def test_an_evaluation_batch_does_not_count() -> None:
 def test_the_wait_for_a_batch_that_never_came_counts() -> None:
     now = FakeTime()
     clock = StepClock(now)
-    clock.batch_asked()
+    clock.batch_requested()
     now.pass_(2.0)
-    clock.batch_asked()
+    clock.batch_requested()
     now.pass_(1.0)
     clock.batch_ready(1)
     assert clock.step_done().data_wait == 3.0
@@ -77,7 +77,7 @@ def test_parts_never_exceed_the_whole(moments: list[tuple[str, float]]) -> None:
     for name, seconds in moments:
         now.pass_(seconds)
         if name == "ask":
-            clock.batch_asked()
+            clock.batch_requested()
         elif name == "ready":
             clock.batch_ready(1)
         elif name == "done":

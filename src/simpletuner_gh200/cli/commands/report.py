@@ -40,7 +40,7 @@ def report(
 
       gh200 report output/my-run -o my-run.html --doctor gh200_diagnostic_report.json
     """
-    write(build(run, doctor=doctor, elsewhere=nodes or ()), output)
+    write(build(run, doctor=doctor, other_nodes=nodes or ()), output)
     say(json.dumps({"report": str(output)}) if as_json else output)
 
 

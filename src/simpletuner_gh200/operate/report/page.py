@@ -25,13 +25,13 @@ IMBALANCE = 0.05
 """Share of the time lost to unequal waits that is worth a line."""
 
 
-def build(run: Path, *, doctor: Path | None = None, elsewhere: Sequence[Path] = ()) -> str:
-    """The report of ``run``, an output or project folder. ``elsewhere``: output folders of other nodes of the run.
+def build(run: Path, *, doctor: Path | None = None, other_nodes: Sequence[Path] = ()) -> str:
+    """The report of ``run``, an output or project folder. ``other_nodes``: output folders of other nodes of the run.
 
     A doctor's report is shown if it is named, or lies in the folder of the run's own records; one that lies where the
     command is given may be of any project.
     """
-    view = RunView.read(telemetry_of(run), [output_of(path) for path in elsewhere])
+    view = RunView.read(telemetry_of(run), [output_of(path) for path in other_nodes])
     path = view.run.path
     return page(view, title=f"Run {run_name(path)}", doctor=_doctor_report(doctor, path.parent))
 

@@ -195,10 +195,10 @@ def _data_parallel_size(accelerator: Any) -> int:
 
 def _refuse_disagreement(accelerator: Any, ramp: GH200GradientRamp, step: int) -> None:
     """Ranks with different windows would wait for each other for ever, in the middle of one of them."""
-    asked, at = told_by_main(accelerator, lambda: (ramp, step))
-    if (asked, at) != (ramp, step):
+    requested, at = told_by_main(accelerator, lambda: (ramp, step))
+    if (requested, at) != (ramp, step):
         raise RunFailed(
-            f"this rank would go on from step {step} with {ramp}, the main process from step {at} with {asked}",
+            f"this rank would go on from step {step} with {ramp}, the main process from step {at} with {requested}",
             remedy="give every node the same configuration and the same checkpoint",
         )
 

@@ -36,14 +36,14 @@ class LoopWatch:
             wrap_method(trainer, "_exit_on_signal", self._top_of_loop),
             wrap_method(trainer.accelerator, "accumulate", self._micro_batch),
         )
-        self._clock.batch_asked()
+        self._clock.batch_requested()
 
     def leave(self) -> None:
         self._patches.remove()
 
     def _top_of_loop(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
-        self._clock.batch_asked()
+        self._clock.batch_requested()
         return result
 
     @contextmanager
@@ -68,13 +68,13 @@ def _device(trainer: Any) -> Source | None:
     if place.type != "cuda":
         return None
     try:
-        asked = Nvml().device(place.index or 0, os.environ)
+        device = Nvml().device(place.index or 0, os.environ)
     except FeatureUnavailable as missing:
         logger.info("gh200: no device numbers in telemetry: %s", missing.message)
         return None
     from torch.cuda import memory_reserved
 
-    return partial(_device_numbers, asked, partial(memory_reserved, place))
+    return partial(_device_numbers, device, partial(memory_reserved, place))
 
 
 def _device_numbers(device: NvmlDevice, of_torch: Callable[[], int]) -> Mapping[str, Any]:
