@@ -48,18 +48,14 @@ def _without_device(context: Context) -> CheckResult:
     if not context.nvidia_gpus:
         return skipped(f"no NVIDIA GPU here ({context.no_device})")
     if context.kernel_driver is None:
-        return failed(
-            "an NVIDIA GPU is here, but no driver is loaded for it",
-            "install the driver, or give the container access to it (docker run --gpus all)",
-        )
-    return warned(
-        f"driver {context.kernel_driver} is loaded, but: {context.no_device}",
-        "see the checks of torch and the bindings above; in a container: docker run --gpus all",
-    )
+        fix = "install the driver, or give the container access to it (docker run --gpus all)"
+        return failed("an NVIDIA GPU is here, but no driver is loaded for it", fix)
+    fix = "see the checks of torch and the bindings above; in a container: docker run --gpus all"
+    return warned(f"driver {context.kernel_driver} is loaded, but: {context.no_device}", fix)
 
 
 def _capability(
-    code: str, what: str, lacking: CheckStatus, means: str
+    code: str, what: str, means: str, lacking: CheckStatus = "warn"
 ) -> Callable[[Callable[[Capabilities], bool]], Check]:
     """``lacking`` is the status where a device says no, and ``means`` what follows from that."""
 
@@ -98,13 +94,13 @@ def nvml_memory(context: Context) -> CheckResult:
     return passed(shown)
 
 
-@_capability("GH211", "managed memory", "fail", "leave use_uvm and slab: managed out of the configuration")
+@_capability("GH211", "managed memory", "leave use_uvm and slab: managed out of the configuration", "fail")
 def managed(device: Capabilities) -> bool:
     """Managed slabs, and uvm_access_pattern balanced, allocate managed memory."""
     return device.managed
 
 
-@_capability("GH212", "concurrent managed access", "warn", "leave slab: managed out of the configuration; auto does")
+@_capability("GH212", "concurrent managed access", "leave slab: managed out of the configuration; auto does")
 def concurrent_managed(device: Capabilities) -> bool:
     """Without it CPU and GPU may not touch managed memory at the same time."""
     return device.concurrent_managed
@@ -113,7 +109,6 @@ def concurrent_managed(device: Capabilities) -> bool:
 @_capability(
     "GH213",
     "GPU access to pageable memory",
-    "warn",
     "not a coherent machine: slabs are registered and copied, which works as well as PCIe allows",
 )
 def pageable_access(device: Capabilities) -> bool:
@@ -124,7 +119,6 @@ def pageable_access(device: Capabilities) -> bool:
 @_capability(
     "GH214",
     "the CPU's page tables are the GPU's",
-    "warn",
     "placement hints on system memory stay off; slabs are registered instead",
 )
 def host_page_tables(device: Capabilities) -> bool:
@@ -135,7 +129,6 @@ def host_page_tables(device: Capabilities) -> bool:
 @_capability(
     "GH215",
     "direct host access to managed memory",
-    "warn",
     "managed memory moves when the CPU touches it: keep data that both touch out of it (slab: auto does)",
 )
 def direct_managed_from_host(device: Capabilities) -> bool:
@@ -146,7 +139,6 @@ def direct_managed_from_host(device: Capabilities) -> bool:
 @_capability(
     "GH216",
     "registering host memory",
-    "warn",
     "batches are copied through torch's own pinned buffers; slower, not wrong",
 )
 def host_register(device: Capabilities) -> bool:

@@ -108,10 +108,8 @@ def cores_for_workers(context: Context) -> CheckResult:
     over = {name: workers for name, workers in asked.items() if workers and workers > usable}
     if over:
         shown = ", ".join(f"{name}: {workers}" for name, workers in over.items())
-        return warned(
-            f"{counted(usable, 'core')} may be used; num_workers asks for more ({shown})",
-            f"set num_workers to {usable}, or leave it out; or give the container more CPUs",
-        )
+        fix = f"set num_workers to {usable}, or leave it out; or give the container more CPUs"
+        return warned(f"{counted(usable, 'core')} may be used; num_workers asks for more ({shown})", fix)
     return passed(f"{counted(usable, 'core')} may be used")
 
 

@@ -40,8 +40,7 @@ def _one_way(context: Context, direction: Direction, least: float, fix: str) -> 
 def to_device(context: Context) -> CheckResult:
     """Every batch travels this way. 900 GB/s is the sum of both directions: 450 is the limit of one."""
     fix = (
-        "see nvidia-smi -q -d PERFORMANCE,CLOCK and whether the slab's node is the "
-        "GPU's own (GH301); compare with NVIDIA's nvbandwidth"
+        "see nvidia-smi -q -d PERFORMANCE,CLOCK and whether the slab's node is the GPU's own (GH301); nvbandwidth, too"
     )
     return _one_way(context, "to device", LEAST_TO_DEVICE, fix)
 
@@ -49,10 +48,7 @@ def to_device(context: Context) -> CheckResult:
 @check("GH502", "bandwidth from device to host")
 def to_host(context: Context) -> CheckResult:
     """Evictions and checkpoints travel this way, and it is not the other direction's speed."""
-    fix = (
-        "slower than the other way is normal (150 GB/s on nodes with four GH200); "
-        "below that compare with NVIDIA's nvbandwidth"
-    )
+    fix = "slower than the other way is normal (150 GB/s on nodes with four GH200); below that see NVIDIA's nvbandwidth"
     return _one_way(context, "to host", LEAST_TO_HOST, fix)
 
 

@@ -6,15 +6,16 @@ import os
 from pathlib import Path
 
 from simpletuner_gh200.config.allocator import PINNED_ADVICE, PINNED_KEY, split_options
-from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
+from simpletuner_gh200.config.blocks import CacheSettings
 from simpletuner_gh200.config.datasets import survey
-from simpletuner_gh200.config.environment import ALLOCATOR, flag_from_text
+from simpletuner_gh200.config.environment import ALLOCATOR
 from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.plan.facts import read_facts, truth
 from simpletuner_gh200.plan.text import refusal
 from simpletuner_gh200.ramp.outlook import outlook_of
 from simpletuner_gh200.units import counted, format_bytes, gib_to_bytes
@@ -31,9 +32,8 @@ def configuration(context: Context) -> CheckResult:
         found = " | ".join(map(str, training.problems))
         return failed(found, f"correct them; then: gh200 config check {context.config}")
     blocks = [name for name, block in (training.settings.given_blocks if training.settings else {}).items() if block]
-    return passed(
-        f"{context.config}: {counted(len(training.datasets), 'dataset')}; blocks of ours: {', '.join(blocks) or 'none'}"
-    )
+    datasets = counted(len(training.datasets), "dataset")
+    return passed(f"{context.config}: {datasets}; blocks of ours: {', '.join(blocks) or 'none'}")
 
 
 @check("GH402", "options that SimpleTuner removed")
@@ -79,10 +79,8 @@ def datasets_fit(context: Context) -> CheckResult:
         if block.memory_limit_gb is not None and sizes[name] > gib_to_bytes(block.memory_limit_gb)
     ]
     if over:
-        return failed(
-            "; ".join(over),
-            "raise memory_limit_gb, or leave files out with file_extensions; compression helps captions, not JPEG",
-        )
+        fix = "raise memory_limit_gb, or leave files out with file_extensions; compression helps captions, not JPEG"
+        return failed("; ".join(over), fix)
     available, total = host_memory(context.root).available, sum(sizes.values())
     shown = f"{format_bytes(total)} of files, {format_bytes(available)} of memory available"
     if total > available:
@@ -117,10 +115,8 @@ def cache_folder(context: Context) -> CheckResult:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return failed(f"{folder}: no writing in {existing}", "set cache_config.cache_dir to a folder you may write")
     usage = os.statvfs(existing)
-    return _room(folder, usage.f_bavail * usage.f_frsize, *_expected(context))
-
-
-def _room(folder: Path, free: int, expected: int, basis: str) -> CheckResult:
+    free = usage.f_bavail * usage.f_frsize
+    expected, basis = _expected(context)
     shown = f"{folder}: {format_bytes(free)} free, packs of about {format_bytes(expected)} expected ({basis})"
     if free < expected:
         return warned(shown, "free space there, or set cache_config.cache_dir to another disk")
@@ -153,10 +149,8 @@ def ramp_works(context: Context) -> CheckResult:
         return skipped("no ramp in it, or no sizes to measure it by")
     ramp = found.ramp
     if found.problems:
-        return failed(
-            "; ".join(map(str, found.problems)),
-            f"correct it, until this is content: gh200 config check {context.config}",
-        )
+        fix = f"correct it, until this is content: gh200 config check {context.config}"
+        return failed("; ".join(map(str, found.problems)), fix)
     if found.notices:
         return warned("; ".join(found.notices), f"see the windows: gh200 ramp {context.config}")
     sizes = f"from {ramp.initial} to {ramp.target}, in micro-batches of {ramp.unit} over all ranks"
@@ -165,8 +159,7 @@ def ramp_works(context: Context) -> CheckResult:
 
 # -- SimpleTuner's own ways of keeping weights in host memory ------------------------------------------------
 
-RAMTORCH = ("ramtorch", "ramtorch_text_encoder", "ramtorch_vae", "ramtorch_controlnet")
-SWAPPED = "musubi_blocks_to_swap"
+PINNING = ("ramtorch", "ramtorch_text_encoder", "ramtorch_vae", "ramtorch_controlnet", "musubi_blocks_to_swap")
 
 
 @check("GH108", "rounding of pinned memory")
@@ -178,30 +171,25 @@ def pinned_rounding(context: Context) -> CheckResult:
     given = {key for name in ALLOCATOR for key, _value in split_options(context.environment.get(name, ""))}
     if PINNED_KEY in given:
         return passed(f"{PINNED_KEY} is set")
-    pinning = _pinning(context.training) if context.training else []
+    pinning = " and ".join(_pinning(context.training) if context.training else ())
     if not torch.knows(PINNED_KEY):
         return passed(f"torch {torch.version} has no {PINNED_KEY}: it rounds every pinned tensor up to a power of two")
     if not pinning:
         return passed(f"torch {torch.version} knows {PINNED_KEY}; worth setting with RamTorch or block swapping")
-    return warned(
-        f"{' and '.join(pinning)} pins weights, each rounded up to a power of two",
-        f"export {ALLOCATOR[0]}={PINNED_ADVICE} (beside what it holds already)",
-    )
+    fix = f"export {ALLOCATOR[0]}={PINNED_ADVICE} (with what it holds already)"
+    return warned(f"{pinning} pins weights, each rounded up to a power of two", fix)
 
 
 @check("GH407", "RamTorch and gradient accumulation")
 def accumulation(context: Context) -> CheckResult:
     """RamTorch hands gradients over and clears them at every micro-batch: a window's earlier ones are lost."""
-    training = context.given
-    if not _on(training, RAMTORCH[0]):
+    if "ramtorch" not in _pinning(context.given):
         return skipped("no RamTorch in it")
-    steps = _number(training, "gradient_accumulation_steps", 1)
-    if training.settings is None:
-        return skipped("its blocks have errors, so whether the ramp accumulates is not known")
-    ramp = training.settings.part(RampSettings).enable_batch_size_rampup
-    if steps <= 1 and not ramp:
+    _ = context.settings  # sound, or nothing is known of the ramp
+    facts = read_facts(context.given)
+    if facts.accumulation <= 1 and not facts.ramped:
         return passed("RamTorch without accumulation")
-    how = "the batch ramp accumulates" if ramp else f"gradient_accumulation_steps is {steps}"
+    how = "the batch ramp accumulates" if facts.ramped else f"gradient_accumulation_steps is {facts.accumulation}"
     return warned(
         f"RamTorch clears gradients at every micro-batch, and {how}: only the last one of a window would count",
         "set gradient_accumulation_steps to 1 and leave the ramp off, or go without ramtorch (use_uvm keeps optimizer "
@@ -212,28 +200,14 @@ def accumulation(context: Context) -> CheckResult:
 @check("GH408", "pinned weights of several ranks")
 def copies_per_rank(context: Context) -> CheckResult:
     """RamTorch and block swapping keep pinned weights in every rank: a node with four GPUs holds four copies."""
-    training = context.given
-    pinning = _pinning(training)
+    pinning, ranks = " and ".join(_pinning(context.given)), context.given.job.ranks
     if not pinning:
         return skipped("no RamTorch and no block swapping in it")
-    ranks = training.job.ranks
     if ranks <= 1:
-        return passed(f"{' and '.join(pinning)} with one rank")
-    return warned(
-        f"{' and '.join(pinning)} with {ranks} ranks: each pins a copy of the weights of its own",
-        "count them against the node's memory (GH305), shard the model instead (FSDP), or use one rank",
-    )
+        return passed(f"{pinning} with one rank")
+    fix = "count them against the node's memory (GH305), shard the model instead (FSDP), or use one rank"
+    return warned(f"{pinning} with {ranks} ranks: each pins a copy of the weights of its own", fix)
 
 
 def _pinning(training: Training) -> list[str]:
-    found = [name for name in RAMTORCH if _on(training, name)]
-    return [*found, *([SWAPPED] if _number(training, SWAPPED, 0) > 0 else [])]
-
-
-def _on(training: Training, name: str) -> bool:
-    value = training.values.get(name, False)
-    return flag_from_text(value) if isinstance(value, str) else bool(value)
-
-
-def _number(training: Training, name: str, default: int) -> int:
-    return int(str(training.values.get(name) or default))
+    return [name for name in PINNING if truth(training.values.get(name))]

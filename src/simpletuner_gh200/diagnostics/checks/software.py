@@ -32,10 +32,8 @@ def torch_build(context: Context) -> CheckResult:
         return warned(f"torch {torch.version} is built for AMD (HIP {torch.hip})", "what needs CUDA stays off here")
     if not context.nvidia_gpus:
         return passed(f"torch {torch.version}, a CPU build; no NVIDIA GPU here either")
-    return failed(
-        f"torch {torch.version} is a CPU build on a machine with an NVIDIA GPU ({', '.join(context.nvidia_gpus)})",
-        _torch_fix(context.machine),
-    )
+    found = f"torch {torch.version} is a CPU build on a machine with an NVIDIA GPU ({', '.join(context.nvidia_gpus)})"
+    return failed(found, _torch_fix(context.machine))
 
 
 def _torch_fix(machine: str) -> str:
@@ -133,10 +131,8 @@ def simpletuner_imports(context: Context) -> CheckResult:
     if verdict.imports:
         return passed(f"SimpleTuner {verdict.version} imports, in {format_seconds(verdict.seconds)}; {versions}")
     if verdict.imports is None:
-        return failed(
-            f"not found out: {verdict.cause}; {versions}",
-            "see what takes long: python -X importtime -m simpletuner_gh200.seams.probe",
-        )
+        fix = "see what takes long: python -X importtime -m simpletuner_gh200.seams.probe"
+        return failed(f"not found out: {verdict.cause}; {versions}", fix)
     return failed(f"SimpleTuner {verdict.version}: {verdict.cause}; {versions}", setup_command(verdict.version))
 
 
