@@ -133,6 +133,8 @@ def _accelerate_file(environment: Mapping[str, str]) -> Path | None:
     named = environment.get(ACCELERATE_FILE)
     if named:
         return Path(named).expanduser()
+    if not (environment.get("HF_HOME") or environment.get("HOME")):
+        return None  # nobody's environment: what is asked is not of a user
     own = huggingface_home(environment) / "accelerate" / "default_config.yaml"
     return own if os.path.isfile(own) else None
 

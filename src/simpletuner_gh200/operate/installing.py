@@ -74,8 +74,8 @@ def install(wanted: Tested, *, cpu: bool, dry_run: bool = False, show: bool = Fa
         here = sorted(before.keys() & tested_versions(wanted.release, cpu=cpu).keys() - {"simpletuner"})
         words = [wanted.requirement(cpu=cpu), *here, "-c", str(pins)]
         if dry_run:
-            installer, said = _first_that_works(["--dry-run", *words], show=False)
-            return installer, changes(before, {**before, **planned(installer, said)})
+            installer, output = _first_that_works(["--dry-run", *words], show=False)
+            return installer, changes(before, {**before, **planned(installer, output)})
         installer, _ = _first_that_works(words if show else ["--quiet", *words], show=show)
     importlib.invalidate_caches()
     return installer, changes(before, installed_distributions())
@@ -87,10 +87,10 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return [f"{name} {old} -> {new}" for name, old, new in told if old != new]
 
 
-def planned(installer: str, said: str) -> dict[str, str]:
-    """Versions by normalized name, from what the installer said in a dry run."""
-    told = "".join(said.partition("Would install ")[2].splitlines()[:1]) if installer == "pip" else said
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in PLANNED[installer].findall(told)}
+def planned(installer: str, output: str) -> dict[str, str]:
+    """Versions by normalized name, from what the installer printed in a dry run."""
+    found = "".join(output.partition("Would install ")[2].splitlines()[:1]) if installer == "pip" else output
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in PLANNED[installer].findall(found)}
 
 
 def _module(name: str) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def _refuse_managed_interpreter() -> None:
 
 
 def _first_that_works(words: Sequence[str], *, show: bool) -> tuple[str, str]:
-    """Its name, and what it said if that was not shown."""
+    """Its name, and what it printed if that was not shown."""
     # Where sphn has no wheel, aarch64, it builds a libopus that CMake 4 refuses without this.
     environment = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5", **os.environ}
     failures = []

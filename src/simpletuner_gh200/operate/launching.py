@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from simpletuner_gh200.config.environment import KEEP_SUMMARY, for_child, text
+from simpletuner_gh200.config.environment import KEEP_SUMMARY, SWITCH, for_child, switched_off, text
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.config.job import LAUNCH_OPTIONS, NODES, Job
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
@@ -145,3 +146,20 @@ def run(
     for rank, summary in watched.summaries.items() if folder else ():
         Path(folder, f"rank-{rank}.json").write_text(json.dumps(summary), encoding="utf-8")
     return outcome_of(watched)
+
+
+def serve(arguments: Sequence[str]) -> NoReturn:
+    """Become ``simpletuner server``, with the extension on."""
+    environment = environment_of_server(os.environ, Path(sys.executable))
+    os.execve(sys.executable, [sys.executable, "-m", "simpletuner", "server", *arguments], environment)
+
+
+def environment_of_server(environment: Mapping[str, str], python: Path) -> dict[str, str]:
+    """The extension on, unless ``0`` switches it off, and this Python's own commands found first.
+
+    A job that the page starts calls accelerate by its name.
+    """
+    own, path = str(python.parent), environment.get("PATH", os.defpath)
+    folders = path.split(os.pathsep)
+    path = path if own in folders else os.pathsep.join((own, *folders))
+    return {**environment, SWITCH: "0" if switched_off(environment) else "1", "PATH": path}

@@ -78,36 +78,36 @@ def choose_model(text: str, installed: Mapping[str, ModelFamily] | None = None) 
             f"--model {text!r}: neither a family nor a folder with a model_index.json",
             remedy=f"families: {_names(installed)}; FAMILY:FLAVOUR and FAMILY=REPOSITORY name other weights",
         )
-    told = installed.get(name, ModelFamily({}))
-    _refuse_what_needs_more(name, flavour, told)
-    if flavour and flavour not in told.flavours:
-        raise UsageError(f"--model {text!r}: no such flavour", remedy=f"flavours: {', '.join(told.flavours)}")
-    family = _family(name, told)
+    release = installed.get(name, ModelFamily({}))
+    _refuse_what_needs_more(name, flavour, release)
+    if flavour and flavour not in release.flavours:
+        raise UsageError(f"--model {text!r}: no such flavour", remedy=f"flavours: {', '.join(release.flavours)}")
+    family = _family(name, release)
     if weights:
         return Model(family, weights, local=Path(weights).is_dir())
     if flavour:
-        return Model(family, told.flavours[flavour], flavour=flavour)
-    return Model(family, family.weights, flavour=None if name in FAMILIES else told.default)
+        return Model(family, release.flavours[flavour], flavour=flavour)
+    return Model(family, family.weights, flavour=None if name in FAMILIES else release.default)
 
 
-def _family(name: str, told: ModelFamily) -> Family:
+def _family(name: str, release: ModelFamily) -> Family:
     """What we know of it, else what the release says."""
     if name in FAMILIES:
         return FAMILIES[name]
-    weights = told.flavours.get(told.default or "") or next(iter(told.flavours.values()), "")
+    weights = release.flavours.get(release.default or "") or next(iter(release.flavours.values()), "")
     # What embeds and patches is not to be split either, but small: FSDP wraps the repeated blocks.
-    blocks = tuple(block for block in told.blocks if block.endswith(("Block", "Layer")) and "." not in block)
-    return Family(name, weights, next(iter(told.pipelines), ""), blocks or told.blocks, _SMALL.get(name, 1024))
+    blocks = tuple(block for block in release.blocks if block.endswith(("Block", "Layer")) and "." not in block)
+    return Family(name, weights, next(iter(release.pipelines), ""), blocks or release.blocks, _SMALL.get(name, 1024))
 
 
-def _refuse_what_needs_more(name: str, flavour: str, told: ModelFamily) -> None:
+def _refuse_what_needs_more(name: str, flavour: str, release: ModelFamily) -> None:
     example = (
         "start from SimpleTuner's own example (simpletuner examples list) and add our blocks: docs/families.md, "
         "which `gh200 examples DIR --pages` writes"
     )
-    if told.media != "image":
+    if release.media != "image":
         raise UsageError(
-            f"--model {name}: trains on {told.media}, and `gh200 init` starts with pictures", remedy=example
+            f"--model {name}: trains on {release.media}, and `gh200 init` starts with pictures", remedy=example
         )
     if any(word in flavour for word in _EDITS):
         raise UsageError(f"--model {name}:{flavour}: an edit model needs pairs of pictures", remedy=example)
@@ -118,10 +118,10 @@ def _family_of(folder: Path, installed: Mapping[str, ModelFamily]) -> Family:
     for name, family in FAMILIES.items():
         if family.pipeline == pipeline:
             return FAMILIES[name]
-    for name, told in installed.items():
-        if pipeline in told.pipelines:
-            _refuse_what_needs_more(name, "", told)
-            return _family(name, told)
+    for name, release in installed.items():
+        if pipeline in release.pipelines:
+            _refuse_what_needs_more(name, "", release)
+            return _family(name, release)
     raise UsageError(
         f"{folder}: a {pipeline}, which no family here is made of",
         remedy=f"families: {_names(installed)}; FAMILY=FOLDER says which it is",
@@ -129,4 +129,4 @@ def _family_of(folder: Path, installed: Mapping[str, ModelFamily]) -> Family:
 
 
 def _names(installed: Mapping[str, ModelFamily]) -> str:
-    return ", ".join(sorted({*FAMILIES, *(name for name, told in installed.items() if told.media == "image")}))
+    return ", ".join(sorted({*FAMILIES, *(name for name, release in installed.items() if release.media == "image")}))

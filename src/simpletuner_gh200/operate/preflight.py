@@ -252,15 +252,12 @@ def check_release() -> None:
 def check_seams(settings: Settings) -> list[str]:
     """Stop if a feature that was asked for can't work on this SimpleTuner; returns notices about the others."""
     verdict = check_installed()
-    if not verdict.features["core"].on:
-        raise FeatureUnavailable(
-            f"SimpleTuner {verdict.version}: {verdict.features['core']}",
-            remedy="use a release that `gh200 upstream check` passes",
-        )
-    if settings.any_given and not verdict.features["config"].on:
-        raise FeatureUnavailable(
-            f"SimpleTuner {verdict.version} would not pass our blocks on: {verdict.features['config']}",
-            remedy="use a release that `gh200 upstream check` passes",
-        )
+    core, blocks = verdict.features["core"], verdict.features["config"]
+    why = f": {core}" if not core.on else None
+    if core.on and settings.any_given and not blocks.on:
+        why = f" would not pass our blocks on: {blocks}"
+    if why is not None:
+        remedy = "use a release that `gh200 upstream check` passes"
+        raise FeatureUnavailable(f"SimpleTuner {verdict.version}{why}", remedy=remedy)
     statuses = decide(all_features(), settings, os.environ, verdict.against, release=f"SimpleTuner {verdict.version}")
     return [f"feature '{name}' is {status}" for name, status in losses(statuses).items()]

@@ -73,27 +73,27 @@ class CheckpointState:
         write_state(Path(output_dir), content)
 
     def before_load(self, models: Any, input_dir: str) -> None:
-        content = told_by_main(self._accelerator, lambda: read_state(Path(input_dir)))
+        content = from_main_process(self._accelerator, lambda: read_state(Path(input_dir)))
         for name, (_, load) in self._sections.items():
             load(content.get(name))
 
 
-def told_by_main(accelerator: Any, ask: Callable[[], T]) -> T:
+def from_main_process(accelerator: Any, ask: Callable[[], T]) -> T:
     """What ``ask`` gives in the main process, in every rank; every rank raises what it raises there. Collective."""
     if accelerator.num_processes == 1:
         return ask()
     from accelerate.utils import broadcast_object_list
 
-    told: list[Any] = [None, None]
+    answer_and_failure: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
-            told[0] = ask()
+            answer_and_failure[0] = ask()
         except GH200Error as failure:
-            told[1] = failure.message, failure.remedy
-    broadcast_object_list(told)
-    if told[1] is not None:
-        raise RunFailed(told[1][0], remedy=told[1][1])
-    answer: T = told[0]
+            answer_and_failure[1] = failure.message, failure.remedy
+    broadcast_object_list(answer_and_failure)
+    if answer_and_failure[1] is not None:
+        raise RunFailed(answer_and_failure[1][0], remedy=answer_and_failure[1][1])
+    answer: T = answer_and_failure[0]
     return answer
 
 
@@ -151,7 +151,7 @@ class ResumedFrom:
         return f"{found}. It is kept aside as {kept}; this run {goes_on}{unless}"
 
 
-def resumption(asked: str, output: Path) -> ResumedFrom:
+def resumption(requested: str, output: Path) -> ResumedFrom:
     """Decide. Raises for a checkpoint that was named and is not whole."""
     incomplete: list[tuple[Path, str]] = []
     whole = ""
@@ -161,14 +161,14 @@ def resumption(asked: str, output: Path) -> ResumedFrom:
             whole = path.name
             break
         incomplete.append((path, missing))
-    if asked != LATEST:
-        _refuse_if_broken(asked, output, whole)
-    return ResumedFrom(whole if incomplete and asked == LATEST else asked, tuple(incomplete))
+    if requested != LATEST:
+        _refuse_if_broken(requested, output, whole)
+    return ResumedFrom(whole if incomplete and requested == LATEST else requested, tuple(incomplete))
 
 
-def _refuse_if_broken(asked: str, output: Path, whole: str) -> None:
-    named = output / Path(asked.rstrip("/")).name  # as SimpleTuner finds it
-    missing = flaw(named) if named.is_dir() and "://" not in asked else None
+def _refuse_if_broken(requested: str, output: Path, whole: str) -> None:
+    named = output / Path(requested.rstrip("/")).name  # as SimpleTuner finds it
+    missing = flaw(named) if named.is_dir() and "://" not in requested else None
     if missing is not None:
         instead = f"resume from {whole}, the last whole one" if whole else "start anew without it"
         unless = f"; if all of it is there, and another release wrote it: touch {named / GUARD}"
@@ -189,10 +189,10 @@ def move_aside(checkpoint: Path) -> Path:
         ) from refused
 
 
-def _put_right(asked: str, output: Path) -> str:
+def _put_right(requested: str, output: Path) -> str:
     """In the main process: what to resume from, once nothing half-written is in the way."""
     try:
-        found = resumption(asked, output)
+        found = resumption(requested, output)
     except OSError as unreadable:  # the other ranks wait for an answer
         raise RunFailed(f"the checkpoints in {output} can't be listed: {unreadable}") from unreadable
     words = found.notice()
@@ -208,14 +208,14 @@ def init_resume_checkpoint(module: ModuleType, runtime: Runtime) -> Sequence[Pat
 
     def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         config = instance.config
-        asked, output = config.resume_from_checkpoint, config.output_dir
-        if asked and output:
+        requested, output = config.resume_from_checkpoint, config.output_dir
+        if requested and output:
             try:
-                start = told_by_main(instance.accelerator, lambda: _put_right(str(asked), Path(output)))
+                start = from_main_process(instance.accelerator, lambda: _put_right(str(requested), Path(output)))
             except GH200Error as failure:
                 runtime.outcome.fail(failure)
                 raise
-            if start != asked:
+            if start != requested:
                 config.resume_from_checkpoint = start or None
         return wrapped(*args, **kwargs)
 

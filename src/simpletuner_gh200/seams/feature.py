@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.runtime import Runtime
 
-Request = Literal["off", "auto", "asked"]
+Request = Literal["off", "auto", "requested"]
 """Not wanted; wanted if it can be had; asked for explicitly, so that the run stops if it can't."""
 
 
@@ -167,7 +167,7 @@ def decide(
     for feature in features:
         request = feature.request(settings, environment)
         reasons = [] if request == "off" else list(against(feature.name))
-        if request == "asked" and reasons:
+        if request == "requested" and reasons:
             raise FeatureUnavailable(
                 f"feature '{feature.name}' was asked for and cannot work with {release}: {'; '.join(reasons)}",
                 remedy=REMEDY,

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from simpletuner_gh200.operate.serving import environment_of_server, serve
+from simpletuner_gh200.operate.launching import environment_of_server, serve
 
 PYTHON = Path("/opt/venv/bin/python")
 
@@ -25,7 +25,7 @@ def test_the_kill_switch_holds():
 def test_everything_is_passed_on(monkeypatch):
     called = []
     monkeypatch.setattr(os, "execve", lambda *given: called.append(given))
-    serve(["--port", "8080", "--ssl"], print)
+    serve(["--port", "8080", "--ssl"])
     ((program, arguments, environment),) = called
     assert program == sys.executable
     assert arguments == [sys.executable, "-m", "simpletuner", "server", "--port", "8080", "--ssl"]

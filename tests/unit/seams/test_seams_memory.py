@@ -39,8 +39,8 @@ def driver() -> Iterator[NullDriver]:
     ("blocks", "environment", "request_"),
     [
         ({}, {}, "off"),
-        ({"gh200_optimizations": {"enable_uvm_hints": True}}, {}, "asked"),
-        ({}, {VARIABLE: "1"}, "asked"),
+        ({"gh200_optimizations": {"enable_uvm_hints": True}}, {}, "requested"),
+        ({}, {VARIABLE: "1"}, "requested"),
         (UNIFIED, {}, "auto"),
         (UNIFIED | {"gh200_optimizations": {"enable_uvm_hints": False}}, {VARIABLE: "1"}, "off"),
     ],

@@ -241,7 +241,7 @@ def test_added_attributes_are_removed():
 
 class Wanted(Feature):
     name = "ramp"
-    answer = "asked"
+    answer = "requested"
 
     def request(self, settings, environment):
         return self.answer

@@ -26,7 +26,7 @@ def test_auto_leaves_simpletuner_as_it_is_set(keys, request_):
 
 def test_a_number_switches_simpletuners_prefetching_on_with_that_queue():
     made = feature(prefetch_depth=3)
-    assert made.request(made.settings, {}) == "asked"
+    assert made.request(made.settings, {}) == "requested"
     trainer = SimpleNamespace(config=SimpleNamespace(dataloader_prefetch=False, dataloader_prefetch_qlen=10))
     made.start(trainer)
     assert (trainer.config.dataloader_prefetch, trainer.config.dataloader_prefetch_qlen) == (True, 3)

@@ -59,7 +59,7 @@ def trainer(*, ranks: int = 1, **config: Any) -> SimpleNamespace:
 def asked(run: Any, **keys: Any) -> StateFeature:
     feature = StateFeature()
     settings = resolve({"gh200_optimizations": {"use_uvm": True, "uvm_min_tensor_kb": 0, **keys}}, {})
-    assert feature.request(settings, {}) == "asked"
+    assert feature.request(settings, {}) == "requested"
     feature.runtime = Runtime(Launch())
     feature.runtime.settings = settings
     feature.runtime.trainer = run

@@ -57,7 +57,7 @@ def arrive(feature: StoreFeature) -> None:
 
 def test_off_unless_a_dataset_asks(feature: StoreFeature) -> None:
     assert feature.request(resolve({}, {}), {}) == "off"
-    assert feature.request(resolve({}, {}, in_memory_datasets=("a",)), {}) == "asked"
+    assert feature.request(resolve({}, {}, in_memory_datasets=("a",)), {}) == "requested"
 
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio", "conditioning", "caption", "eval"])

@@ -6,7 +6,8 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say_on_a_terminal
-from simpletuner_gh200.operate.serving import serve
+from simpletuner_gh200.operate.launching import serve
+from simpletuner_gh200.operate.preflight import check_installation
 
 
 def server(context: typer.Context) -> None:
@@ -21,7 +22,8 @@ def server(context: typer.Context) -> None:
 
       gh200 server --port 8080 --host 127.0.0.1
     """
-    serve(context.args, say_on_a_terminal)
+    check_installation(say_on_a_terminal, trusting=True)
+    serve(context.args)
 
 
 COMMAND = Command(

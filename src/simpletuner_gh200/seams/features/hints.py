@@ -37,7 +37,7 @@ class HintsFeature(Feature):
             asked = any(settings.part(CacheSettings).served().values())
         if not asked:
             return "off"
-        return "asked" if settings.given("gh200_optimizations.enable_uvm_hints") else "auto"
+        return "requested" if settings.given("gh200_optimizations.enable_uvm_hints") else "auto"
 
     def demo_config(self) -> dict[str, Any]:
         return {"gh200_optimizations": {"enable_uvm_hints": True}}

@@ -22,7 +22,7 @@ class PrefetchFeature(Feature):
     name = "prefetch"
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
-        return "asked" if isinstance(settings.part(PrefetchSettings).prefetch_depth, int) else "off"
+        return "requested" if isinstance(settings.part(PrefetchSettings).prefetch_depth, int) else "off"
 
     def start(self, trainer: Any) -> None:
         depth = self.settings.part(PrefetchSettings).prefetch_depth

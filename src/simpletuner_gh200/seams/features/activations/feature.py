@@ -52,7 +52,7 @@ class ActivationsFeature(Feature):
         self._told: dict[Hashable, str] = {}
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
-        return {"off": "off", "grace": "asked", "auto": "auto"}[settings.part(ActivationSettings).activations]  # type: ignore[return-value]
+        return {"off": "off", "grace": "requested", "auto": "auto"}[settings.part(ActivationSettings).activations]  # type: ignore[return-value]
 
     def demo_config(self) -> dict[str, Any]:
         """By name and from the first byte, so that a machine without a GPU shows it too."""

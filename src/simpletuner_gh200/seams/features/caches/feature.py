@@ -61,7 +61,7 @@ class CachesFeature(Feature):
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         if settings.part(HintSettings).enable_uvm_hints is False and not _from_environment(settings):
             return "off"
-        return "asked" if any(settings.part(CacheSettings).served().values()) else "off"
+        return "requested" if any(settings.part(CacheSettings).served().values()) else "off"
 
     def configured(self) -> None:
         if self.settings.given(ENABLE_PREFETCH) and not self.runtime.feature_on(self.name):

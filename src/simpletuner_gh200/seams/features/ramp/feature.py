@@ -14,7 +14,7 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, RunFailed
 from simpletuner_gh200.ramp.outlook import Sizes, outlook, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, Window, rate_factor, resume
-from simpletuner_gh200.seams.checkpoints import CheckpointState, told_by_main
+from simpletuner_gh200.seams.checkpoints import CheckpointState, from_main_process
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.ramp.deferral import Deferral, epochs_to_steps
 from simpletuner_gh200.seams.features.ramp.windows import ShownBatch, Windows, rate_patches
@@ -40,7 +40,7 @@ class RampFeature(Feature):
         self._last: Window | None = None
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
-        return "asked" if settings.part(RampSettings).enable_batch_size_rampup else "off"
+        return "requested" if settings.part(RampSettings).enable_batch_size_rampup else "off"
 
     @property
     def _settings(self) -> RampSettings:
@@ -87,7 +87,7 @@ class RampFeature(Feature):
         By the main process's count: a rank with fewer of them would stop while the others wait for it.
         """
         first = self._sizes.micro_batches is None
-        micro_batches = told_by_main(accelerator, lambda: micro_batches)
+        micro_batches = from_main_process(accelerator, lambda: micro_batches)
         self._sizes = replace(self._sizes, micro_batches=micro_batches)
         found = outlook(self._settings, self._sizes)
         self._ramp = found.ramp
@@ -195,7 +195,7 @@ def _data_parallel_size(accelerator: Any) -> int:
 
 def _refuse_disagreement(accelerator: Any, ramp: GH200GradientRamp, step: int) -> None:
     """Ranks with different windows would wait for each other for ever, in the middle of one of them."""
-    requested, at = told_by_main(accelerator, lambda: (ramp, step))
+    requested, at = from_main_process(accelerator, lambda: (ramp, step))
     if (requested, at) != (ramp, step):
         raise RunFailed(
             f"this rank would go on from step {step} with {ramp}, the main process from step {at} with {requested}",

@@ -58,7 +58,7 @@ class StateFeature(Feature):
         self._streaming = "not decided"
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
-        return "asked" if settings.part(StateSettings).use_uvm else "off"
+        return "requested" if settings.part(StateSettings).use_uvm else "off"
 
     @property
     def _settings(self) -> StateSettings:

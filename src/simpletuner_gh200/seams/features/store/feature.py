@@ -97,7 +97,7 @@ class StoreFeature(Feature):
         self._final: dict[str, Any] = {}
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
-        return "asked" if settings.in_memory_datasets else "off"
+        return "requested" if settings.in_memory_datasets else "off"
 
     def demo_config(self) -> dict[str, Any]:
         return {"dataset": {"type": "in_memory", "in_memory": {"compression": "auto"}}}
