@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from simpletuner_gh200.operate.checkpoints import PLACES_KEPT
+from simpletuner_gh200.operate.preflight import PLACES_KEPT
 from tests.chaos.commands import PATIENCE
 from tests.chaos.laboratory import STEPS
 from tests.chaos.test_chaos_kill import kill

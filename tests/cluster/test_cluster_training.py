@@ -19,12 +19,14 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from simpletuner_gh200.operate.checkpoints import PLACES_KEPT
-from simpletuner_gh200.operate.slurm import Batch, train_sbatch
+from simpletuner_gh200.operate.choices import Wish
+from simpletuner_gh200.operate.models import choose_model
+from simpletuner_gh200.operate.preflight import PLACES_KEPT
+from simpletuner_gh200.operate.slurm import train_sbatch
 from simpletuner_gh200.telemetry.ranks import rank_table, read_ranks
 from simpletuner_gh200.telemetry.reading import read_run
 from tests.cluster.cluster import Cluster
-from tests.integration.workbench import JobResult, Workbench
+from tests.integration.workbench import UNIFIED, JobResult, Workbench, ramp
 
 pytestmark = [pytest.mark.real, pytest.mark.releases]
 NODES = 2
@@ -37,7 +39,6 @@ otherwise: one step after each start. Told to look for unused parameters it leav
 no such option, and need none, since what they are compared with starts as often; in them no rank may count epochs, or
 one leaves the others waiting."""
 STEPS = 8
-CACHES = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
 
 
 class Trial:
@@ -50,15 +51,9 @@ class Trial:
     def configure(self, ranks_per_node: int, *, steps: int, **overrides: object) -> None:
         """Shards in memory, unified caches, and a ramp from one micro-batch to four a window."""
         self.ranks = NODES * ranks_per_node
-        ramp = {
-            "enable_batch_size_rampup": True,
-            "initial_effective_batch_size": 2 * self.ranks,
-            "target_effective_batch_size": 8 * self.ranks,
-            "batch_rampup_steps": 12,
-        }
         self.bench.restore()
         self.bench.configure(
-            blocks={"cache_config": CACHES, "gh200_optimizations": ramp},
+            blocks={"cache_config": UNIFIED, "gh200_optimizations": ramp(2 * self.ranks, 8 * self.ranks, 12)},
             # Repeated, since older releases want a whole window of the target for every rank.
             dataset={"type": "in_memory", "repeats": 1, "in_memory": {"per_node": "shard", "wait": True}},
             max_train_steps=steps,
@@ -88,7 +83,9 @@ class Trial:
         (project.folder / "logs").mkdir()
         script = project.folder / "train.sbatch"
         ranks = self.ranks // NODES
-        script.write_text(train_sbatch(Batch(project.folder, project.images, NODES, ranks, cpu=True)))
+        model = choose_model(str(project.model))
+        wish = Wish(project.folder, model, project.images, NODES, ranks, cpu=True, slurm=True)
+        script.write_text(train_sbatch(wish))
         return self.cluster.submit(script, environment={"TMPDIR": str(self.scratch)})
 
     def take_away(self) -> JobResult:

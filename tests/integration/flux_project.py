@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.demo.project import clip_text_encoder, clip_tokenizer
-from tests.integration.workbench import Workbench
+from tests.integration.workbench import Workbench, probe
 
 ROOT = Path(__file__).parents[2]
-SWITCH = Path(__file__).with_name("probe_fsdp2.py")
+SWITCH = probe("fsdp2")
 ACCELERATE_FILE = ROOT / "config" / "accelerate_config_gh200_fsdp2.yaml"
 
 FULL_TRAINING = {

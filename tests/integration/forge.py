@@ -67,7 +67,7 @@ def become(job: dict, rank: int, port: int) -> None:
         record: dict = {"losses": []}
         record_losses(record)
         if job.get("probe"):
-            load_probe(job["probe"]).install(record)
+            load_probe(job["probe"])(record)
         try:
             code = train(job)
         finally:
@@ -113,12 +113,13 @@ def record_losses(record: dict) -> None:
     Accelerator.backward = backward
 
 
-def load_probe(path: str):
-    """By path: a probe is any file a test names, and runs in this child alone."""
+def load_probe(named: str):
+    """``file:function``: a probe is whatever a test names, and runs in this child alone."""
+    path, _, function = named.rpartition(":")
     spec = importlib.util.spec_from_file_location("probe", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return getattr(module, function)
 
 
 def train(job: dict) -> int:

@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.workbench import NEWEST_ALONE, RANKS, JobResult
+from tests.integration.workbench import NEWEST_ALONE, RANKS, UNIFIED, JobResult, ramp
 
 GRACE = {"activations": "grace", "activation_min_tensor_kb": 0}
 FAMILIES = Path(__file__).with_name("activation_families.py")
-RAMP = {
-    "enable_batch_size_rampup": True,
-    "initial_effective_batch_size": 2,
-    "target_effective_batch_size": 4,
-    "batch_rampup_steps": 3,
-}
+RAMP = ramp(2, 4, 3)
 OTHERS = ("sd3", "sdxl", "qwen", "wan", "pixart", "z_image")
-CACHES = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
 
 
 def told(run: JobResult) -> dict[str, Any]:
@@ -63,10 +57,10 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
 def test_everything_else_on_as_well(workbench, world: int) -> None:
     """A full fine-tune with EMA, ramp, accumulation and unified caches."""
     other = {"model_type": "full", "use_ema": True, "gradient_accumulation_steps": 2, "max_train_steps": 3}
-    workbench.configure(blocks={"gh200_optimizations": RAMP, "cache_config": CACHES}, **other)
+    workbench.configure(blocks={"gh200_optimizations": RAMP, "cache_config": UNIFIED}, **other)
     reference = workbench.known(world=world)
     assert reference.ok, reference.explain()
-    workbench.configure(blocks={"gh200_optimizations": {**RAMP, **GRACE}, "cache_config": CACHES}, **other)
+    workbench.configure(blocks={"gh200_optimizations": {**RAMP, **GRACE}, "cache_config": UNIFIED}, **other)
     run = workbench.train(world=world)
     assert told(run)["moved"] > 0
     assert run.losses == reference.losses

@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +13,14 @@ import torch
 from simpletuner_gh200.cache.fill import load_file
 from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.demo.project import dataset_list
-from tests.integration.workbench import NEWEST_ALONE, OLDEST_ALONE, RANKS
+from tests.integration.workbench import NEWEST_ALONE, OLDEST_ALONE, RANKS, probe
 
 UNIFIED = {
     "cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"},
 }
 """Filled before training starts, so that what is served from where can be told beforehand."""
 OLD = importlib.metadata.version("simpletuner").startswith("3.")
-MODE = Path(__file__).with_name("probe_cache_mode.py")
+MODE = probe("latents_without_chance")
 EPOCH = 12
 """Steps: 24 images in batches of two."""
 
@@ -278,7 +277,7 @@ def test_off_returns_to_upstream(workbench, blocks):
 @pytest.mark.one_release("4.")
 def test_the_bytes_of_a_batch_from_slab_to_model(workbench):
     workbench.configure(blocks=UNIFIED, max_train_steps=4)
-    run = workbench.train(probe=Path(__file__).with_name("probe_cache_bytes.py"))
+    run = workbench.train(probe=probe("cache_bytes"))
     assert run.ok, run.explain()
     batches = run.records[0]["batches"]
     assert len(batches) == 4, json.dumps(run.records[0])[:500]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-PROBE = Path(__file__).with_name("probe_changed_seam.py")
-RAMP = {
-    "enable_batch_size_rampup": True,
-    "initial_effective_batch_size": 2,
-    "target_effective_batch_size": 4,
-    "batch_rampup_steps": 2,
-}
+from tests.integration.workbench import probe, ramp
+
+PROBE = probe("changed_seam")
+RAMP = ramp(2, 4, 2)
 
 
 def test_a_feature_asked_for_stops_the_run_at_start(workbench):

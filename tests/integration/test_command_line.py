@@ -18,15 +18,10 @@ import pytest
 
 from simpletuner_gh200.demo.run import MARKER
 from simpletuner_gh200.upstream.checkpoints import newest_whole
-from tests.integration.workbench import clean_environment
+from tests.integration.workbench import clean_environment, ramp
 
 BIN = Path(sys.executable).parent
-RAMP = {
-    "enable_batch_size_rampup": True,
-    "initial_effective_batch_size": 4,
-    "target_effective_batch_size": 8,
-    "batch_rampup_steps": 2,
-}
+RAMP = ramp(4, 8, 2)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from simpletuner_gh200.telemetry.ranks import rank_table, read_ranks
 from simpletuner_gh200.telemetry.reading import read_run
+from tests.integration.workbench import probe, ramp
 
-PROBE = Path(__file__).with_name("probe_runtime.py")
-RAMP = {
-    "enable_batch_size_rampup": True,
-    "initial_effective_batch_size": 2,
-    "target_effective_batch_size": 4,
-    "batch_rampup_steps": 2,
-}
+PROBE = probe("runtime")
+RAMP = ramp(2, 4, 2)
 
 
 def as_toml(config):

@@ -10,8 +10,9 @@ import pytest
 
 from simpletuner_gh200.operate.baseline import compare, regressed
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
+from tests.integration.workbench import probe
 
-PROBE = Path(__file__).with_name("probe_slow.py")
+PROBE = probe("slow")
 STEPS = 24
 
 

@@ -11,9 +11,10 @@ from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import choose_model
 from simpletuner_gh200.operate.project import plan_project, write
 from simpletuner_gh200.telemetry.reading import read_run
+from tests.integration.workbench import probe
 
 ROOT = Path(__file__).parents[2]
-SLOW_QUEUES = Path(__file__).with_name("probe_slow_queues.py")
+SLOW_QUEUES = probe("slow_queues")
 
 
 @pytest.mark.one_release("3.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-PROBE = Path(__file__).with_name("probe_pressure.py")
-CACHES = {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}}
+from tests.integration.workbench import UNIFIED, probe
+
+PROBE = probe("pressure")
+CACHES = {"cache_config": {**UNIFIED, "fill": "start"}}
 
 
 @pytest.mark.one_release("4.")

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import stat
-from pathlib import Path
 
 import pytest
 
 from simpletuner_gh200.telemetry.reading import read_run
+from tests.integration.workbench import probe, ramp
 
-RAMP = {
-    "gh200_optimizations": {
-        "enable_batch_size_rampup": True,
-        "initial_effective_batch_size": 2,
-        "target_effective_batch_size": 4,
-        "batch_rampup_steps": 4,
-    }
-}
-PROBE = Path(__file__).with_name("probe_telemetry.py")
+RAMP = {"gh200_optimizations": ramp(2, 4, 4)}
+PROBE = probe("trackers")
 
 
 def test_every_optimizer_step_is_recorded(workbench):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -17,8 +16,9 @@ from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.upstream.importing import check_import
+from tests.integration.workbench import probe
 
-PROBE = Path(__file__).with_name("probe_plan.py")
+PROBE = probe("plan")
 
 
 @pytest.mark.one_release("3.")

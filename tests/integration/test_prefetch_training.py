@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-PROBE = Path(__file__).with_name("probe_prefetch.py")
-CACHES = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}
+from tests.integration.workbench import UNIFIED, probe
+
+PROBE = probe("prefetch")
+CACHES = {**UNIFIED, "fill": "start"}
 
 
 @pytest.mark.one_release("4.")

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.integration.workbench import RANKS
+from tests.integration.workbench import RANKS, probe, ramp
 
-PROBE = Path(__file__).with_name("probe_ramp_gradients.py")
-
-
-def ramp(world: int) -> dict[str, object]:
-    block = {
-        "enable_batch_size_rampup": True,
-        "initial_effective_batch_size": 2 * world,
-        "target_effective_batch_size": 8 * world,
-        "batch_rampup_steps": 4,
-        "ramp_curve": "linear",
-    }
-    return {"gh200_optimizations": block}
+PROBE = probe("ramp_gradients")
 
 
 @pytest.mark.parametrize("world", RANKS)
 def test_a_window_is_one_large_batch(workbench, world):
     # Clipping would change what the optimizer gets, and dropout what a second evaluation finds.
-    workbench.configure(blocks=ramp(world), max_train_steps=4, max_grad_norm=0, lora_dropout=0)
+    blocks = {"gh200_optimizations": ramp(2 * world, 8 * world, 4, ramp_curve="linear")}
+    workbench.configure(blocks=blocks, max_train_steps=4, max_grad_norm=0, lora_dropout=0)
     run = workbench.train(world=world, probe=PROBE, timeout=900)
     assert run.ok, run.explain()
     windows = run.records[0]["windows"]

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import shutil
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simpletuner_gh200.demo.project import dataset_list
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
+from tests.integration.workbench import UNIFIED, probe, ramp
 
-PROBE = Path(__file__).with_name("probe_ramp.py")
+PROBE = probe("ramp")
 STEPS = 6
-RAMP = {
-    "enable_batch_size_rampup": True,
-    "initial_effective_batch_size": 2,
-    "target_effective_batch_size": 8,
-    "batch_rampup_steps": 8,
-    "ramp_curve": "linear",
-}
+RAMP = ramp(2, 8, 8, ramp_curve="linear")
 COMPANIONS = {
     "attention_mechanism": "native-math",
     "gradient_checkpointing": True,
@@ -32,7 +26,6 @@ COMPANIONS = {
     "validation_resolution": "64x64",
     "validation_guidance": 1.0,
 }
-UNIFIED = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
 
 
 def datasets(workbench: Any, **image: Any) -> list[dict[str, Any]]:

@@ -12,21 +12,15 @@ import pytest
 
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, resume
 from simpletuner_gh200.upstream.checkpoints import newest_whole
-from tests.integration.workbench import RANKS
+from tests.integration.workbench import RANKS, probe, ramp
 
-PROBE = Path(__file__).with_name("probe_ramp.py")
+PROBE = probe("ramp")
 STEPS = 7
 RAMP = GH200GradientRamp(4, 16, 14, train_batch_size=2)
 
 
 def configure(workbench: Any, **keys: Any) -> None:
-    block = {
-        "enable_batch_size_rampup": True,
-        "initial_effective_batch_size": 4,
-        "target_effective_batch_size": 16,
-        "batch_rampup_steps": 14,
-        **keys,
-    }
+    block = ramp(4, 16, 14, **keys)
     blocks = {"gh200_optimizations": block}
     workbench.configure(blocks=blocks, max_train_steps=STEPS, checkpoint_step_interval=2, checkpoints_total_limit=20)
 
@@ -106,7 +100,7 @@ def test_a_signal_gets_its_checkpoint_at_the_end_of_the_window_and_the_next_star
     """The signal reaches one rank, in mid-window; all of them write, and end with 75."""
     configure(workbench)
     ramp = replace(RAMP, world_size=world)
-    signalled = workbench.train(world=world, probe=Path(__file__).with_name("probe_preempted.py"))
+    signalled = workbench.train(world=world, probe=probe("preempted"))
     assert signalled.exit_codes == [75] * world, signalled.explain()
     consumed = [len(losses) for losses in signalled.losses]
     step = signalled.summaries[0]["global_step"]

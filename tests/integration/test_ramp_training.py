@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -11,20 +10,14 @@ import pytest
 
 from simpletuner_gh200.ramp.outlook import whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
-from tests.integration.workbench import RANKS
+from tests.integration.workbench import RANKS, probe, ramp
 
-PROBE = Path(__file__).with_name("probe_ramp.py")
+PROBE = probe("ramp")
 STEPS = 10
 
 
 def block(world: int = 1, **keys: Any) -> dict[str, Any]:
-    ramp = {
-        "enable_batch_size_rampup": True,
-        "initial_effective_batch_size": 2 * world,
-        "target_effective_batch_size": 8 * world,
-        "batch_rampup_steps": 14,
-    }
-    return {"gh200_optimizations": {**ramp, **keys}}
+    return {"gh200_optimizations": ramp(2 * world, 8 * world, 14, **keys)}
 
 
 def schedule(world: int = 1, **keys: Any) -> GH200GradientRamp:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import shutil
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.version import Version
 
-from simpletuner_gh200.operate.checkpoints import PLACES_KEPT
-from tests.integration.workbench import JobResult
+from simpletuner_gh200.operate.preflight import PLACES_KEPT
+from tests.integration.workbench import JobResult, probe
 
-PROBE = Path(__file__).with_name("probe_places.py")
+PROBE = probe("places")
 WORLD, BATCH, IMAGES = 2, 2, 24
 STEPS, STOP = 4, 2
 """Of the six micro-batches that a rank's epoch has."""

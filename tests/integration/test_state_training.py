@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.model.optimizer_table import optimizers
+from tests.integration.workbench import ramp
 
 MEASURE = Path(__file__).resolve().parents[2] / "scripts" / "dev" / "measure_optimizers.py"
 WRITE_DOWN = """
@@ -74,14 +75,8 @@ def test_a_full_fine_tune_streams_its_state_and_resumes(workbench):
 
 @pytest.mark.one_release("4.")
 def test_two_ranks_with_a_ramp_resume_into_the_pool(workbench):
-    ramp = {
-        "enable_batch_size_rampup": True,
-        "initial_effective_batch_size": 4,
-        "target_effective_batch_size": 8,
-        "batch_rampup_steps": 3,
-    }
     runs = {}
-    for name, block in (("plain", ramp), ("pooled", ramp | UVM)):
+    for name, block in (("plain", ramp(4, 8, 3)), ("pooled", ramp(4, 8, 3, **UVM))):
         for steps in (2, 4):
             workbench.configure(
                 blocks={"gh200_optimizations": block}, max_train_steps=steps, checkpoint_step_interval=2

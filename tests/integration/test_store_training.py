@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.demo.project import dataset_list
-from tests.integration.workbench import RANKS
+from tests.integration.workbench import RANKS, probe
 
-PROBE = Path(__file__).with_name("probe_store_reads.py")
+PROBE = probe("reads")
 
 
 @pytest.mark.parametrize("world", RANKS)
@@ -45,7 +45,7 @@ def test_a_dataset_that_comes_while_training_changes_no_loss(workbench, world):
 @pytest.mark.one_release("4.")
 def test_broken_files_found_while_training_end_every_rank_at_the_same_step(workbench):
     workbench.configure(dataset={"type": "in_memory"}, max_train_steps=400)
-    run = workbench.train(world=2, timeout=200, probe=Path(__file__).with_name("probe_store_breaks_images.py"))
+    run = workbench.train(world=2, timeout=200, probe=probe("breaking_images"))
     assert not run.ok
     for rank in (0, 1):
         assert "files are broken" in run.log(rank), run.explain()
@@ -74,7 +74,7 @@ def test_fresh_caches_are_filled_from_memory(workbench):
 @pytest.mark.one_release("4.")
 def test_with_shard_a_node_stages_what_its_ranks_were_dealt(workbench):
     workbench.configure(dataset={"type": "in_memory", "in_memory": {"per_node": "shard"}}, max_train_steps=2)
-    run = workbench.train(world=2, probe=Path(__file__).with_name("probe_store_two_nodes.py"))
+    run = workbench.train(world=2, probe=probe("two_nodes"))
     assert run.ok, run.explain()
     held = [summary["details"]["store"]["tiny-images"]["staged"] for summary in run.summaries]
     assert held == [24, 24], "half of the images each, with their captions"
@@ -131,7 +131,7 @@ def test_if_rank_0_is_killed_while_staging_the_others_stop_and_nothing_is_left(w
     run = workbench.train(
         world=2,
         timeout=120,
-        probe=Path(__file__).with_name("probe_store_killed_staging.py"),
+        probe=probe("killed_staging"),
         env={"XDG_RUNTIME_DIR": str(tmp_path)},
     )
     assert run.exit_codes[0] != 0

@@ -3,11 +3,10 @@ SimpleTuner's says once that the extension was there, and how to run without it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from simpletuner_gh200.seams.outcome import MARK
+from tests.integration.workbench import probe
 
 
 def lines_about_us(log: str) -> list[str]:
@@ -15,7 +14,7 @@ def lines_about_us(log: str) -> list[str]:
 
 
 def test_a_failure_inside_training_is_a_failure(workbench):
-    run = workbench.train(probe=Path(__file__).with_name("probe_failing_train.py"))
+    run = workbench.train(probe=probe("failing_train"))
     assert run.exit_codes == [1]
     assert run.summaries[0]["status"] == "failed"
     assert run.summaries[0]["reason"] == "RuntimeError: planted failure", "SimpleTuner's own words, and no more"

@@ -16,8 +16,25 @@ import pytest
 from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config, write_project
 
 FORGE = Path(__file__).with_name("forge.py")
+
+
+def probe(name: str) -> str:
+    """For ``train``: a function of probes.py, or all of a ``probe_NAME.py`` beside it, which has an ``install``."""
+    own = FORGE.with_name(f"probe_{name}.py")
+    return f"{own}:install" if own.is_file() else f"{FORGE.with_name('probes.py')}:{name}"
+
+
 RANKS = [pytest.param(1, marks=pytest.mark.one_release("3.")), pytest.param(2, marks=pytest.mark.one_release("4."))]
 """Of a test that asks one rank what it asks two: the other two combinations belong to `make test-matrix`."""
+
+UNIFIED = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
+"""For ``cache_config``: every cache that the tiny project has is ours."""
+
+
+def ramp(initial: int, target: int, steps: int, **keys: Any) -> dict[str, Any]:
+    """A block of ``gh200_optimizations`` with a batch ramp."""
+    sizes = {"initial_effective_batch_size": initial, "target_effective_batch_size": target}
+    return {"enable_batch_size_rampup": True, **sizes, "batch_rampup_steps": steps, **keys}
 
 
 def _alone(release: str) -> pytest.MarkDecorator:
@@ -140,7 +157,7 @@ class Workbench:
         *,
         stock: bool = False,
         world: int = 1,
-        probe: Path | None = None,
+        probe: str | None = None,
         env: dict[str, str] | None = None,
     ) -> JobResult:
         """What a run of the restored project gives with what ``configure`` wrote: trained once, then remembered.
@@ -202,10 +219,10 @@ class Workbench:
         argv: list[str] | None = None,
         env: dict[str, str] | None = None,
         world: int = 1,
-        probe: Path | None = None,
+        probe: str | None = None,
         timeout: float = 300,
     ) -> JobResult:
-        """Train with what ``configure`` wrote. ``probe`` names a file whose ``install(record)`` runs in each rank."""
+        """Train with what ``configure`` wrote. ``probe`` names a function that runs in each rank (see ``probe``)."""
         results = Path(tempfile.mkdtemp(dir=self._runs))
         job = {
             "code": code,
@@ -216,7 +233,7 @@ class Workbench:
             "world": world,
             "folder": str(self.project.folder),
             "results": str(results),
-            "probe": str(probe) if probe else None,
+            "probe": probe,
             "timeout": timeout,
         }
         answer = self.forge.run(job)

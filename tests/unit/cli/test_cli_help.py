@@ -20,12 +20,15 @@ from tests.unit.cli.test_cli_start import every_command
 ROOT = Path(__file__).parents[3]
 
 
-def test_h_is_help_at_every_command() -> None:
+def test_h_is_help_at_every_command_and_what_follows_an_example_is_a_comment_to_the_shell() -> None:
     app = build_app()
     for words in [(), *every_command(typer.main.get_command(app))]:
         shown = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0, words
         assert f"Usage: {' '.join(('gh200', *words))} " in shown.stdout, words
+        examples = [line for line in shown.stdout.splitlines() if line.strip().startswith("gh200 ")]
+        assert examples or not words, words
+        assert not [line for line in examples if re.search(r"\S {2,}[^ #]", line.strip())], words
 
 
 def test_nothing_is_cut_short_on_a_narrow_screen() -> None:
@@ -45,14 +48,6 @@ def test_nothing_is_cut_short_on_a_narrow_screen() -> None:
         for line, following in pairwise(prose):
             word = following.split()[0] if line.strip() and following.strip() else None
             assert word is None or len(f"{line.rstrip()} {word}") > 79, f"{words}: broken before {word!r}"
-
-
-def test_what_follows_an_example_on_its_line_is_a_comment_to_the_shell() -> None:
-    app = build_app()
-    for words in every_command(typer.main.get_command(app)):
-        shown = CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "200"}).stdout
-        examples = [line for line in shown.splitlines() if line.strip().startswith("gh200 ")]
-        assert examples and not [line for line in examples if re.search(r"\S {2,}[^ #]", line.strip())], words
 
 
 def test_every_panel_has_company_and_stands_in_the_order_of_use() -> None:

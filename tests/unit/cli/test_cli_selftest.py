@@ -19,43 +19,27 @@ def driver() -> Iterator[None]:
         yield
 
 
-def test_json_is_all_there_is_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    selftest(as_json=True, output=tmp_path / "report.json", device=0)
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["summary"]["fail"] == 0
-    assert printed == json.loads((tmp_path / "report.json").read_text())
-
-
-def test_bench_adds_its_measurements_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_all_there_is_on_standard_output_measurements_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     selftest(as_json=True, output=tmp_path / "report.json", bench=True, device=0)
     printed = json.loads(capsys.readouterr().out)
+    assert printed["summary"]["fail"] == 0
     assert {"link", "pool", "questions", "checks"} <= printed.keys()
     assert printed == json.loads((tmp_path / "report.json").read_text())
 
 
-def test_people_get_a_closing_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    selftest(as_json=False, output=tmp_path / "report.json", device=0)
-    last = capsys.readouterr().out.strip().splitlines()[-1]
-    assert last.endswith("skipped")
-    assert " 0 failed, " in last
-
-
-def test_the_verdict_comes_first_and_skips_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_comes_first_skips_are_one_line_and_the_last_one_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     selftest(as_json=False, output=tmp_path / "report.json", device=0)
     first, *rest = capsys.readouterr().out.strip().splitlines()
     assert first == "gh200 selftest: nothing failed, but there is no GPU to test"
     (skips,) = [line for line in rest if line.startswith("➖")]
     assert "skipped: no CUDA device: a test (advice" in skips
     assert len(rest) < 12
-
-
-def test_what_failed_stands_before_what_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with detect.using(Broken("a test")), pytest.raises(typer.Exit):
-        selftest(as_json=False, output=tmp_path / "report.json", device=0)
-    first, second, *rest = capsys.readouterr().out.strip().splitlines()
-    assert first.endswith("failed") and second.startswith("❌")
-    marks = [line[0] for line in rest if line[0] in "❌✅"]
-    assert marks == sorted(marks, key="❌✅".index)
+    assert rest[-1].endswith("skipped")
+    assert " 0 failed, " in rest[-1]
 
 
 class Broken(NullDriver):
@@ -70,7 +54,13 @@ class Broken(NullDriver):
         return replace(super().capabilities(ordinal), mode="discrete", managed=True, host_register=True)
 
 
-def test_a_failing_check_is_exit_code_one(tmp_path: Path) -> None:
+def test_what_failed_stands_before_what_held_and_is_exit_code_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with detect.using(Broken("a test")), pytest.raises(typer.Exit) as left:
-        selftest(as_json=True, output=tmp_path / "report.json", device=0)
+        selftest(as_json=False, output=tmp_path / "report.json", device=0)
     assert left.value.exit_code == 1
+    first, second, *rest = capsys.readouterr().out.strip().splitlines()
+    assert first.endswith("failed") and second.startswith("❌")
+    marks = [line[0] for line in rest if line[0] in "❌✅"]
+    assert marks == sorted(marks, key="❌✅".index)
