@@ -17,7 +17,7 @@ from typing import Any
 from simpletuner_gh200 import upstream
 from simpletuner_gh200.upstream import syntax, user_cache
 from simpletuner_gh200.upstream.features import Status, consequences
-from simpletuner_gh200.upstream.source import JoinedSource, declared_version, installed_source, installed_version
+from simpletuner_gh200.upstream.source import JoinedSource, installed_source, installed_version
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs, signature_text
 
 SCHEMA = "1"
@@ -80,7 +80,7 @@ class Verdict:
         return cls(data["version"], data["accelerate"], rows, features)
 
 
-def check(source: JoinedSource, specs: Mapping[str, SeamSpec] | None = None, *, version: str | None = None) -> Verdict:
+def check(source: JoinedSource, specs: Mapping[str, SeamSpec] | None = None) -> Verdict:
     """The contract against ``source``, from scratch."""
     specs = all_specs() if specs is None else specs
     texts = _texts(source, specs)
@@ -93,23 +93,23 @@ def check(source: JoinedSource, specs: Mapping[str, SeamSpec] | None = None, *, 
         if row.status == "broken":
             for feature in row.feature.split(", "):
                 lost.setdefault(feature, f"seam {row.name}: {row.found}")
-    return Verdict(version or declared_version(source) or "unknown", accelerate, rows, consequences(lost))
+    return Verdict(source.version, accelerate, rows, consequences(lost))
 
 
-def check_remembered(source: JoinedSource, *, version: str | None = None) -> Verdict:
+def check_remembered(source: JoinedSource) -> Verdict:
     """As ``check``, unless the same contract was checked against the same texts before."""
-    entry = _key(_texts(source, all_specs()), version)
+    entry = _key(_texts(source, all_specs()), source.known_version)
     try:
         return Verdict.from_json(user_cache.load(KIND, entry))
     except (ValueError, KeyError, TypeError):
-        found = check(source, version=version)
+        found = check(source)
         user_cache.store(KIND, entry, found.to_json())
         return found
 
 
 def check_installed() -> Verdict:
     """The SimpleTuner that this interpreter would import. Cheap when nothing changed; imports neither it nor torch."""
-    return check_remembered(installed_source(), version=installed_version("simpletuner"))
+    return check_remembered(installed_source())
 
 
 def check_spec(spec: SeamSpec, tree: Parsed) -> list[Trouble]:

@@ -20,14 +20,10 @@ LONG = 120
 """A longer diff of one seam is cut here unless everything was asked for."""
 
 
-def compare(
-    old: JoinedSource, new: JoinedSource, *, versions: tuple[str | None, str | None] = (None, None)
-) -> dict[str, Any]:
+def compare(old: JoinedSource, new: JoinedSource) -> dict[str, Any]:
     """``ok`` unless a seam that held is broken; ``seams`` are those whose verdict, own code or users changed."""
     specs = all_specs()
-    before, after = (
-        check(source, specs, version=version) for source, version in zip((old, new), versions, strict=True)
-    )
+    before, after = check(old, specs), check(new, specs)
     trees = {module: (_tree(old, module), _tree(new, module)) for module in {spec.module for spec in specs.values()}}
     seams = []
     for spec, was, now in zip(specs.values(), before.seams, after.seams, strict=True):

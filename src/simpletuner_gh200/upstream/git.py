@@ -1,13 +1,11 @@
-"""Reading a git repository with the git client. Refs are data: they never reach git where it reads options."""
+"""The git client. Refs are data: they never reach git where it reads options."""
 
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.upstream.source import candidate_paths
 
 
 def git(repository: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
@@ -30,24 +28,3 @@ def resolve(repository: Path, ref: str) -> str:
     if done.returncode != 0 or not commit:
         raise UsageError(f"no commit {ref!r} in {repository}", remedy="fetch it first, or name a branch, tag or commit")
     return commit
-
-
-@dataclass(frozen=True)
-class GitSource:
-    """The tree of one commit."""
-
-    repository: Path
-    commit: str
-    label: str
-
-    def read(self, module: str) -> bytes | None:
-        for path in candidate_paths(module):
-            done = git(self.repository, "cat-file", "blob", f"{self.commit}:{path}", check=False)
-            if done.returncode == 0:
-                return done.stdout
-        return None
-
-
-def git_source(repository: Path, ref: str) -> GitSource:
-    commit = resolve(repository, ref)
-    return GitSource(repository, commit, f"{ref} ({commit[:12]})")

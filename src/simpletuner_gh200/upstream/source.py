@@ -14,6 +14,7 @@ from typing import Protocol
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import syntax
+from simpletuner_gh200.upstream.git import git
 
 PACKAGE = "simpletuner"
 MAX_SOURCE_BYTES = 16 << 20
@@ -22,10 +23,6 @@ MAX_SOURCE_BYTES = 16 << 20
 
 class Source(Protocol):
     """Something that has the text of modules, by dotted name."""
-
-    @property
-    def label(self) -> str:
-        """Where it is from, for people."""
 
     def read(self, module: str) -> bytes | None:
         """The module's source; None if it has no such module."""
@@ -41,7 +38,6 @@ class FolderSource:
     """A folder that holds packages, such as a checkout or ``site-packages``."""
 
     root: Path
-    label: str
 
     def read(self, module: str) -> bytes | None:
         for path in candidate_paths(module):
@@ -53,11 +49,25 @@ class FolderSource:
 
 
 @dataclass(frozen=True)
+class GitSource:
+    """The tree of one commit."""
+
+    repository: Path
+    commit: str
+
+    def read(self, module: str) -> bytes | None:
+        found = (
+            git(self.repository, "cat-file", "blob", f"{self.commit}:{path}", check=False)
+            for path in candidate_paths(module)
+        )
+        return next((done.stdout for done in found if done.returncode == 0), None)
+
+
+@dataclass(frozen=True)
 class WheelSource:
     """A wheel, read in place: members are looked up by exact name and never unpacked."""
 
     path: Path
-    label: str
 
     def read(self, module: str) -> bytes | None:
         archive = _archive(self.path)
@@ -85,8 +95,9 @@ def _archive(path: Path) -> zipfile.ZipFile:
 class JoinedSource:
     """One source per top-level package: accelerate is not part of a SimpleTuner wheel."""
 
-    label: str
     packages: Mapping[str, Source]
+    known_version: str | None = None
+    """What this SimpleTuner is called, where that is known without reading it."""
 
     def read(self, module: str) -> bytes | None:
         source = self.packages.get(module.partition(".")[0])
@@ -94,6 +105,14 @@ class JoinedSource:
 
     def has(self, module: str) -> bool:
         return module.partition(".")[0] in self.packages
+
+    @property
+    def version(self) -> str:
+        """As it is known, or as the package's own source says it."""
+        if self.known_version is not None:
+            return self.known_version
+        value = syntax.value_of(syntax.find(ast.parse(self.read(PACKAGE) or b""), "__version__"))
+        return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else "unknown"
 
 
 def installed_package(name: str) -> FolderSource | None:
@@ -104,15 +123,13 @@ def installed_package(name: str) -> FolderSource | None:
         return None
     if found is None or found.origin is None:
         return None
-    return FolderSource(Path(found.origin).parent.parent, f"installed {name}")
+    return FolderSource(Path(found.origin).parent.parent)
 
 
-def with_installed_accelerate(source: Source) -> JoinedSource:
-    packages: dict[str, Source] = {PACKAGE: source}
+def with_installed_accelerate(source: Source, version: str | None = None) -> JoinedSource:
     accelerate = installed_package("accelerate")
-    if accelerate is not None:
-        packages["accelerate"] = accelerate
-    return JoinedSource(source.label, packages)
+    others: dict[str, Source] = {} if accelerate is None else {"accelerate": accelerate}
+    return JoinedSource({PACKAGE: source, **others}, version)
 
 
 def installed_source() -> JoinedSource:
@@ -122,28 +139,19 @@ def installed_source() -> JoinedSource:
             "SimpleTuner is not installed in this Python",
             remedy="install it, or name what to check with --version, --path or --git",
         )
-    return with_installed_accelerate(source)
+    return with_installed_accelerate(source, installed_version(PACKAGE))
 
 
 def path_source(path: Path) -> JoinedSource:
     """A wheel file, a checkout or site-packages folder, or the package folder itself."""
     if path.is_file() and path.suffix == ".whl":
-        return with_installed_accelerate(WheelSource(path, path.name))
+        return with_installed_accelerate(WheelSource(path))
     for root in (path, path.parent):
         if (root / PACKAGE / "helpers").is_dir() and (root == path or path.name == PACKAGE):
-            return with_installed_accelerate(FolderSource(root, str(path)))
+            return with_installed_accelerate(FolderSource(root))
     raise UsageError(
         f"no SimpleTuner in {path}", remedy="give a checkout, a site-packages folder, the package folder or a wheel"
     )
-
-
-def declared_version(source: Source) -> str | None:
-    """``__version__`` as the package's own source says it."""
-    text = source.read(PACKAGE)
-    if text is None:
-        return None
-    value = syntax.value_of(syntax.find(ast.parse(text), "__version__"))
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
 def installed_version(name: str) -> str | None:

@@ -7,8 +7,7 @@ but run, and with what. Neither limits what is accepted: an unknown release is d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -26,83 +25,66 @@ END = "<!-- end generated -->"
 EXECUTED = {each.release: f"unmodified, end to end on CPU: Python {each.pythons[0]}" for each in TESTED}
 """Releases the integration tests train with."""
 
-
-@dataclass(frozen=True)
-class Release:
-    """A swept release: what is off there, by feature, with the reason."""
-
-    version: str
-    off: dict[str, str]
+Releases = Mapping[str, Mapping[str, str]]
+"""Swept releases, oldest first, and what is off on each, by feature, with the reason."""
 
 
-def known_releases() -> list[Release]:
+def known_releases() -> Releases:
     text = resources.files(__package__).joinpath(DATA).read_text(encoding="utf-8")
-    return [Release(entry["version"], entry["off"]) for entry in json.loads(text)["releases"]]
+    return {entry["version"]: entry["off"] for entry in json.loads(text)["releases"]}
 
 
-def release_of(verdict: Verdict) -> Release:
-    return Release(verdict.version, {name: str(status) for name, status in verdict.features.items() if not status.on})
+def off_on(verdict: Verdict) -> dict[str, str]:
+    return {name: str(status) for name, status in verdict.features.items() if not status.on}
 
 
-def data_text(releases: Iterable[Release]) -> str:
-    rows = [{"version": release.version, "off": release.off} for release in releases]
-    return json.dumps({"releases": rows}, indent=1) + "\n"
+def _alike(releases: Releases) -> list[tuple[str, int, str, Mapping[str, str]]]:
+    """(first to last, how many, how they were checked, what is off) for each run of releases that share a verdict."""
+    groups = []
+    for _same, group in groupby(
+        releases, key=lambda version: (EXECUTED.get(version), sorted(releases[version].items()))
+    ):
+        members = list(group)
+        first, last = members[0], members[-1]
+        checked = f"source, and {EXECUTED[first]}" if first in EXECUTED else "source"
+        groups.append((first if first == last else f"{first} to {last}", len(members), checked, releases[first]))
+    return groups
 
 
-def support_table(releases: Iterable[Release]) -> str:
+def support_table(releases: Releases) -> str:
     """Markdown: one row per run of releases that share a verdict, split where one is also executed."""
     lines = [
         f"| SimpleTuner | releases | checked | {' | '.join(FEATURES)} |",
         f"|---|---|---|{'---|' * len(FEATURES)}",
     ]
     notes: list[str] = []
-    for executed, members in _alike(releases):
-        cells = ["on" if name not in members[0].off else "**off**" for name in FEATURES]
-        lines.append(f"| {_span(members)} | {len(members)} | {executed} | {' | '.join(cells)} |")
-        notes.extend(f"- {_span(members)}: {name} is {reason}" for name, reason in members[0].off.items())
-    return "\n".join([*lines, "", *(notes or ["No feature is off on any of these releases."]), "", *_tried_with()])
+    for span, count, checked, off in _alike(releases):
+        cells = ["on" if name not in off else "**off**" for name in FEATURES]
+        lines.append(f"| {span} | {count} | {checked} | {' | '.join(cells)} |")
+        notes.extend(f"- {span}: {name} is {reason}" for name, reason in off.items())
+    lines += ["", *(notes or ["No feature is off on any of these releases."]), ""]
+    lines += [f"| tested | Python | {' | '.join(FIRST)} |", f"|---|---|{'---|' * len(FIRST)}"]
+    for each in TESTED:
+        pinned = tested_versions(each.release)
+        lines.append(f"| {each.release} | {each.pythons[0]} | {' | '.join(pinned[name] for name in FIRST)} |")
+    return "\n".join(lines)
 
 
-def _tried_with() -> list[str]:
-    versions = {each: tested_versions(each.release) for each in TESTED}
-    return [
-        f"| tested | Python | {' | '.join(FIRST)} |",
-        f"|---|---|{'---|' * len(FIRST)}",
-        *(
-            f"| {each.release} | {each.pythons[0]} | {' | '.join(pinned[name] for name in FIRST)} |"
-            for each, pinned in versions.items()
-        ),
-    ]
-
-
-def support_rows(releases: Iterable[Release]) -> list[tuple[str, str, str, str]]:
+def support_rows(releases: Releases) -> list[tuple[str, str, str, str]]:
     """The same for a screen: releases, how many, how they were checked, and what is off there."""
-    return [
-        (
-            _span(members),
-            str(len(members)),
-            executed,
-            "; ".join(f"{name} is {reason}" for name, reason in members[0].off.items()) or f"all {len(FEATURES)} on",
-        )
-        for executed, members in _alike(releases)
-    ]
+    rows = []
+    for span, count, checked, off in _alike(releases):
+        words = "; ".join(f"{name} is {reason}" for name, reason in off.items())
+        rows.append((span, str(count), checked, words or f"all {len(FEATURES)} on"))
+    return rows
 
 
-def _alike(releases: Iterable[Release]) -> Iterator[tuple[str, list[Release]]]:
-    """Runs of releases that share a verdict, with how they were checked."""
-    for (executed, _off), group in groupby(
-        releases, key=lambda release: (_executed(release), sorted(release.off.items()))
-    ):
-        yield executed, list(group)
-
-
-def support_document(releases: Iterable[Release]) -> dict[str, Any]:
+def support_document(releases: Releases) -> dict[str, Any]:
     """What the table says, for scripts."""
     return {
         "features": list(FEATURES),
         "releases": [
-            {"version": release.version, "off": release.off, "executed": EXECUTED.get(release.version)}
-            for release in releases
+            {"version": version, "off": off, "executed": EXECUTED.get(version)} for version, off in releases.items()
         ],
     }
 
@@ -125,17 +107,8 @@ def write_page(path: Path) -> bool:
     return renewed != page
 
 
-def write_data(verdicts: Iterable[Verdict]) -> Path:
+def write_data(verdicts: Iterable[Verdict]) -> None:
     """Renew the data file of this installation; meant for a checkout of ours."""
+    rows = [{"version": verdict.version, "off": off_on(verdict)} for verdict in verdicts]
     with resources.as_file(resources.files(__package__).joinpath(DATA)) as path:
-        path.write_text(data_text(map(release_of, verdicts)), encoding="utf-8")
-        return path
-
-
-def _executed(release: Release) -> str:
-    return f"source, and {EXECUTED[release.version]}" if release.version in EXECUTED else "source"
-
-
-def _span(releases: list[Release]) -> str:
-    first, last = releases[0].version, releases[-1].version
-    return first if first == last else f"{first} to {last}"
+        path.write_text(json.dumps({"releases": rows}, indent=1) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ def source(trainer: str | None = GOOD, **more: str) -> JoinedSource:
     texts = {} if trainer is None else {"simpletuner.trainer": trainer.encode()}
     texts |= {f"simpletuner.{name}": text.encode() for name, text in more.items()}
     texts["simpletuner"] = b"__version__ = '9.9'\n"
-    return JoinedSource("test", {"simpletuner": Texts(texts)})
+    return JoinedSource({"simpletuner": Texts(texts)})
 
 
 def rows(verdict: Verdict) -> dict[str, tuple[str, str]]:
@@ -118,7 +118,7 @@ class Counting:
 
 
 def joined(text: bytes) -> JoinedSource:
-    return JoinedSource("test", {"simpletuner": Counting(text)})
+    return JoinedSource({"simpletuner": Counting(text)})
 
 
 def test_the_same_texts_are_checked_once(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

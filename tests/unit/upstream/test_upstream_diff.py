@@ -31,8 +31,9 @@ def one_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(new: str) -> dict[str, Any]:
-    sources = (JoinedSource("x", {"simpletuner": Texts({"simpletuner.t": text.encode()})}) for text in (OLD, new))
-    return diff.compare(*sources, versions=("1", "2"))
+    texts = {"1": OLD.encode(), "2": new.encode()}
+    one, two = (JoinedSource({"simpletuner": Texts({"simpletuner.t": texts[name]})}, name) for name in texts)
+    return diff.compare(one, two)
 
 
 def test_moved_reformatted_and_unrelated_code_is_no_change() -> None:

@@ -9,10 +9,9 @@ import pytest
 from packaging.version import Version
 
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.upstream import releases
 from simpletuner_gh200.upstream import source as sources
-from simpletuner_gh200.upstream import wheels
-from simpletuner_gh200.upstream.git import git_source
-from simpletuner_gh200.upstream.select import parse_operand, select
+from simpletuner_gh200.upstream.releases import parse_operand, select
 from tests.unit.upstream.upstream_samples import run_git, write_wheel
 
 PACKAGE = {"simpletuner/__init__.py": "__version__ = '3.7'\n", "simpletuner/helpers/a.py": "x = 1\n"}
@@ -31,7 +30,7 @@ def test_a_wheel_is_read_in_place(tmp_path: Path) -> None:
     found = sources.path_source(wheel)
     assert found.read("simpletuner.helpers.a") == b"x = 1\n"
     assert found.read("simpletuner.helpers.b") is None
-    assert sources.declared_version(found) == "3.7"
+    assert found.version == "3.7"
     assert [path.name for path in tmp_path.iterdir()] == [wheel.name]
 
 
@@ -66,9 +65,9 @@ def test_a_commit_is_read_as_it_was(tmp_path: Path) -> None:
     run_git(root, "tag", "v1")
     (root / "simpletuner/helpers/a.py").write_text("x = 2\n", encoding="utf-8")
     run_git(root, "commit", "-q", "-a", "-m", "two")
-    assert git_source(root, "v1").read("simpletuner.helpers.a") == b"x = 1\n"
-    assert git_source(root, "HEAD").read("simpletuner.helpers.a") == b"x = 2\n"
-    assert parse_operand(f"{root}@v1").source.read("simpletuner.helpers.a") == b"x = 1\n"
+    assert select(repository=root, ref="v1").read("simpletuner.helpers.a") == b"x = 1\n"
+    assert select(repository=root).read("simpletuner.helpers.a") == b"x = 2\n"
+    assert parse_operand(f"{root}@v1").read("simpletuner.helpers.a") == b"x = 1\n"
 
 
 def test_a_ref_is_never_an_option(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_ref_is_never_an_option(tmp_path: Path) -> None:
     target = tmp_path / "written"
     for ref in (f"--output={target}", "-h", "--all", "nothing", ""):
         with pytest.raises(UsageError, match="no commit"):
-            git_source(root, ref)
+            select(repository=root, ref=ref)
     assert not target.exists()
 
 
@@ -105,24 +104,24 @@ def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_releases_come_through_the_users_pip_oldest_first(local_index: Path) -> None:
-    assert wheels.releases() == [Version("3.7"), Version("3.10")]
+    assert releases.releases() == [Version("3.7"), Version("3.10")]
 
 
 def test_a_wheel_for_another_python_is_fetched_once(local_index: Path, private_cache: Path) -> None:
-    found = wheels.wheel(Version("3.10"))
+    found = releases.wheel(Version("3.10"))
     assert found.read("simpletuner.helpers.a") == b"x = 1\n"
     assert private_cache in found.path.parents
     (local_index / "simpletuner-3.10-py3-none-any.whl").unlink()
-    assert wheels.wheel(Version("3.10")) == found
+    assert releases.wheel(Version("3.10")) == found
 
 
 def test_a_release_that_is_not_there_leaves_nothing_behind(local_index: Path, private_cache: Path) -> None:
     with pytest.raises(UsageError, match="pip download"):
-        wheels.wheel(Version("3.8"))
+        releases.wheel(Version("3.8"))
     assert list((private_cache / "simpletuner-gh200" / "wheels").iterdir()) == []
 
 
 def test_credentials_in_an_index_address_are_not_repeated() -> None:
-    said = wheels._last_error("ERROR: could not reach https://me:secret@index.example.org/simple\n")
+    said = releases._last_error("ERROR: could not reach https://me:secret@index.example.org/simple\n")
     assert "secret" not in said
     assert "index.example.org" in said

@@ -14,7 +14,6 @@ class Texts:
     """A source of texts by module name."""
 
     texts: Mapping[str, bytes]
-    label: str = "given texts"
 
     def read(self, module: str) -> bytes | None:
         return self.texts.get(module)

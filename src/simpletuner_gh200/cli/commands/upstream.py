@@ -45,7 +45,7 @@ def check(
     """Compare SimpleTuner's source with the contract. Nothing of it is imported or run."""
     from simpletuner_gh200.errors import UsageError
     from simpletuner_gh200.upstream.check import check_remembered
-    from simpletuner_gh200.upstream.select import select, sweep
+    from simpletuner_gh200.upstream.releases import select, sweep
 
     if every:
         if any((version, path, git, ref)):
@@ -53,8 +53,7 @@ def check(
         verdicts = list(sweep())
         _print_sweep(verdicts, as_json)
     else:
-        selected = select(version=version, path=path, repository=git, ref=ref)
-        verdicts = [check_remembered(selected.source, version=selected.version)]
+        verdicts = [check_remembered(select(version=version, path=path, repository=git, ref=ref))]
         _print_one(verdicts[0], as_json)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)
@@ -80,10 +79,9 @@ def diff(
 ) -> None:
     """Show what changed in and around the seams. Exit code 1 if a seam holds in OLD and is broken in NEW."""
     from simpletuner_gh200.upstream.diff import compare, review_lines
-    from simpletuner_gh200.upstream.select import parse_operand
+    from simpletuner_gh200.upstream.releases import parse_operand
 
-    before, after = parse_operand(old), parse_operand(new)
-    comparison = compare(before.source, after.source, versions=(before.version, after.version))
+    comparison = compare(parse_operand(old), parse_operand(new))
     if as_json:
         typer.echo(json.dumps(comparison))
     else:
@@ -145,7 +143,7 @@ def support(
     """Show which features work on which SimpleTuner release."""
     from simpletuner_gh200.cli.tables import show_table
     from simpletuner_gh200.cli.terminal import screen
-    from simpletuner_gh200.upstream.select import sweep
+    from simpletuner_gh200.upstream.releases import sweep
     from simpletuner_gh200.upstream.support import (
         known_releases,
         support_document,

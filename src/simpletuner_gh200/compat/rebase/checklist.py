@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simpletuner_gh200.compat.rebase.fork_report import checklist_lines
@@ -19,31 +20,6 @@ CHECKLIST = "GH200_REBASE_CHECKLIST.md"
 UNCOMMITTED = "gh200-uncommitted.patch"
 OURS = (LOG, PATCH, ROLLBACK, CHECKLIST, UNCOMMITTED)
 
-ROLLBACK_TEXT = """#!/usr/bin/env bash
-# Goes back to where `gh200 rebase start` found this checkout. Works without gh200; asks first unless given --yes.
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
-field() { sed -n "s/^$1: //p" MERGE_LOG.txt | head -n 1; }
-backup=$(field "Backup branch")
-original=$(field "Original branch")
-if [[ -z "$backup" ]] || ! git show-ref --verify --quiet "refs/heads/$backup"; then
-  echo "MERGE_LOG.txt names no backup branch that exists" >&2
-  exit 1
-fi
-if [[ "${1:-}" != "--yes" ]]; then
-  echo "Uncommitted changes are lost. The backup is $backup."
-  read -rp "Leave the current branch for ${original:-$backup}? (y/N) " answer
-  [[ "$answer" == [yY] ]] || exit 1
-fi
-git switch --discard-changes "${original:-$backup}"
-if [[ "$(git rev-parse HEAD)" != "$(git rev-parse "$backup")" ]]; then
-  echo "note: ${original:-$backup} has moved since; the state of then is in $backup" >&2
-fi
-if [[ -s gh200-uncommitted.patch ]] && ! git apply gh200-uncommitted.patch; then
-  echo "note: what was not committed then is in gh200-uncommitted.patch" >&2
-fi
-"""
-
 
 def write_safety(repository: Repository, journal: Journal) -> None:
     """The log with the names to go back to, the script that does it, and as patches the tree's difference from upstream
@@ -58,7 +34,7 @@ def write_safety(repository: Repository, journal: Journal) -> None:
         "Started": journal.stamp,
     }
     write_whole(root / LOG, "".join(f"{name}: {value}\n" for name, value in fields.items()))
-    write_whole(root / ROLLBACK, ROLLBACK_TEXT)
+    write_whole(root / ROLLBACK, Path(__file__).with_name(ROLLBACK).read_bytes())
     base = common_ancestor(repository, journal)
     write_whole(root / PATCH, git(root, "diff", "--binary", base, journal.original_commit).stdout)
     if journal.uncommitted and repository.head() == journal.original_commit:

@@ -188,15 +188,3 @@ def kept_files(root: Path) -> list[str]:
     """Where something else lies than we would write."""
     wanted = operator_files().items()
     return [path for path, content in wanted if (root / path).exists() and (root / path).read_bytes() != content]
-
-
-def remove_operator_files(root: Path, tracked: set[str]) -> None:
-    """Take out what was written and is not committed; a file that is not ours to the byte stays."""
-    for path, content in operator_files().items():
-        target = root / path
-        if path not in tracked and target.is_file() and target.read_bytes() == content:
-            target.unlink()
-            folder = target.parent
-            while folder != root and not any(folder.iterdir()):
-                folder.rmdir()
-                folder = folder.parent

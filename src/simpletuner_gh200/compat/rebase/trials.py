@@ -84,7 +84,7 @@ def _parses(root: Path, folder: str) -> Trial:
 
 
 def _contract(root: Path) -> Trial:
-    verdict = check(with_installed_accelerate(FolderSource(root, str(root))))
+    verdict = check(with_installed_accelerate(FolderSource(root)))
     broken = [f"{row.name}: {row.found}" for row in verdict.broken]
     detail = "; ".join(broken) or f"SimpleTuner {verdict.version}, {len(verdict.seams)} seams"
     return Trial("contract", "failed" if broken else "passed", detail)

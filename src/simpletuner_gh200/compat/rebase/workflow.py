@@ -257,9 +257,9 @@ def rollback(folder: Path) -> str:
     rebase = Rebase.under_way(folder)
     repository, journal = rebase.repository, rebase.journal
     if repository.branch() == BRANCH:
-        # Copied but not yet committed when it was interrupted.
-        repository.git("clean", "--quiet", "--force", "-d", "-x", "--", tree.HOME, MANIFEST)
-        tree.remove_operator_files(rebase.root, set(repository.names("ls-files", "-z")))
+        # What was copied but not yet committed when it was interrupted goes with the branch it belongs to.
+        places = {tree.HOME, MANIFEST, *tree.operator_files()} - set(tree.kept_files(rebase.root))
+        repository.commit("Interrupted", [place for place in places if (rebase.root / place).exists()])
     repository.switch(journal.original_branch, journal.original_commit)
     if repository.has_branch(BRANCH):
         repository.git("branch", "-M", BRANCH, f"gh200-rolled-back-{journal.stamp}")

@@ -142,8 +142,8 @@ def _installed_packages(context: Context) -> JoinedSource | None:
     for package in ("simpletuner", "accelerate"):
         folder = context.package(package)
         if folder is not None:
-            packages[package] = FolderSource(folder.parent, f"installed {package}")
-    return JoinedSource("installed", packages) if "simpletuner" in packages else None
+            packages[package] = FolderSource(folder.parent)
+    return JoinedSource(packages) if "simpletuner" in packages else None
 
 
 @check("GH106", "codec libraries")

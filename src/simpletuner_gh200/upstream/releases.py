@@ -1,4 +1,7 @@
-"""SimpleTuner's releases on the package index, through the user's own pip and its configuration; wheels are kept."""
+"""Which SimpleTuner a command means: the installed one, a folder, a commit, or releases on the package index.
+
+The index is asked through the user's own pip and its configuration; wheels are kept.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,69 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.upstream.source import PACKAGE, WheelSource
+from simpletuner_gh200.upstream.check import Verdict, check_remembered
+from simpletuner_gh200.upstream.git import resolve
+from simpletuner_gh200.upstream.source import (
+    PACKAGE,
+    GitSource,
+    JoinedSource,
+    WheelSource,
+    installed_source,
+    path_source,
+    with_installed_accelerate,
+)
 from simpletuner_gh200.upstream.user_cache import cache_root
 
 OLDEST = Version("3.1")
 """The first release line the contract is written for."""
 
 
-def parse_version(text: str) -> Version:
+def select(
+    *, version: str | None = None, path: Path | None = None, repository: Path | None = None, ref: str | None = None
+) -> JoinedSource:
+    """At most one of version, path and repository; none of them means the installed one."""
+    given = [name for name, value in (("--version", version), ("--path", path), ("--git", repository)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} name different things", remedy="give one of them")
+    if ref is not None and repository is None:
+        raise UsageError(f"--ref {ref} needs a repository", remedy="add --git DIR")
+    if version is not None:
+        return released(_parse_version(version))
+    if path is not None:
+        return path_source(path)
+    if repository is not None:
+        return with_installed_accelerate(GitSource(repository, resolve(repository, ref or "HEAD")))
+    return installed_source()
+
+
+def parse_operand(text: str) -> JoinedSource:
+    """A release number, a path that exists, or ``DIR@REF`` for a commit: the operands of a comparison."""
+    path = Path(text)
+    if path.exists():
+        return select(path=path)
+    folder, at, ref = text.rpartition("@")
+    if at and Path(folder).is_dir():
+        return select(repository=Path(folder), ref=ref)
+    return select(version=text)
+
+
+def sweep() -> Iterator[Verdict]:
+    """One verdict after the other, oldest release first."""
+    return (check_remembered(released(version)) for version in releases())
+
+
+def released(version: Version) -> JoinedSource:
+    return with_installed_accelerate(wheel(version), str(version))
+
+
+def _parse_version(text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion as invalid:
@@ -42,11 +93,10 @@ def wheel(version: Version) -> WheelSource:
     """That release's wheel, from our cache or the index. Its own Python requirement does not matter for reading it."""
     folder = cache_root() / "wheels"
     folder.mkdir(mode=0o700, exist_ok=True)
-    path = _kept(folder, version) or _download(folder, version)
-    return WheelSource(path, f"{PACKAGE} {version}")
+    return WheelSource(kept_wheel(folder, version) or _download(folder, version))
 
 
-def _kept(folder: Path, version: Version) -> Path | None:
+def kept_wheel(folder: Path, version: Version) -> Path | None:
     for path in sorted(folder.glob("*.whl")):
         try:
             name, found, _build, _tags = parse_wheel_filename(path.name)
@@ -62,15 +112,14 @@ def _download(folder: Path, version: Version) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         options = ("--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--dest", scratch)
         _pip("download", *options, f"{PACKAGE}=={version}")
-        path = _kept(Path(scratch), version)
+        path = kept_wheel(Path(scratch), version)
         if path is None:
             raise UsageError(f"pip fetched no wheel of {PACKAGE} {version}")
         return path.rename(folder / path.name)
 
 
 def _pip(*arguments: str) -> str:
-    command = [*_pip_command(), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([*_pip_command(), *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise UsageError(
             f"`pip {' '.join(arguments[:2])}` failed: {_last_error(done.stderr)}",
@@ -82,10 +131,9 @@ def _pip(*arguments: str) -> str:
 def _pip_command() -> Sequence[str]:
     if importlib.util.find_spec("pip") is not None:
         return (sys.executable, "-m", "pip")
-    for name in ("pip", "pip3"):
-        found = shutil.which(name)
-        if found is not None:
-            return (found,)
+    found = shutil.which("pip") or shutil.which("pip3")
+    if found is not None:
+        return (found,)
     uv = shutil.which("uv")
     if uv is not None:
         return (uv, "tool", "run", "pip")
