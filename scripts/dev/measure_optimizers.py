@@ -21,10 +21,10 @@ import torch
 from simpletuner.helpers.training.optimizer_param import optimizer_choices
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
-from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.memory.lane import lanes
+from simpletuner_gh200.model.catching import CaughtOptimizer, HostPool, Keeper
 from simpletuner_gh200.model.placement import Placement
-from simpletuner_gh200.model.streaming import HostLane, StreamedOptimizer
+from simpletuner_gh200.model.streaming import StreamedOptimizer
 from simpletuner_gh200.model.tensors import plain_tensors, shares_storage, size_of, tensors_in
 
 # Compiled kernels have other passes, and take minutes; the states they keep are the same.
@@ -124,7 +124,7 @@ class Pooled:
 
     def __call__(self, optimizer: Any) -> Stepper:
         self.caught = CaughtOptimizer(optimizer, Keeper(self.pool, Placement("cpu_first", 1)))
-        self.stream = StreamedOptimizer(self.caught, HostLane(), room=1 << 14)
+        self.stream = StreamedOptimizer(self.caught, lanes(torch.device("cpu")), room=1 << 14)
         original, load = optimizer.step, optimizer.load_state_dict
         taken = self.stream if self.streamed else self.caught
 

@@ -10,10 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
-from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.memory.lane import lanes
+from simpletuner_gh200.model.catching import CaughtOptimizer, HostPool, Keeper
 from simpletuner_gh200.model.placement import Placement
-from simpletuner_gh200.model.streaming import HostLane, StreamedOptimizer
+from simpletuner_gh200.model.streaming import StreamedOptimizer
 
 
 def sharded(mesh):
@@ -28,7 +28,7 @@ def train(mesh, kind):
     model = sharded(mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     caught = CaughtOptimizer(optimizer, Keeper(HostPool(1 << 30), Placement("cpu_first", 1)))
-    streamed = StreamedOptimizer(caught, HostLane(), room=1024)
+    streamed = StreamedOptimizer(caught, lanes(torch.device("cpu")), room=1024)
     original = optimizer.step
     steps = {"plain": original, "caught": lambda: caught.step(original), "streamed": lambda: streamed.step(original)}
     torch.manual_seed(5 + torch.distributed.get_rank())

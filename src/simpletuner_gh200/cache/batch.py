@@ -14,12 +14,11 @@ from simpletuner_gh200.cache.copying import address_of, copy_rows
 from simpletuner_gh200.cache.entries import Found
 from simpletuner_gh200.cache.layout import Leaf
 from simpletuner_gh200.cache.record import Bytes, contiguous_strides, tensor_maker
-from simpletuner_gh200.memory.copier import SlabRange
 
 if TYPE_CHECKING:
     import torch
 
-    from simpletuner_gh200.memory.copier import Copier
+    from simpletuner_gh200.memory.lane import Copier
 
 
 def same_tensor(leaves: Sequence[Leaf | None]) -> Leaf | None:
@@ -188,7 +187,7 @@ class DeviceDelivery:
 
     on_device = True
 
-    def __init__(self, copier: Copier[torch.Tensor]) -> None:
+    def __init__(self, copier: Copier) -> None:
         self._copier = copier
 
     def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
@@ -197,7 +196,7 @@ class DeviceDelivery:
         dtype: torch.dtype = getattr(torch, leaves[0].dtype)
         size = leaves[0].count * dtype.itemsize
         ranges = [
-            SlabRange(entry.segment.slab, entry.slot.offset + leaf.offset, size)
+            entry.segment.slab.bytes_at(entry.slot.offset + leaf.offset, size)
             for entry, leaf in zip(entries, leaves, strict=True)
             if entry.segment.slab is not None
         ]

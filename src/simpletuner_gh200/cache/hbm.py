@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from simpletuner_gh200.cache.table import Table
-from simpletuner_gh200.memory.copier import SlabRange
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
-    from simpletuner_gh200.memory.copier import Copier
+    from simpletuner_gh200.memory.lane import Copier
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -104,12 +103,12 @@ class HbmTier:
         self._kept.clear()
 
 
-def through(copier: Copier[torch.Tensor], device: torch.device) -> ToDevice:
+def through(copier: Copier, device: torch.device) -> ToDevice:
     """Copies through the copier's side stream from the slab itself, which is registered; the ordinary way otherwise."""
 
     def copy(tensor: torch.Tensor, place: tuple[Slab, int] | None) -> torch.Tensor:
         if place is not None:
-            row = copier.copy([SlabRange(*place, tensor.numel() * tensor.itemsize)])
+            row = copier.copy([place[0].bytes_at(place[1], tensor.numel() * tensor.itemsize)])
             if row is not None:
                 return row.view(tensor.dtype).view(tensor.shape)
         return tensor.to(device)

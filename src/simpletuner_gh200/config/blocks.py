@@ -53,7 +53,9 @@ class CacheSettings(PartModel):
         None, "HBM for text embeds", "Device copies of text embeds, GiB; unset: none.", ge=0
     )
     slab: Literal["auto", "registered", "managed", "host"] = _key(
-        "auto", "Kind of slab", "How slabs are allocated; an explicit choice is obeyed or refused."
+        "auto",
+        "Kind of slab",
+        "How slabs are allocated; an explicit choice is obeyed or refused, and managed always is.",
     )
     fill: Literal["background", "start", "lazy"] = _key(
         "background", "When caches are filled", "Fill while training runs, before it starts, or only on first use."
@@ -101,13 +103,13 @@ class StateSettings(PartModel):
     uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = _key(
         "gpu_first",
         "Access pattern",
-        "gpu_first: HBM up to a budget, Grace beyond; cpu_first: Grace; balanced: managed memory, whose "
-        "pages the driver moves.",
+        "gpu_first: HBM up to a budget, Grace beyond; cpu_first and balanced: all of it in Grace. Hints "
+        "follow it, too.",
     )
     uvm_scope: Literal["optimizer", "all"] = _key(
         "optimizer",
         "What goes there",
-        "What goes there: optimizer state and EMA, or everything that the training thread allocates.",
+        "What goes there: optimizer state and EMA; all is refused with the reason.",
     )
     uvm_hbm_budget_gb: float | None = _decimal(
         None,

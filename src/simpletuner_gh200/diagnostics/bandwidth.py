@@ -74,16 +74,12 @@ def written_and_read_back(driver: Driver, ordinal: int, size: int) -> bool:
     with ExitStack() as undo:
         address = driver.alloc_managed(size, ordinal)
         undo.callback(driver.free, address, ordinal)
-        stream = driver.create_stream(ordinal)
-        undo.callback(driver.destroy_stream, stream, ordinal)
         for number, offset in enumerate(range(0, size, BLOCK)):
             pattern[:PROBE] = number % 251
-            driver.copy([(address + offset, block.address, min(BLOCK, size - offset))], stream, ordinal)
-            driver.synchronize_stream(stream, ordinal)
+            driver.copy_seconds((address + offset, block.address, min(BLOCK, size - offset)), ordinal)
         for number, offset in enumerate(range(0, size, BLOCK)):
             length = min(PROBE, size - offset)
-            driver.copy([(back.address, address + offset, length)], stream, ordinal)
-            driver.synchronize_stream(stream, ordinal)
+            driver.copy_seconds((back.address, address + offset, length), ordinal)
             if not (seen[:length] == number % 251).all():
                 return False
     return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import statistics
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -193,18 +192,8 @@ def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dic
 def _speed(driver: Driver, ordinal: int, source: Slab) -> float:
     target = driver.alloc_device(source.size, ordinal)
     try:
-        times = [_seconds(driver, ordinal, target, source.address, source.size) for _ in range(MEASURED_TIMES)]
-        return source.size / statistics.median(times)
+        copy = target, source.address, source.size
+        seconds = statistics.median(driver.copy_seconds(copy, ordinal) for _ in range(MEASURED_TIMES))
+        return source.size / max(seconds, 1e-9)
     finally:
         driver.free(target, ordinal)
-
-
-def _seconds(driver: Driver, ordinal: int, target: int, source: int, size: int) -> float:
-    stream = driver.create_stream(ordinal)
-    try:
-        started = time.perf_counter()
-        driver.copy([(target, source, size)], stream, ordinal)
-        driver.synchronize_stream(stream, ordinal)
-        return max(time.perf_counter() - started, 1e-9)
-    finally:
-        driver.destroy_stream(stream, ordinal)

@@ -1,4 +1,4 @@
-"""Placement hints as the guides name them. Every result is truthy only when advice was taken and read back.
+"""Placement hints as the guides name them. Every result is truthy only when something confirms it.
 
 >>> result = prefer_cpu_residency(latents)
 >>> bool(result), result.reason
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.advice import Advised, Side
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.interface import Capabilities, Driver, Span, device
+from simpletuner_gh200.memory.driver.interface import Capabilities, Driver, Span
 
 if TYPE_CHECKING:
     import torch
@@ -66,12 +65,6 @@ DEEPEST = 8
 _override: bool | None = None
 
 
-@dataclass(frozen=True)
-class Switch:
-    enabled: bool
-    reason: str
-
-
 def set_uvm_hint_override(value: bool | None) -> None:
     """Switch hints on or off whatever the environment says; None takes the override away."""
     global _override
@@ -80,19 +73,11 @@ def set_uvm_hint_override(value: bool | None) -> None:
     _override = value
 
 
-def switch() -> Switch:
-    """Whether hints are on, and who decided it."""
-    if _override is not None:
-        return Switch(_override, f"switched {'on' if _override else 'off'} by the configuration")
-    asked = flag(HINTS)
-    if asked is not None:
-        return Switch(asked, f"{HINTS}={text(HINTS)}")
-    return Switch(False, f"{HINTS} is not set and no configuration asks for hints")
-
-
 def gh200_uvm_enabled() -> bool:
     """Are placement hints on? What each hint then achieves on this machine its own result says."""
-    return switch().enabled
+    if _override is not None:
+        return _override
+    return bool(flag(HINTS))
 
 
 # -- one tensor ---------------------------------------------------------------------------------------------
@@ -112,31 +97,7 @@ class HintResult(int):
         return f"HintResult({bool(self)}, {self.reason!r})"
 
 
-class _Refusals:
-    """How often each hint was refused for each reason, over the life of the process."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
-
-    def refused(self, hint: str, reason: str) -> None:
-        with self._lock:
-            self._counts[hint, reason] += 1
-            first = self._counts[hint, reason] == 1
-        if first:
-            logger.info("gh200: %s did nothing: %s (said once)", hint, reason)
-
-    def read(self) -> dict[tuple[str, str], int]:
-        with self._lock:
-            return dict(self._counts)
-
-
-_refusals = _Refusals()
-
-
-def refusals() -> dict[tuple[str, str], int]:
-    """(hint, reason) -> how many times, since the process started."""
-    return _refusals.read()
+_said: set[tuple[str, str]] = set()
 
 
 def prefer_cpu_residency(tensor: torch.Tensor) -> HintResult:
@@ -156,7 +117,7 @@ def prefetch_to_device(tensor: torch.Tensor, device_index: Any = None) -> HintRe
     """
 
     def move(driver: Driver, caps: Capabilities, span: Span) -> Advised:
-        return advice.prefetch(driver, caps, span, device(caps.ordinal), _current_stream(caps.ordinal))
+        return advice.prefetch(driver, caps, span, "gpu", _current_stream(caps.ordinal))
 
     return _hint("prefetch_to_device", tensor, move, device_index)
 
@@ -165,24 +126,23 @@ def _hint(
     name: str, tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any = None
 ) -> HintResult:
     result = _attempt(tensor, act, device_index)
-    if not result:
-        _refusals.refused(name, result.reason)
+    if not result and (name, result.reason) not in _said:
+        _said.add((name, result.reason))
+        logger.info("gh200: %s did nothing: %s (said once)", name, result.reason)
     return result
 
 
 def _attempt(tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any) -> HintResult:
-    decided = switch()
-    if not decided.enabled:
-        return HintResult(False, f"hints are off: {decided.reason}")
+    if not gh200_uvm_enabled():
+        return HintResult(False, f"hints are off: no configuration asks for them, nor does {HINTS}")
     span = span_of(tensor)
     if isinstance(span, str):
         return HintResult(False, span)
     driver = detect.current()
     try:
-        caps = driver.capabilities(_ordinal(tensor, device_index, driver.home))
+        outcome = act(driver, driver.capabilities(_ordinal(tensor, device_index, driver.home)), span)
     except MemoryRoomError as unknown:
         return HintResult(False, f"the device can't be asked: {unknown.message}")
-    outcome = act(driver, caps, span)
     return HintResult(outcome.confirmed, outcome.reason)
 
 
@@ -199,12 +159,12 @@ def span_of(tensor: Any) -> Span | str:
     return int(tensor.data_ptr()), int(tensor.numel() * tensor.element_size())
 
 
-def _ordinal(tensor: torch.Tensor, asked: Any, home: int) -> int:
+def _ordinal(tensor: torch.Tensor, requested: Any, home: int) -> int:
     import torch
 
-    if isinstance(asked, int):
-        return asked
-    found = torch.device(asked) if asked is not None else tensor.device
+    if isinstance(requested, int):
+        return requested
+    found = torch.device(requested) if requested is not None else tensor.device
     return home if found.index is None else int(found.index)
 
 

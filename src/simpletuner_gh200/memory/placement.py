@@ -49,17 +49,13 @@ def refusal_of(kind: SlabKind, caps: Capabilities, *, ranks: int) -> str | None:
         return f"there is no CUDA device: {caps.absence}"
     if kind == "registered":
         return None if caps.host_register else "the device can't register host memory"
-    if ranks > 1:
-        return f"managed memory can't be shared between processes, and this node runs {ranks} ranks"
-    if not caps.managed:
-        return "the device has no managed memory"
-    if not caps.concurrent_managed:
-        return "CPU and GPU can't use managed memory at the same time on this device"
-    return None
+    return (
+        "managed slabs are not offered: the CPU also touches cached data, and pages that both sides touch in turn move "
+        "back and forth at a tenth of the link's rate"
+    )
 
 
 def _automatic(caps: Capabilities, measured: Mapping[SlabKind, float]) -> SlabChoice:
-    """Managed memory is never chosen: the CPU also touches cached data, and taking turns on managed pages is slow."""
     if caps.mode == "none":
         return SlabChoice("host", f"no CUDA device: {caps.absence}")
     if not caps.host_register:

@@ -1,21 +1,25 @@
-"""Optimizer state caught as it is stored: each tensor goes to its home at once, so that one of them is in HBM too many.
+"""Model state on its way to its home: each tensor goes there by itself, so that one of them is in HBM too many.
 
-While a step makes state, ``optimizer.state`` is a dict of ours whose entries look at what is stored in them. A tensor
-that is to live in the pool is copied there and re-pointed in place, so that the optimizer's own variables go with
-it. After the step plain dicts are back, because checkpoints pickle them, and what was not seen (tensors appended to
-a list, state replaced in later steps) is swept up.
+A tensor that is to live in the pool is copied there and re-pointed in place, so that the optimizer's own variables go
+with it. It is met where it enters ``optimizer.state``: while a step makes state that is a dict of ours, whose entries
+look at what is stored in them; what is loaded is looked at before the optimizer has it. Afterwards there are plain
+dicts, because checkpoints pickle them, and what was not seen (tensors appended to a list, state replaced in later
+steps) is swept up; a sweep that finds every tensor where it was ends there.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from simpletuner_gh200.memory.pool.pool import PoolState, Share, out_of_pool
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.tensors import (
     like,
@@ -39,6 +43,51 @@ class StatePool(Protocol):
         """Fresh memory of the pool for a tensor like this; torch.OutOfMemoryError where there is none."""
 
     def holds(self, tensor: torch.Tensor) -> bool: ...
+
+
+class HostPool:
+    """Host memory standing in for Grace where there is no device: the same limit, the same counting."""
+
+    mechanism = "host memory standing in"
+    device = "cpu"
+
+    def __init__(self, limit: int, why: str = "") -> None:
+        self._limit = limit
+        self._why = why
+        self._blocks: dict[int, int] = {}
+        """Of every block that is alive: address -> bytes."""
+        self._held = self._peak = self._allocations = self._refused = 0
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        size = size_of(tensor)
+        if self._held + size > self._limit:
+            self._refused += 1
+            raise torch.OutOfMemoryError(out_of_pool(size, self.state(), self._why))
+        fresh = like(tensor)
+        storage = fresh.untyped_storage()
+        self._blocks[storage.data_ptr()] = size
+        self._held += size
+        self._allocations += 1
+        self._peak = max(self._peak, self._held)
+        weakref.finalize(storage, self._gone, storage.data_ptr())
+        return fresh
+
+    def _gone(self, address: int) -> None:
+        self._held -= self._blocks.pop(address, 0)
+
+    def use(self) -> AbstractContextManager[None]:
+        """What is allocated inside is host memory anyway, and moves when it is swept."""
+        return nullcontext()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._blocks
+
+    def share(self) -> Share:
+        """Without a device torch counts nothing."""
+        return Share()
+
+    def state(self) -> PoolState:
+        return PoolState(self._held, self._peak, self._limit, self._allocations, self._refused)
 
 
 @dataclass
@@ -78,6 +127,13 @@ class Keeper:
             if self._stray(part, parameter, kept):
                 self._settle(part, kept)
 
+    def bring(self, owner: str, tensor: torch.Tensor, parameter: torch.Tensor) -> None:
+        """The same for a tensor that was loaded somewhere, and belongs on the device of its parameter."""
+        for part in plain_tensors(tensor):
+            if self.placement.takes(size_of(part), part.dim()) and part.device != parameter.device:
+                part.data = part.data.to(parameter.device)
+        self.keep(owner, tensor, parameter)
+
     def sweep(self, owner: str, state: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> Tally:
         """All state of one owner, each with the parameter it belongs to: strays get their home, all is counted."""
         before, found, kept = self._kept[owner], Tally(), dict[int, int]()
@@ -116,9 +172,9 @@ class Keeper:
             return False
         if kept.get(part.data_ptr()) == size or self.pool.holds(part) or not owns_its_storage(part):
             return False
-        # Asked now and not before the step: some optimizers re-assign the gradient on the way.
-        beside = () if parameter is None else (parameter, parameter.grad)
-        return not any(shares_storage(part, other) for other in beside)
+        # Looked at now and not before the step: some optimizers re-assign the gradient on the way.
+        others = () if parameter is None else (parameter, parameter.grad)
+        return not any(shares_storage(part, other) for other in others)
 
     def _settle(self, part: torch.Tensor, kept: dict[int, int]) -> None:
         if self.placement.home(size_of(part), self.in_hbm) == "hbm":
@@ -202,11 +258,24 @@ class CaughtOptimizer:
         self.keeper = keeper
         self.name = name
         self.tally = Tally()
+        self._places: list[int] | None = None
+        """Where each tensor of state was when it was last swept; None where that does not say it all."""
 
     def step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``original`` with its state caught where it makes any, and swept up afterwards."""
-        taken = self._caught if self.makes_state() else _as_it_is
-        result = taken(original, *args, **kwargs)
+        result = self._caught(original, *args, **kwargs) if self.makes_state() else original(*args, **kwargs)
+        self.sweep()
+        return result
+
+    def load(self, original: Callable[..., Any], loaded: Any, *args: Any, **kwargs: Any) -> Any:
+        """``original`` with what it loads at home already: no copy is made of a tensor that is where it is to be."""
+        if isinstance(loaded, Mapping) and {"state", "param_groups"} <= loaded.keys():
+            numbers = (number for group in loaded["param_groups"] for number in group["params"])
+            parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+            for number, parameter in zip(numbers, parameters, strict=False):  # the optimizer refuses what doesn't match
+                for tensor in tensors_in(loaded["state"].get(number, {})):
+                    self.keeper.bring(self.name, tensor, parameter)
+        result = original(loaded, *args, **kwargs)
         self.sweep()
         return result
 
@@ -232,10 +301,13 @@ class CaughtOptimizer:
 
     def sweep(self) -> None:
         """Every tensor of state that has no home yet gets one; then they are counted."""
-        self.tally = self.keeper.sweep(self.name, self.state())
+        if self._places is None or self._places != _places(self.optimizer.state):
+            self.tally = self.keeper.sweep(self.name, self.state())
+            self._places = _places(self.optimizer.state)
 
     def promote(self) -> int:
         """What came into the pool before the budget was known, and has room in HBM, goes there."""
+        self._places = None
         return self.keeper.promote(self.name, (tensor for tensor, _ in self.state()))
 
     def state(self) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -245,5 +317,36 @@ class CaughtOptimizer:
                 yield tensor, parameter if isinstance(parameter, torch.Tensor) else None
 
 
-def _as_it_is(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs)
+def _places(state: Mapping[Any, Any]) -> list[int] | None:
+    """The address of each tensor; None where there are others inside wrappers, lists or dicts."""
+    places: list[int] = []
+    for values in state.values():
+        if type(values) is not dict:
+            return None
+        for value in values.values():
+            if type(value) is torch.Tensor:
+                places.append(value.data_ptr())
+            elif isinstance(value, torch.Tensor | Mapping | list | tuple):
+                return None
+    return places
+
+
+class CaughtShadow:
+    """The shadow of an EMA: a list of tensors that live in the pool, and stay there through every update."""
+
+    name = "ema"
+
+    def __init__(self, ema: Any, keeper: Keeper) -> None:
+        """``ema`` keeps its tensors in ``shadow_params`` and gives them new memory in place, or new tensors."""
+        self.ema = ema
+        self._keeper = keeper
+        self.tally = Tally()
+
+    def sweep(self) -> None:
+        """Tensors that are elsewhere, because they were made before the pool or moved since, get their home."""
+        self.tally = self._keeper.sweep(self.name, ((tensor, None) for tensor in self.ema.shadow_params))
+
+    @property
+    def temporaries(self) -> int:
+        """Device memory that an update needs for a moment: with foreach, another copy of everything."""
+        return self.tally.bytes if getattr(self.ema, "foreach", False) else 0

@@ -1,7 +1,7 @@
 """Where model state lives, and how much of it: HBM up to a budget, Grace beyond. Pure; nothing here imports torch.
 
-``gpu_first`` leaves state in HBM until a budget is used up, ``cpu_first`` puts all of it into Grace memory that never
-migrates, ``balanced`` into managed memory, whose pages the driver moves.
+``gpu_first`` leaves state in HBM until a budget is used up; ``cpu_first`` and ``balanced``, which prefers no side, put
+all of it into Grace memory that never migrates.
 """
 
 from __future__ import annotations

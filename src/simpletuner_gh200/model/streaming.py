@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from simpletuner_gh200.model.activations.views import view_of
+from simpletuner_gh200.memory.lane import Lane, Move, Ticket, spot_of
 from simpletuner_gh200.model.catching import CaughtOptimizer
-from simpletuner_gh200.model.tensors import plain_tensors, size_of, tensors_in
+from simpletuner_gh200.model.tensors import owns_its_storage, plain_tensors, size_of, tensors_in, view_of
 from simpletuner_gh200.units import MIB
 
 CHUNK = 256 * MIB
@@ -44,91 +44,13 @@ def chunks(sizes: Sequence[int], room: int) -> list[range]:
     return found
 
 
-class Lane(Protocol):
-    """Ordered copies beside the computation: streams and events of a device, or nothing where there is none."""
-
-    @contextmanager
-    def filling(self, slot: int) -> Iterator[None]:
-        """Copies into a buffer, once it is empty."""
-
-    def filled(self, slot: int) -> None:
-        """What is computed from now on sees what was copied in."""
-
-    @contextmanager
-    def emptying(self, slot: int) -> Iterator[None]:
-        """Copies out of a buffer, once what was computed so far is done."""
-
-    def finish(self) -> None:
-        """What is computed from now on sees what was copied out."""
-
-    def settle(self) -> None:
-        """Wait until nothing is under way."""
-
-
-class HostLane:
-    """Without a device: everything is done by the time the call returns."""
-
-    @contextmanager
-    def filling(self, slot: int) -> Iterator[None]:
-        yield
-
-    def filled(self, slot: int) -> None:
-        return
-
-    @contextmanager
-    def emptying(self, slot: int) -> Iterator[None]:
-        yield
-
-    def finish(self) -> None:
-        return
-
-    def settle(self) -> None:
-        return
-
-
-class CudaLane:
-    """A stream for each direction; the computing stream waits for events, the CPU for nothing."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._full = [torch.cuda.Event(), torch.cuda.Event()]
-        self._empty: list[Any] = [None, None]
-
-    @contextmanager
-    def filling(self, slot: int) -> Iterator[None]:
-        # State may have been written by the computing stream, and the buffer is read by the stream that empties it.
-        self._in.wait_stream(torch.cuda.current_stream(self._device))
-        if self._empty[slot] is not None:
-            self._in.wait_event(self._empty[slot])
-        with torch.cuda.stream(self._in):
-            yield
-            self._full[slot].record(self._in)
-
-    def filled(self, slot: int) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._full[slot])
-
-    @contextmanager
-    def emptying(self, slot: int) -> Iterator[None]:
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._out):
-            yield
-            self._empty[slot] = self._out.record_event()
-
-    def finish(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._out)
-
-    def settle(self) -> None:
-        for side in (self._in, self._out):
-            side.synchronize()
-
-
 @dataclass
 class _Staged:
     """The state of one chunk while it is in a buffer."""
 
     parameters: list[torch.Tensor]
     slot: int
+    filled: Ticket = None
     homes: dict[int, torch.Tensor] = field(default_factory=dict)
     """Offset in the buffer, in bytes -> the memory in the pool that what is there came from."""
     stepped: bool = False
@@ -138,9 +60,11 @@ class _Staged:
 class StreamedOptimizer:
     """Steps a caught optimizer chunk by chunk. Its state is in the pool before and after a step."""
 
-    def __init__(self, caught: CaughtOptimizer, lane: Lane, room: int = CHUNK) -> None:
+    def __init__(self, caught: CaughtOptimizer, lanes: tuple[Lane, Lane], room: int = CHUNK) -> None:
         self._caught = caught
-        self._lane = lane
+        self._out, self._in = lanes
+        self._emptied: list[Ticket] = [None, None]
+        """Of each buffer, the copies out of it."""
         self._room = room
         self._buffers: list[torch.Tensor] = []
         self.steps = 0
@@ -155,7 +79,7 @@ class StreamedOptimizer:
         if has_closure or self._caught.makes_state():
             return self._caught.step(original, *args, **kwargs)
         parameters = [p for group in self._caught.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        sizes = [self._pooled_size(parameter) for parameter in parameters]
+        sizes = [sum(_aligned(size_of(part)) for part in self._pooled(parameter)) for parameter in parameters]
         planned = chunks(sizes, self._room)
         if not any(sizes):
             return self._caught.step(original, *args, **kwargs)
@@ -168,13 +92,14 @@ class StreamedOptimizer:
                     for coming in range(number + len(ahead), min(number + 2, len(planned))):
                         ahead.append(_Staged([parameters[index] for index in planned[coming]], coming % 2))
                         self._fill(ahead[-1])
-                    self._lane.filled(ahead[0].slot)
+                    self._in.wait(ahead[0].filled)
                     ahead[0].stepped = True
                     with show(ahead[0].parameters):
                         result = original(*args, **kwargs)
                     self._empty(ahead[0])
                     ahead.popleft()
-                self._lane.finish()
+                for emptied in self._emptied:
+                    self._out.wait(emptied)
             except BaseException:
                 self._bring_home(ahead)
                 raise
@@ -186,38 +111,40 @@ class StreamedOptimizer:
         for tensor in tensors_in(self._caught.optimizer.state.get(parameter, {})):
             yield from plain_tensors(tensor)
 
-    def _pooled_size(self, parameter: torch.Tensor) -> int:
-        held = (part for part in self._parts(parameter) if self._caught.keeper.pool.holds(part))
-        return sum(_aligned(size_of(part)) for part in held)
+    def _pooled(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        held = self._caught.keeper.pool.holds
+        return [part for part in self._parts(parameter) if held(part) and size_of(part) and owns_its_storage(part)]
 
     def _make_buffers(self, size: int) -> None:
         if self._buffers and self._buffers[0].numel() >= size:
             return
         self._buffers.clear()
-        device = next(
-            parameter.device for group in self._caught.optimizer.param_groups for parameter in group["params"]
-        )
-        self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._in.device) for _ in range(2)]
 
     def _fill(self, staged: _Staged) -> None:
-        offset = 0
-        with self._lane.filling(staged.slot):
-            for parameter in staged.parameters:
-                for part in self._parts(parameter):
-                    if not size_of(part) or not self._caught.keeper.pool.holds(part):
-                        continue
-                    layout = part.dtype, part.size(), part.stride()
-                    place = view_of(self._buffers[staged.slot], layout, offset // part.element_size())
-                    place.copy_(part.data, non_blocking=True)
-                    staged.homes[offset] = part.data
-                    part.data = place
-                    offset += _aligned(size_of(part))
+        """State may have been written by the computing stream, and the buffer is read by what empties it."""
+        buffer, offset = self._buffers[staged.slot], 0
+        moves: list[Move] = []
+        places: list[tuple[torch.Tensor, int]] = []
+        for parameter in staged.parameters:
+            for part in self._pooled(parameter):
+                moves.append(((buffer.untyped_storage(), offset), spot_of(part), size_of(part)))
+                places.append((part, offset))
+                offset += _aligned(size_of(part))
+        staged.filled = self._in.copy(moves, self._in.here(), self._emptied[staged.slot])
+        for part, at in places:
+            layout = part.dtype, part.size(), part.stride()
+            place = view_of(buffer, layout, at // part.element_size())
+            staged.homes[at] = part.data
+            part.data = place
         self.staged_bytes += offset
 
     def _empty(self, staged: _Staged) -> None:
-        with self._lane.emptying(staged.slot):
-            for part in self._away(staged):
-                _send_home(staged, part)
+        buffer = self._buffers[staged.slot].untyped_storage()
+        moves = [(spot_of(home), (buffer, at), size_of(home)) for at, home in staged.homes.items()]
+        self._emptied[staged.slot] = self._out.copy(moves, self._out.here())
+        for part in self._away(staged):
+            part.data = _home_of(staged, part)
 
     def _away(self, staged: _Staged) -> list[torch.Tensor]:
         """What is in the buffer: also state that the step has made anew out of the memory there."""
@@ -233,18 +160,24 @@ class StreamedOptimizer:
         with ExitStack() as every_one:
             for staged in ahead:
                 for part in self._away(staged):
-                    every_one.callback(_send_home, staged, part)
-            self._buffers = []
-            every_one.callback(self._lane.settle)  # the last to be told is the first to be called
+                    every_one.callback(_bring_part_home, staged, part)
+            self._buffers, self._emptied = [], [None, None]
+            for lane in (self._in, self._out):
+                every_one.callback(lane.settle)  # the last to be told is the first to be called
 
 
-def _send_home(staged: _Staged, part: torch.Tensor) -> None:
-    """A part that is another view of the buffer than what was copied in becomes that view of the home."""
-    at = part.storage_offset() * part.element_size()
+def _home_of(staged: _Staged, part: torch.Tensor) -> torch.Tensor:
+    """A part that is another view of the buffer than what was copied in has that view of the home."""
+    at = spot_of(part)[1]
     start = at if at in staged.homes else max(known for known in staged.homes if known <= at)
-    came_from = staged.homes[start]
-    offset = came_from.storage_offset() * came_from.element_size() + at - start
-    home = view_of(came_from, (part.dtype, part.size(), part.stride()), offset // part.element_size())
+    home = staged.homes[start]
+    return view_of(
+        home, (part.dtype, part.size(), part.stride()), (spot_of(home)[1] + at - start) // part.element_size()
+    )
+
+
+def _bring_part_home(staged: _Staged, part: torch.Tensor) -> None:
+    home = _home_of(staged, part)
     if staged.stepped:
         home.copy_(part.data, non_blocking=True)
     part.data = home

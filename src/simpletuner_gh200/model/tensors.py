@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,3 +63,11 @@ def move_to(tensor: torch.Tensor, home: torch.Tensor) -> None:
     """Copy and re-point in place: whoever has the tensor in a variable of his own has the new home too."""
     home.copy_(tensor.data)
     tensor.data = home
+
+
+def view_of(there: torch.Tensor, layout: tuple[torch.dtype, Sequence[int], Sequence[int]], offset: int) -> torch.Tensor:
+    """A tensor of that type, shape and strides over the memory of another."""
+    dtype, shape, stride = layout
+    if dtype is there.dtype:
+        return torch.as_strided(there, shape, stride, offset)
+    return torch.empty(0, dtype=dtype, device=there.device).set_(there.untyped_storage(), offset, shape, stride)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from simpletuner_gh200.memory.pool.refusal import Training, training_refusal
+from simpletuner_gh200.model.refusals import activations_refusal, state_refusal
 from simpletuner_gh200.plan.evaluation import evaluate
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.sizes import ModelSizes
-from simpletuner_gh200.seams.features.activations.refusals import refusal_of
 from simpletuner_gh200.units import format_seconds
 
 MOST_AT_ONCE = 3
@@ -200,16 +199,10 @@ def _other_numbers(facts: RunFacts) -> Iterator[SettingChange]:
 def _state_may_move(facts: RunFacts) -> bool:
     """Would the run take ``use_uvm``? By the rule that refuses there."""
     on = facts.switched_on
-    training = Training(
-        deepspeed="deepspeed_config" in on,
-        cpu_offload=on.get("optimizer_cpu_offload_method"),
-        ramtorch="ramtorch" in on,
-        releases_gradients="optimizer_release_gradients" in on,
-    )
-    return training_refusal(training) is None
+    return state_refusal(on, "DEEPSPEED" if "deepspeed_config" in on else "NO") is None
 
 
 def _activations_may_move(facts: RunFacts) -> bool:
     on = facts.switched_on
     engine = "DEEPSPEED" if "deepspeed_config" in on else "FSDP" if facts.sharded else "NO"
-    return refusal_of(on, engine) is None
+    return activations_refusal(on, engine) is None

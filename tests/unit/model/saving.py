@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
+from simpletuner_gh200.memory.lane import HostLane, Lane
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.model.activations.arena import Arena
-from simpletuner_gh200.model.activations.link import HostLink, Link
+from simpletuner_gh200.model.activations.arena import Arena, NoRoom
 from simpletuner_gh200.model.activations.offload import Offloader
-from simpletuner_gh200.model.activations.room import NoRoom
 
 
 class FixedRoom(NoRoom):
@@ -25,11 +24,19 @@ class FixedRoom(NoRoom):
 class Engine(Offloader):
     """With its arena in reach, and room in HBM that a test can change."""
 
-    def __init__(self, *, limit: int = 1 << 30, room: int = 0, link: Link | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        limit: int = 1 << 30,
+        room: int = 0,
+        out: Lane | None = None,
+        back: Lane | None = None,
+        **options: Any,
+    ) -> None:
         self.arena = Arena(lambda size: Slab.anonymous(size, label="activations"), limit)
         self.hbm = FixedRoom(room)
         options = {"minimum": 0, "grace_limit": limit, **options}
-        super().__init__(link or HostLink(), self.arena, room=self.hbm, **options)
+        super().__init__((out or HostLane(), back or HostLane()), self.arena, room=self.hbm, **options)
 
     def run(
         self,

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from simpletuner_gh200.errors import MemoryRoomError
-from simpletuner_gh200.model.activations.link import HostLink, StillUnderWay
+from simpletuner_gh200.memory.lane import HostLane, StillUnderWay
 from simpletuner_gh200.model.activations.offload import MOST_SHAPES
 from tests.unit.model.saving import Engine, gradients, layers, same
 
@@ -169,8 +168,13 @@ def test_weights_buffers_inputs_and_small_tensors_stay() -> None:
     x = torch.randn(256, 64)
     engine = Engine(minimum=8 * 1024)
     sent: list[int] = []
-    send = engine._link.send
-    engine._link.send = lambda source, target, size: sent.append(source) or send(source, target, size)  # type: ignore[method-assign, func-returns-value]
+    copy = engine._out.copy
+
+    def watched(moves: Any, *after: Any) -> Any:
+        sent.extend(source.data_ptr() for _to, (source, _start), _size in moves)
+        return copy(moves, *after)
+
+    engine._out.copy = watched  # type: ignore[method-assign]
     engine.run(lambda: model(x), model.parameters(), [x])
     known = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers(), x)}
     assert sent and known.isdisjoint(sent)
@@ -480,7 +484,7 @@ def test_beyond_its_limits_tensors_stay() -> None:
     assert Engine(limit=2048).arena.held == 0
 
 
-class Slow(HostLink):
+class Slow(HostLane):
     """Copies that are under way until somebody waits for them; knows how many of them there were at once."""
 
     def __init__(self) -> None:
@@ -489,29 +493,29 @@ class Slow(HostLink):
         self.under_way: dict[int, int] = {}
         self.at_most: list[list[int]] = []
 
-    def send(self, source: int, target: int, size: int) -> int:
-        super().send(source, target, size)
+    def copy(self, moves: Any, *after: Any) -> int:
+        super().copy(moves, *after)
         self.tickets += 1
-        self.under_way[self.tickets] = size
+        self.under_way[self.tickets] = sum(size for _to, _source, size in moves)
         self.at_most.append(list(self.under_way.values()))
         return self.tickets
 
     def done(self, ticket: Any) -> bool:
         return ticket not in self.under_way
 
-    def wait(self, ticket: Any, buffer: torch.Tensor | None = None) -> None:
+    def wait(self, ticket: Any, brought: torch.Tensor | None = None) -> None:
         self.under_way.pop(ticket, None)
 
 
 def test_a_tensor_larger_than_what_may_be_under_way_goes_alone() -> None:
     model = layers(4)
     plain = gradients(model(X), model.parameters())
-    link = Slow()
-    engine = Engine(link=link, in_flight=200)
+    lane = Slow()
+    engine = Engine(out=lane, in_flight=200)
     for _ in range(3):
         assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
-    assert {len(sizes) for sizes in link.at_most if max(sizes) > 200} == {1}
-    assert all(sum(sizes) <= 200 for sizes in link.at_most if len(sizes) > 1)
+    assert {len(sizes) for sizes in lane.at_most if max(sizes) > 200} == {1}
+    assert all(sum(sizes) <= 200 for sizes in lane.at_most if len(sizes) > 1)
     whole = Engine()
     for _ in range(3):
         whole.run(lambda: model(X), model.parameters(), [X])
@@ -554,58 +558,37 @@ def test_a_node_does_not_hold_itself() -> None:
         gc.enable()
 
 
-class Failing(HostLink):
-    """Its ``nth`` call of one kind fails."""
+class Failing(HostLane):
+    """Its calls from the ``nth`` on fail, so many of them."""
 
-    def __init__(self, kind: str, nth: int) -> None:
+    def __init__(self, refusal: Exception, nth: int = 1, times: int = 1 << 30) -> None:
         super().__init__()
-        self.kind, self.left = kind, nth
+        self._refusal, self._nth, self._times, self._calls = refusal, nth, times, 0
 
-    def _count(self, kind: str) -> None:
-        if kind == self.kind:
-            self.left -= 1
-            if self.left == 0:
-                raise MemoryRoomError(f"{kind} failed")
-
-    def send(self, source: int, target: int, size: int) -> int | None:
-        self._count("send")
-        return super().send(source, target, size)
-
-    def bring(self, source: int, size: int, layout: Any) -> tuple[torch.Tensor, int | None]:
-        self._count("bring")
-        return super().bring(source, size, layout)
-
-    def fetch(self, source: int, size: int, layout: Any) -> torch.Tensor:
-        return HostLink.bring(self, source, size, layout)[0]
+    def copy(self, moves: Any, *after: Any) -> Any:
+        self._calls += 1
+        if self._nth <= self._calls < self._nth + self._times:
+            raise type(self._refusal)(str(self._refusal))  # a fresh one, which holds no frames afterwards
+        return super().copy(moves, *after)
 
 
-@pytest.mark.parametrize("kind", ["send", "bring"])
-def test_a_copy_that_fails_leaves_the_run_going(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("side", ["out", "back"])
+def test_a_copy_that_fails_leaves_the_run_going(side: str, caplog: pytest.LogCaptureFixture) -> None:
     model = layers()
     plain = gradients(model(X), model.parameters())
     for nth in range(1, 20):
-        engine = Engine(link=Failing(kind, nth))
+        engine = Engine(**{side: Failing(RuntimeError("a copy failed"), nth, times=1)})
         for _ in range(2):
             assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
         assert engine.failed == 1
         assert engine.arena.in_use == 0
-    assert f"{kind} failed" in caplog.text
-
-
-class NeverAhead(HostLink):
-    """Fetching ahead fails always, fetching on demand never."""
-
-    def bring(self, source: int, size: int, layout: Any) -> tuple[torch.Tensor, int | None]:
-        raise MemoryRoomError("no event")
-
-    def fetch(self, source: int, size: int, layout: Any) -> torch.Tensor:
-        return HostLink.bring(self, source, size, layout)[0]
+    assert "a copy failed" in caplog.text
 
 
 def test_what_can_not_be_fetched_ahead_is_still_sent() -> None:
     model = layers()
     plain = gradients(model(X), model.parameters())
-    engine = Engine(link=NeverAhead())
+    engine = Engine(back=Failing(RuntimeError("no event")))
     moved = []
     for _ in range(3):
         before = engine.moved
@@ -615,22 +598,13 @@ def test_what_can_not_be_fetched_ahead_is_still_sent() -> None:
     assert moved == [moved[0]] * 3
 
 
-class NeverSends(HostLink):
-    def __init__(self, refusal: MemoryRoomError) -> None:
-        super().__init__()
-        self._refusal = refusal
-
-    def send(self, source: int, target: int, size: int) -> int | None:
-        raise self._refusal
-
-
-@pytest.mark.parametrize(("refusal", "kept"), [(MemoryRoomError("no event"), 0), (StillUnderWay("no end"), 3)])
+@pytest.mark.parametrize(("refusal", "kept"), [(RuntimeError("no event"), 0), (StillUnderWay("no end"), 3)])
 def test_where_sending_fails_again_and_again_nothing_more_is_sent(
-    caplog: pytest.LogCaptureFixture, refusal: MemoryRoomError, kept: int
+    caplog: pytest.LogCaptureFixture, refusal: Exception, kept: int
 ) -> None:
     model = layers()
     plain = gradients(model(X), model.parameters())
-    engine = Engine(link=NeverSends(refusal))
+    engine = Engine(out=Failing(refusal))
     assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
     assert (engine.failed, engine.moved) == (3, 0)
     assert engine.arena.in_use == kept, "a place that a copy may still write to is nobody else's"

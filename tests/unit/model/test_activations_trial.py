@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
-from simpletuner_gh200.model.activations.trial import ENOUGH, PATIENCE, TURN, Trial, decide
+from simpletuner_gh200.model.activations.policy import ENOUGH, PATIENCE, TURN, Comparison, decide
 
 
-def run(trial: Trial, seconds: dict[str, float], *, shapes: tuple[str, ...] = ("a",), steps: int = 100) -> list[str]:
+def run(
+    trial: Comparison, seconds: dict[str, float], *, shapes: tuple[str, ...] = ("a",), steps: int = 100
+) -> list[str]:
     ways = []
     for step in range(steps):
         if trial.verdict is not None:
@@ -20,7 +22,7 @@ def run(trial: Trial, seconds: dict[str, float], *, shapes: tuple[str, ...] = ("
 
 
 def test_what_is_faster_stays_and_says_what_it_gains() -> None:
-    trial = Trial()
+    trial = Comparison()
     ways = run(trial, {"with": 0.75, "without": 1.0})
     assert ways[: 2 * TURN] == ["with"] * TURN + ["without"] * TURN
     assert len(ways) == 2 * TURN * ENOUGH // (TURN - 1), "of each turn all but the first are counted"
@@ -31,7 +33,7 @@ def test_what_is_faster_stays_and_says_what_it_gains() -> None:
 
 
 def test_what_is_slower_goes_and_says_what_it_lost() -> None:
-    trial = Trial()
+    trial = Comparison()
     run(trial, {"with": 1.5, "without": 1.0})
     assert trial.verdict is not None
     assert (trial.verdict.way, trial.verdict.gain) == ("without", -0.5)
@@ -52,7 +54,7 @@ def test_one_slow_step_decides_nothing() -> None:
 
 
 def test_steps_that_are_learning_or_first_of_a_turn_are_not_counted() -> None:
-    trial = Trial()
+    trial = Comparison()
     for _ in range(TURN):
         trial.took("a", 100.0, counts=False)
     first = True
@@ -65,7 +67,7 @@ def test_steps_that_are_learning_or_first_of_a_turn_are_not_counted() -> None:
 
 def test_many_shapes_that_come_seldom_are_compared_together() -> None:
     """Twenty buckets, each at random, as datasets of mixed pictures have them; one step holds a validation."""
-    trial, pick, ways = Trial(), random.Random(1), []
+    trial, pick, ways = Comparison(), random.Random(1), []
     while trial.verdict is None:
         way, shape = trial.way(), pick.randrange(20)
         ways.append(way)
@@ -77,7 +79,7 @@ def test_many_shapes_that_come_seldom_are_compared_together() -> None:
 
 
 def test_without_anything_to_compare_nothing_changes() -> None:
-    trial = Trial()
+    trial = Comparison()
     for step in range(PATIENCE):
         trial.took(f"shape {step}", 1.0)
     assert trial.verdict is not None

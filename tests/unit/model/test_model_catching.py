@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
-from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.model.catching import CaughtOptimizer, HostPool, Keeper
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.tensors import owns_its_storage, plain_tensors
 from tests.unit.model.momentum import Momentum

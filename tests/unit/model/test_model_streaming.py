@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
-from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.memory.lane import lanes
+from simpletuner_gh200.model.catching import CaughtOptimizer, HostPool, Keeper
 from simpletuner_gh200.model.placement import Placement
-from simpletuner_gh200.model.streaming import HostLane, StreamedOptimizer, chunks
+from simpletuner_gh200.model.streaming import StreamedOptimizer, chunks
 from tests.unit.model.momentum import Momentum
 
 
@@ -28,7 +28,7 @@ def make(room: int) -> tuple[list[torch.nn.Parameter], Momentum, StreamedOptimiz
     weights = [torch.nn.Parameter(torch.ones(100 * (number + 1))) for number in range(5)]
     optimizer = Momentum(weights, lr=0.1)
     caught = CaughtOptimizer(optimizer, Keeper(HostPool(1 << 20), Placement("cpu_first", 0)))
-    return weights, optimizer, StreamedOptimizer(caught, HostLane(), room=room), caught
+    return weights, optimizer, StreamedOptimizer(caught, lanes(torch.device("cpu")), room=room), caught
 
 
 def show_gradients(weights: list[torch.nn.Parameter], number: int) -> None:

@@ -17,7 +17,7 @@ from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.pool.pool import Share
-from simpletuner_gh200.model.host_pool import HostPool
+from simpletuner_gh200.model.catching import HostPool
 from simpletuner_gh200.seams.features.state import opening
 from simpletuner_gh200.seams.features.state.feature import StateFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime

@@ -105,13 +105,15 @@ class Blocks:
 
     def offloader(self, minimum: int = 0) -> Any:
         """One whose steps are measured, ordered and known already."""
-        from simpletuner_gh200.memory.slab import Slab
-        from simpletuner_gh200.model.activations.arena import Arena
-        from simpletuner_gh200.model.activations.link import HostLink
-        from simpletuner_gh200.model.activations.offload import Offloader
-        from simpletuner_gh200.model.activations.room import NoRoom
+        import torch
 
-        offloader = Offloader(HostLink(), Arena(Slab.anonymous, 1 << 32), minimum=minimum, room=NoRoom())
+        from simpletuner_gh200.memory.lane import lanes
+        from simpletuner_gh200.memory.slab import Slab
+        from simpletuner_gh200.model.activations.arena import Arena, NoRoom
+        from simpletuner_gh200.model.activations.offload import Offloader
+
+        arena = Arena(Slab.anonymous, 1 << 32)
+        offloader = Offloader(lanes(torch.device("cpu")), arena, minimum=minimum, room=NoRoom())
         for _ in range(3):
             self.step(self.offloading(offloader))
         return offloader

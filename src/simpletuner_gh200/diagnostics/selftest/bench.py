@@ -19,8 +19,9 @@ from simpletuner_gh200.config.environment import EMULATED, text
 from simpletuner_gh200.diagnostics.bandwidth import measure as measure_link
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.memory.lane import lanes, spot_of
 from simpletuner_gh200.memory.pool.pool import MECHANISMS, Allocator, GracePool, Mechanism
-from simpletuner_gh200.memory.pool.probe import Trial, choose, try_out
+from simpletuner_gh200.memory.pool.probe import Tried, choose, try_out
 from simpletuner_gh200.units import GIB, MIB
 
 SIZE = GIB
@@ -28,18 +29,21 @@ REPEATS = 5
 
 Answer = dict[str, Any] | None
 
+NOT_OFFERED = {"read": None, "write": None}
+"""Of managed memory, too, which the pool had once."""
+
 
 @dataclass(frozen=True)
-class Found:
+class Machine:
     """What the later questions build on."""
 
     driver: Driver
     caps: Capabilities
-    trials: dict[Mechanism, Trial]
+    trials: dict[Mechanism, Tried]
 
     @property
     def taken(self) -> Mechanism | None:
-        choice = choose([trial for name, trial in self.trials.items() if name != "managed"])
+        choice = choose(list(self.trials.values()))
         return None if choice is None else choice.taken.mechanism
 
 
@@ -48,15 +52,15 @@ def measure_machine(driver: Driver, ordinal: int = 0) -> dict[str, Any]:
     caps = driver.capabilities(ordinal)
     if caps.mode == "none":
         return nothing_measured()
-    trials: dict[Mechanism, Trial] = {trial.mechanism: trial for trial in try_out(caps, MECHANISMS)}
-    found = Found(driver, caps, trials)
+    trials: dict[Mechanism, Tried] = {trial.mechanism: trial for trial in try_out(caps)}
+    machine = Machine(driver, caps, trials)
     return {
         "link": {
             "h2d": measure_link(driver, ordinal, "to device", node=caps.host_node).rate / 1e9,
             "d2h": measure_link(driver, ordinal, "to host", node=caps.host_node).rate / 1e9,
         },
-        "pool": {name: _rates(trial) for name, trial in trials.items()},
-        "questions": {str(number): _asked(question, found) for number, question in QUESTIONS.items()},
+        "pool": {**{name: _rates(trial) for name, trial in trials.items()}, "managed": NOT_OFFERED},
+        "questions": {str(number): _asked(question, machine) for number, question in QUESTIONS.items()},
     }
 
 
@@ -64,20 +68,20 @@ def nothing_measured() -> dict[str, Any]:
     """What ``measure_machine`` says where nothing answers."""
     return {
         "link": {"h2d": None, "d2h": None},
-        "pool": {name: {"read": None, "write": None} for name in MECHANISMS},
+        "pool": dict.fromkeys((*MECHANISMS, "managed"), NOT_OFFERED),
         "questions": {str(number): None for number in QUESTIONS},
     }
 
 
-def _rates(trial: Trial) -> dict[str, Any]:
+def _rates(trial: Tried) -> dict[str, Any]:
     if trial.error is not None:
         return {"read": None, "write": None, "error": trial.error}
     return {"read": trial.read / 1e9, "write": trial.write / 1e9}
 
 
-def _asked(question: Callable[[Found], Answer], found: Found) -> Answer:
+def _asked(question: Callable[[Machine], Answer], machine: Machine) -> Answer:
     try:
-        return question(found)
+        return question(machine)
     except RuntimeError as failed:  # torch's own errors, out of memory among them
         return {"error": str(failed).splitlines()[0]}
 
@@ -85,25 +89,25 @@ def _asked(question: Callable[[Found], Answer], found: Found) -> Answer:
 # -- with the driver alone ----------------------------------------------------------------------------------------
 
 
-def _what_pointers_are(found: Found) -> Answer:
+def _what_pointers_are(machine: Machine) -> Answer:
     """1: what the driver says of such memory, and whether a copy to HBM takes it at full speed."""
     told: dict[str, Any] = {}
-    for name, trial in found.trials.items():
+    for name, trial in machine.trials.items():
         if trial.error is not None:
             continue
-        allocator = Allocator(name, limit=4 * MIB + allocator_held(), node=found.caps.host_node)
-        address = allocator.alloc(2 * MIB, found.caps.ordinal)
+        allocator = Allocator(name, limit=4 * MIB + allocator_held(), node=machine.caps.host_node)
+        address = allocator.alloc(2 * MIB, machine.caps.ordinal)
         if address is None:
             continue
         try:
-            place = found.driver.physical_location(address)
+            place = machine.driver.physical_location(address)
             told[name] = {
-                "memory_type": found.driver.pointer_kind(address),
+                "memory_type": machine.driver.pointer_kind(address),
                 "location": None if place is None else str(place),
                 "copy_gb_per_s": trial.read / 1e9,
             }
         finally:
-            allocator.free(address, 2 * MIB, found.caps.ordinal)
+            allocator.free(address, 2 * MIB, machine.caps.ordinal)
     return told or None
 
 
@@ -112,13 +116,13 @@ def allocator_held() -> int:
     return Allocator("host", limit=0).state().held
 
 
-def _when_grace_is_full(found: Found) -> Answer:
+def _when_grace_is_full(machine: Machine) -> Answer:
     """6: an error where there is no more, or a kill? A child asks for twice what the host has, and is the one to go."""
-    node = "" if found.caps.host_node is None else str(found.caps.host_node)
+    node = "" if machine.caps.host_node is None else str(machine.caps.host_node)
     answers: dict[str, Any] = {}
     for name in ("host", "vmm"):
-        if found.trials[name].error is None:
-            command = [sys.executable, "-m", __name__, name, str(found.caps.ordinal), node]
+        if machine.trials[name].error is None:
+            command = [sys.executable, "-m", __name__, name, str(machine.caps.ordinal), node]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
             ended = done.returncode < 0
             answers[name] = {"killed": ended} if ended else json.loads(done.stdout.strip().splitlines()[-1])
@@ -139,14 +143,14 @@ def _ask_for_too_much(mechanism: Mechanism, ordinal: int, node: int | None) -> d
 # -- with kernels of torch's ----------------------------------------------------------------------------------------
 
 
-def _pool(found: Found, mechanism: Mechanism) -> GracePool | None:
+def _pool(machine: Machine, mechanism: Mechanism) -> GracePool | None:
     """None where kernels can't be run."""
     import torch
 
     if not torch.cuda.is_available() or text(EMULATED):
         return None
-    ordinal, room = found.caps.ordinal, 8 * SIZE + allocator_held()
-    return GracePool(mechanism, limit=room, why="the self-test", ordinal=ordinal, node=found.caps.host_node)
+    ordinal, room = machine.caps.ordinal, 8 * SIZE + allocator_held()
+    return GracePool(mechanism, limit=room, why="the self-test", ordinal=ordinal, node=machine.caps.host_node)
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -165,16 +169,16 @@ def _seconds(work: Callable[[], Any]) -> float:
     return best
 
 
-def _in_place(found: Found) -> Answer:
+def _in_place(machine: Machine) -> Answer:
     """2: kernels that read and write the memory where it is, by mechanism."""
     import torch
 
     rates: dict[str, Any] = {}
     for name in ("host", "vmm"):
-        pool = _pool(found, name) if found.trials[name].error is None else None
+        pool = _pool(machine, name) if machine.trials[name].error is None else None
         if pool is None:
             continue
-        grace = pool.take(torch.empty(SIZE // 4, device=f"cuda:{found.caps.ordinal}"))
+        grace = pool.take(torch.empty(SIZE // 4, device=f"cuda:{machine.caps.ordinal}"))
         rates[name] = {
             "read": SIZE / _seconds(lambda grace=grace: grace.sum()) / 1e9,  # type: ignore[misc]
             "write": SIZE / _seconds(lambda grace=grace: grace.fill_(1.0)) / 1e9,  # type: ignore[misc]
@@ -182,16 +186,16 @@ def _in_place(found: Found) -> Answer:
     return rates or None
 
 
-def _optimizer_kernels(found: Found) -> Answer:
+def _optimizer_kernels(machine: Machine) -> Answer:
     """3: fused and foreach AdamW over state in Grace."""
     import torch
 
-    pool = _pool(found, found.taken) if found.taken is not None else None
+    pool = _pool(machine, machine.taken) if machine.taken is not None else None
     if pool is None:
         return None
     rates = {}
     for kind in ("fused", "foreach"):
-        weights = [torch.nn.Parameter(torch.zeros(SIZE // 64, device=f"cuda:{found.caps.ordinal}")) for _ in range(8)]
+        weights = [torch.nn.Parameter(torch.zeros(SIZE // 64, device=f"cuda:{machine.caps.ordinal}")) for _ in range(8)]
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
         optimizer = torch.optim.AdamW(weights, **{kind: True})
@@ -206,69 +210,63 @@ def _optimizer_kernels(found: Found) -> Answer:
     return rates
 
 
-def _overlap(found: Found) -> Answer:
-    """4: do copies from Grace run beside computation? 1: entirely, 0: one after the other."""
+def _overlap(machine: Machine) -> Answer:
+    """4: do copies from Grace run while the device computes? 1: entirely, 0: one after the other."""
     import torch
 
-    pool = _pool(found, found.taken) if found.taken is not None else None
+    pool = _pool(machine, machine.taken) if machine.taken is not None else None
     if pool is None:
         return None
-    place = f"cuda:{found.caps.ordinal}"
-    near = torch.empty(SIZE // 4, device=place)
-    grace, side = pool.take(near), torch.cuda.Stream(found.caps.ordinal)
-    square = torch.zeros(8192, 8192, device=place, dtype=torch.bfloat16)
-
-    def copy() -> None:
-        near.copy_(grace, non_blocking=True)
+    near = torch.empty(SIZE, dtype=torch.uint8, device=f"cuda:{machine.caps.ordinal}")
+    grace, lane = pool.take(near), lanes(near.device)[1]
+    square = torch.zeros(8192, 8192, device=near.device, dtype=torch.bfloat16)
 
     def compute() -> None:
         for _ in range(4):
             torch.mm(square, square)
 
-    def both() -> None:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            copy()
-        compute()
-        torch.cuda.current_stream().wait_stream(side)
+    def copy(meanwhile: Callable[[], None] = lambda: None) -> None:
+        ticket = lane.copy([(spot_of(near), spot_of(grace), SIZE)], lane.here())
+        meanwhile()
+        lane.wait(ticket)
 
     alone = _seconds(copy), _seconds(compute)
-    together = _seconds(both)
+    together = _seconds(lambda: copy(compute))
     return {"overlap": (sum(alone) - together) / min(alone), "copy_gb_per_s": SIZE / alone[0] / 1e9}
 
 
-def _beside_torch(found: Found) -> Answer:
+def _beside_torch(machine: Machine) -> Answer:
     """5: device memory that no plan of tensors shows: context, workspaces of the libraries."""
     import torch
 
-    if _pool(found, "host") is None:
+    if _pool(machine, "host") is None:
         return None
-    ordinal = found.caps.ordinal
+    ordinal = machine.caps.ordinal
     square = torch.zeros(1024, 1024, device=f"cuda:{ordinal}", dtype=torch.bfloat16)
     torch.mm(square, square)
     torch.cuda.synchronize(ordinal)
-    free, total = found.driver.memory_info(ordinal)
+    free, total = machine.driver.memory_info(ordinal)
     held = allocator_held()
     return {"beside_torch_bytes": total - free - max(torch.cuda.memory_reserved(ordinal) - held, 0)}
 
 
-def _first_touch(found: Found) -> Answer:
+def _first_touch(machine: Machine) -> Answer:
     """7: what the first step pays once, for memory that has never been used."""
-    mechanism = found.taken
+    mechanism = machine.taken
     if mechanism is None:
         return None
     size = 256 * MIB
-    allocator = Allocator(mechanism, limit=size + allocator_held(), node=found.caps.host_node)
+    allocator = Allocator(mechanism, limit=size + allocator_held(), node=machine.caps.host_node)
     started = time.perf_counter()
-    address = allocator.alloc(size, found.caps.ordinal)
+    address = allocator.alloc(size, machine.caps.ordinal)
     seconds = time.perf_counter() - started
     if address is None:
         return None
-    allocator.free(address, size, found.caps.ordinal)
+    allocator.free(address, size, machine.caps.ordinal)
     return {"mechanism": mechanism, "seconds_per_gib": seconds * GIB / size}
 
 
-QUESTIONS: dict[int, Callable[[Found], Answer]] = {
+QUESTIONS: dict[int, Callable[[Machine], Answer]] = {
     1: _what_pointers_are,
     2: _in_place,
     3: _optimizer_kernels,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
-from simpletuner_gh200.registry import contributions
 
 
 class Failed(Exception):
@@ -55,8 +54,3 @@ def expect(holds: bool, found: str) -> None:
     """A check's assertion, which stays in optimized runs."""
     if not holds:
         raise Failed(found)
-
-
-def all_checks() -> tuple[SelfCheck, ...]:
-    groups = contributions("simpletuner_gh200.diagnostics.selftest.checks", "CHECKS", tuple)
-    return tuple(check for group in groups for check in group)

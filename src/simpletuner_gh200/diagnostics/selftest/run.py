@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from simpletuner_gh200 import __version__
 from simpletuner_gh200.config.environment import EMULATED, text
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped, all_checks
+from simpletuner_gh200.diagnostics.selftest import copies, device
+from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.telemetry.redact import redact
@@ -21,12 +22,14 @@ from simpletuner_gh200.units import counted
 
 RowStatus = Literal["pass", "fail", "skip"]
 
+CHECKS = (*device.CHECKS, *copies.CHECKS)
+
 _PATH = re.compile(r"(?<![\w.])(?!/dev/shm(?![\w.+@/-]))(/[\w.+@-]+){2,}/?")
 """Of at least two folders. ``/dev/shm`` itself is on every machine."""
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     name: str
     what: str
     status: RowStatus
@@ -35,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class SelfTest:
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
     device: dict[str, Any]
     measured: dict[str, float]
     emulated: bool
@@ -99,19 +102,19 @@ def without_paths(text: str) -> str:
 def selftest(driver: Driver, *, ordinal: int = 0) -> SelfTest:
     """Run every check on one device."""
     bench = Bench(driver, ordinal, emulated=bool(text(EMULATED)))
-    rows = tuple(_run(check, bench) for check in all_checks())
+    rows = tuple(_run(check, bench) for check in CHECKS)
     return SelfTest(rows, asdict(bench.caps), bench.measured, bench.emulated)
 
 
-def _run(check: SelfCheck, bench: Bench) -> Row:
+def _run(check: SelfCheck, bench: Bench) -> CheckRow:
     try:
-        return Row(check.name, check.what, "pass", check.run(bench))
+        return CheckRow(check.name, check.what, "pass", check.run(bench))
     except Skipped as skipped:
-        return Row(check.name, check.what, "skip", str(skipped))
+        return CheckRow(check.name, check.what, "skip", str(skipped))
     except Failed as failed:
-        return Row(check.name, check.what, "fail", str(failed))
+        return CheckRow(check.name, check.what, "fail", str(failed))
     except (GH200Error, RuntimeError, OSError, ValueError) as broken:
-        return Row(check.name, check.what, "fail", f"{type(broken).__name__}: {broken}")
+        return CheckRow(check.name, check.what, "fail", f"{type(broken).__name__}: {broken}")
 
 
 def _libraries() -> dict[str, str]:

@@ -1,23 +1,21 @@
 """NVIDIA's bindings behind one call shape and one exception: CUDA 12's and CUDA 13's differ, our callers don't see it.
 
-With the 12.x bindings the calls that take a location are named ``..._v2``; with 13.x the same shape has the plain
-name. Batched prefetch exists from 13 on. Every status is checked here and nowhere else.
+Every status is checked here and nowhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
-from simpletuner_gh200.memory.driver.interface import Location, Span
+from simpletuner_gh200.memory.driver.interface import Location
 
 _LOCATION_TYPES = {"device": 1, "host": 2, "node": 3}
 _KINDS = {number: kind for kind, number in _LOCATION_TYPES.items()}
 
 NOT_FOUND = 500
-NOT_SUPPORTED = 801
 
 REMEDIES = {
     1: "an address, size or location was not valid for this memory: report it with the output of gh200 selftest",
@@ -35,7 +33,6 @@ REMEDIES = {
     803: "the driver and the CUDA libraries don't fit together: update the driver",
 }
 
-
 UNNAMED_ATTRIBUTES = {"HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 141}
 """Known to drivers before NVIDIA's bindings had a name for them: those of CUDA 12.8 have none."""
 
@@ -52,9 +49,9 @@ class Bindings:
                 remedy="pip install 'simpletuner-gh200[cuda]'",
             ) from missing
         self._driver = driver
-        self._advise = "cuMemAdvise_v2" if hasattr(driver, "cuMemAdvise_v2") else "cuMemAdvise"
-        self._prefetch = "cuMemPrefetchAsync_v2" if hasattr(driver, "cuMemPrefetchAsync_v2") else "cuMemPrefetchAsync"
-        self._batched = hasattr(driver, "cuMemPrefetchBatchAsync")
+        # With the 12.x bindings the calls that take a location are named "..._v2".
+        self.advise = "cuMemAdvise_v2" if hasattr(driver, "cuMemAdvise_v2") else "cuMemAdvise"
+        self.prefetch = "cuMemPrefetchAsync_v2" if hasattr(driver, "cuMemPrefetchAsync_v2") else "cuMemPrefetchAsync"
 
     def call(self, name: str, *arguments: Any) -> Any:
         code, value = self.ask(name, *arguments)
@@ -81,29 +78,8 @@ class Bindings:
         except ValueError:
             return "unknown error"
 
-    # -- two majors, one shape -----------------------------------------------------------------------------
-
-    def advise(self, address: int, size: int, advice: int, where: Any) -> None:
-        self.call(self._advise, address, size, self._driver.CUmem_advise(advice), where)
-
-    def prefetch(self, spans: Sequence[Span], where: Any, stream: int) -> None:
-        # Batches are not allowed on the null stream.
-        if self._batched and stream and len(spans) > 1 and self._prefetch_batch(spans, where, stream):
-            return
-        for address, size in spans:
-            self.call(self._prefetch, address, size, where, 0, stream)
-
-    def _prefetch_batch(self, spans: Sequence[Span], where: Any, stream: int) -> bool:
-        """False where the driver is older than the bindings and has no batches; it isn't asked again."""
-        addresses = [self._driver.CUdeviceptr(address) for address, _ in spans]
-        sizes = [size for _, size in spans]
-        try:
-            self.call("cuMemPrefetchBatchAsync", addresses, sizes, len(spans), [where], [0], 1, 0, stream)
-        except DriverError as refused:
-            if refused.code not in {NOT_FOUND, NOT_SUPPORTED}:
-                raise
-            self._batched = False
-        return self._batched
+    def advice(self, number: int) -> Any:
+        return self._driver.CUmem_advise(number)
 
     def location(self, where: Location) -> Any:
         made = self._driver.CUmemLocation()
@@ -118,16 +94,6 @@ class Bindings:
         if name is None:
             return None
         return Location("host") if name == "host" else Location(name, index())  # type: ignore[arg-type]
-
-    def ask_range(self, number: int, address: int, size: int) -> tuple[int, Any]:
-        """As ``ask``; bindings that list an attribute but can't fetch it (12.8 does that) count as INVALID_VALUE."""
-        try:
-            return self.ask("cuMemRangeGetAttribute", 4, self.range_attribute(number), address, size)
-        except TypeError:
-            return 1, None
-
-    def range_attribute(self, number: int) -> Any:
-        return self._driver.CUmem_range_attribute(number)
 
     def pointer_attribute(self, number: int) -> Any:
         return self._driver.CUpointer_attribute(number)

@@ -8,35 +8,22 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.driver.bindings import Bindings
-from simpletuner_gh200.memory.driver.interface import (
-    Advice,
-    Capabilities,
-    Copy,
-    Location,
-    PointerKind,
-    RangeState,
-    Span,
-)
-from simpletuner_gh200.memory.driver.probe import probe
+from simpletuner_gh200.memory.driver.interface import Capabilities, Copy, Location, MemoryMode, PointerKind, Span
+from simpletuner_gh200.memory.mapping import PAGE
 
 _INVALID_VALUE = 1
-_NOT_READY = 600
 _ATTACH_GLOBAL = 1
 _PORTABLE_AND_MAPPED = 1 | 2
 _NON_BLOCKING = 1
-_NO_TIMING = 2
 _MEMORY_TYPE, _IS_MANAGED = 2, 8
 _HOST_MEMORY = 1
-_READ_MOSTLY, _PREFERRED, _ACCESSED_BY, _LAST_PREFETCH = 1, 2, 3, 4
-_PREFERRED_TYPE, _LAST_PREFETCH_TYPE = 5, 7
-_CPU_DEVICE, _NO_DEVICE = -1, -2
-_MOST_ACCESSORS = 16
+_SET_PREFERRED_LOCATION, _SET_ACCESSED_BY = 3, 5
 
 
 class CudaDriver:
@@ -122,81 +109,19 @@ class CudaDriver:
             finally:
                 self._api.call("cuMemRelease", handle)
 
-    # -- placement ---------------------------------------------------------------------------------------
-
-    def advise(self, span: Span, advice: Advice, where: Location) -> None:
-        with self._in_context(where.index if where.kind == "device" else self.home):
-            self._api.advise(*span, int(advice), self._api.location(where))
-
-    def prefetch(self, spans: Sequence[Span], where: Location, stream: int) -> None:
-        if not spans:
-            return
-        with self._in_context(where.index if where.kind == "device" else self.home):
-            self._api.prefetch(spans, self._api.location(where), stream)
-
-    def range_state(self, span: Span) -> RangeState:
+    def prefer(self, span: Span, where: Location, mapped_for: Location | None = None) -> None:
         with self._in_context(self.home):
-            accessors = self._range(span, _ACCESSED_BY, 4 * _MOST_ACCESSORS)
-            return RangeState(
-                preferred=self._range_location(span, _PREFERRED_TYPE, _PREFERRED),
-                last_prefetch=self._range_location(span, _LAST_PREFETCH_TYPE, _LAST_PREFETCH),
-                read_mostly=bool(self._range(span, _READ_MOSTLY, 4)),
-                accessed_by=tuple(found for found in map(_from_device_id, accessors) if found is not None),
-            )
+            self._advise(span, _SET_PREFERRED_LOCATION, where)
+            if mapped_for is not None:
+                self._advise(span, _SET_ACCESSED_BY, mapped_for)
 
-    def _range(self, span: Span, attribute: int, size: int) -> Any:
-        return self._api.call("cuMemRangeGetAttribute", size, self._api.range_attribute(attribute), *span)
+    def _advise(self, span: Span, advice: int, where: Location) -> None:
+        self._api.call(self._api.advise, *span, self._api.advice(advice), self._api.location(where))
 
-    def _range_location(self, span: Span, type_attribute: int, device_attribute: int) -> Location | None:
-        """By type and id where the driver knows these (a CPU node is told from the host); else by device number."""
-        code, kind = self._api.ask_range(type_attribute, *span)
-        if code == _INVALID_VALUE:
-            return _from_device_id(int(self._range(span, device_attribute, 4)))
-        self._api.check("cuMemRangeGetAttribute", code)
-        return self._api.location_from(int(kind), lambda: int(self._range(span, type_attribute + 1, 4)))
-
-    # -- order -------------------------------------------------------------------------------------------
-
-    def create_stream(self, ordinal: int) -> int:
-        with self._in_context(ordinal):
-            return int(self._api.call("cuStreamCreate", _NON_BLOCKING))
-
-    def destroy_stream(self, stream: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            self._api.call("cuStreamDestroy", stream)
-
-    def synchronize_stream(self, stream: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
+    def prefetch(self, span: Span, where: Location, stream: int) -> None:
+        with self._in_context(where.index if where.kind == "device" else self.home):
+            self._api.call(self._api.prefetch, *span, self._api.location(where), 0, stream)
             self._api.call("cuStreamSynchronize", stream)
-
-    def create_event(self, ordinal: int) -> int:
-        with self._in_context(ordinal):
-            return int(self._api.call("cuEventCreate", _NO_TIMING))
-
-    def destroy_event(self, event: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            self._api.call("cuEventDestroy", event)
-
-    def record_event(self, event: int, stream: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            self._api.call("cuEventRecord", event, stream)
-
-    def event_done(self, event: int, ordinal: int) -> bool:
-        with self._in_context(ordinal):
-            code, _ = self._api.ask("cuEventQuery", event)
-        if code == _NOT_READY:
-            return False
-        self._api.check("cuEventQuery", code)
-        return True
-
-    def wait_event(self, stream: int, event: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            self._api.call("cuStreamWaitEvent", stream, event, 0)
-
-    def copy(self, copies: Sequence[Copy], stream: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            for destination, source, size in copies:
-                self._api.call("cuMemcpyAsync", destination, source, size, stream)
 
     def copy_seconds(self, copy: Copy, ordinal: int) -> float:
         with self._in_context(ordinal), ExitStack() as given_back:
@@ -245,7 +170,50 @@ class CudaDriver:
             )
 
 
-def _from_device_id(number: int) -> Location | None:
-    if number == _NO_DEVICE:
-        return None
-    return Location("host") if number == _CPU_DEVICE else Location("device", number)
+def probe(api: Bindings, ordinal: int) -> Capabilities:
+    """Every capability a question of its own, none inferred from the device's name."""
+
+    def has(name: str) -> bool:
+        return bool(api.device_attribute(name, ordinal))
+
+    integrated, pageable = has("INTEGRATED"), has("PAGEABLE_MEMORY_ACCESS")
+    page_tables = has("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
+    return Capabilities(
+        ordinal=ordinal,
+        name=_text(api.call("cuDeviceGetName", 256, ordinal)),
+        managed=has("MANAGED_MEMORY"),
+        concurrent_managed=has("CONCURRENT_MANAGED_ACCESS"),
+        pageable_access=pageable,
+        host_page_tables=page_tables,
+        direct_managed_from_host=has("DIRECT_MANAGED_MEM_ACCESS_FROM_HOST"),
+        host_register=has("HOST_REGISTER_SUPPORTED"),
+        integrated=integrated,
+        device_total=int(api.call("cuDeviceTotalMem", ordinal)),
+        page_size=PAGE,
+        host_node=_node(api.device_attribute("HOST_NUMA_ID", ordinal)),
+        device_node=_node(api.device_attribute("NUMA_ID", ordinal)) if has("NUMA_CONFIG") else None,
+        mode=memory_mode(
+            integrated=integrated, shares_page_tables=pageable and page_tables, is_node=has("NUMA_CONFIG")
+        ),
+        driver_version=int(api.call("cuDriverGetVersion")),
+        maps_host_memory=has("CAN_MAP_HOST_MEMORY"),
+        node_vmm=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") and has("HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
+        registered_in_place=has("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"),
+    )
+
+
+def memory_mode(*, integrated: bool, shares_page_tables: bool, is_node: bool) -> MemoryMode:
+    """How the device's memory relates to the operating system's."""
+    if integrated:
+        return "single pool"
+    if is_node:
+        return "numa"
+    return "cdmm" if shares_page_tables else "discrete"
+
+
+def _node(number: int | None) -> int | None:
+    return number if number is not None and number >= 0 else None
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.split(b"\0")[0].decode(errors="replace") if isinstance(raw, bytes) else raw

@@ -1,14 +1,13 @@
 """What the rest of the package may ask of a memory driver: a small interface, implemented by ``cuda`` and ``null``.
 
-Addresses, streams and events are plain integers. Every call either succeeds or raises ``DriverError``; none keeps a
-mirror of what the driver knows, so a question about residency is always answered by the driver itself.
+Streams, events and copies beside the computation are torch's own (``memory/lane.py``); here is what torch has not.
+Addresses are plain integers. Every call either succeeds or raises ``DriverError``; none keeps a mirror of what the
+driver knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Literal, Protocol
 
 
@@ -28,17 +27,6 @@ HOST = Location("host")
 
 def device(index: int) -> Location:
     return Location("device", index)
-
-
-class Advice(IntEnum):
-    """Numbers as in CUmem_advise."""
-
-    SET_READ_MOSTLY = 1
-    UNSET_READ_MOSTLY = 2
-    SET_PREFERRED_LOCATION = 3
-    UNSET_PREFERRED_LOCATION = 4
-    SET_ACCESSED_BY = 5
-    UNSET_ACCESSED_BY = 6
 
 
 MemoryMode = Literal["discrete", "numa", "cdmm", "single pool", "none"]
@@ -82,18 +70,8 @@ class Capabilities:
         return self.pageable_access and self.host_page_tables
 
 
-@dataclass(frozen=True)
-class RangeState:
-    """What the driver says of a range: None where pages disagree or nothing was set."""
-
-    preferred: Location | None
-    last_prefetch: Location | None
-    read_mostly: bool
-    accessed_by: tuple[Location, ...]
-
-
-PointerKind = Literal["managed", "device", "host", "unknown"]
-"""Managed; device memory of an ordinary allocator; host memory CUDA knows (registered); memory CUDA doesn't know."""
+PointerKind = Literal["managed", "host", "device", "unknown"]
+"""``host`` is memory CUDA has pinned; ``unknown`` is memory CUDA knows nothing of, such as a plain mapping."""
 
 Span = tuple[int, int]
 """(address, size)"""
@@ -116,7 +94,6 @@ class Driver(Protocol):
     def memory_info(self, ordinal: int) -> tuple[int, int]:
         """(free, total) bytes of the device."""
 
-    # -- memory
     def alloc_managed(self, size: int, ordinal: int) -> int: ...
 
     def alloc_device(self, size: int, ordinal: int) -> int: ...
@@ -133,34 +110,11 @@ class Driver(Protocol):
     def physical_location(self, address: int) -> Location | None:
         """Where memory of the virtual memory calls is; None for memory of any other kind."""
 
-    # -- placement
-    def advise(self, span: Span, advice: Advice, where: Location) -> None: ...
+    def prefer(self, span: Span, where: Location, mapped_for: Location | None = None) -> None:
+        """Advise the pages to stay there, mapped so that ``mapped_for`` reads them without moving them."""
 
-    def prefetch(self, spans: Sequence[Span], where: Location, stream: int) -> None: ...
-
-    def range_state(self, span: Span) -> RangeState: ...
-
-    # -- order
-    def create_stream(self, ordinal: int) -> int: ...
-
-    def destroy_stream(self, stream: int, ordinal: int) -> None: ...
-
-    def synchronize_stream(self, stream: int, ordinal: int) -> None: ...
-
-    def create_event(self, ordinal: int) -> int: ...
-
-    def destroy_event(self, event: int, ordinal: int) -> None: ...
-
-    def record_event(self, event: int, stream: int, ordinal: int) -> None: ...
-
-    def event_done(self, event: int, ordinal: int) -> bool:
-        """Is everything done that was queued before it was recorded? Doesn't wait."""
-
-    def wait_event(self, stream: int, event: int, ordinal: int) -> None:
-        """What is queued on ``stream`` from now on waits for ``event``; the caller doesn't."""
-
-    def copy(self, copies: Sequence[Copy], stream: int, ordinal: int) -> None:
-        """Queue copies between host and device memory on ``stream``."""
+    def prefetch(self, span: Span, where: Location, stream: int) -> None:
+        """Move the pages, behind what is queued on ``stream``, and wait: only the kernel tells where they are."""
 
     def copy_seconds(self, copy: Copy, ordinal: int) -> float:
-        """How long one copy takes on a stream of its own, by the device's clock; waits for it."""
+        """How long a copy takes on a stream of its own, by the device's clock; waits for it."""

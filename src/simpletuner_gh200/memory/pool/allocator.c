@@ -1,9 +1,9 @@
 /* A torch.cuda.MemPool allocator over Grace memory. No CUDA headers: libcuda is found at run time.
  *
  * Python callbacks would deadlock with torch's statistics on another thread, hence C. Every function is safe from any
- * thread. NULL means "no memory": torch then raises its OutOfMemoryError. Three mechanisms, one per process:
- * pinned host memory on the CPU node of the GPU, host memory mapped by the driver's virtual memory calls, and managed
- * memory. The first two never migrate.
+ * thread. NULL means "no memory": torch then raises its OutOfMemoryError. Two mechanisms, one per process:
+ * pinned host memory on the CPU node of the GPU, and host memory mapped by the driver's virtual memory calls. Neither
+ * migrates.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -16,9 +16,9 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { HOST = 1, VMM = 2, MANAGED = 3 };
+enum { HOST = 1, VMM = 2 };
 enum { REFUSED_LIMIT = 1, REFUSED_HOST = 2, REFUSED_DRIVER = 3 };
-enum { PORTABLE_AND_MAPPED = 3, ATTACH_GLOBAL = 1, SET_ACCESSED_BY = 5, PINNED = 1, READ_WRITE = 3 };
+enum { PORTABLE_AND_MAPPED = 3, PINNED = 1, READ_WRITE = 3 };
 enum { AT_DEVICE = 1, AT_HOST_NUMA = 3, MPOL_DEFAULT_ = 0, MPOL_BIND_ = 2, NODE_WORDS = 16 };
 
 typedef struct { int type, id; } Location;
@@ -29,7 +29,6 @@ _Static_assert(sizeof(Properties) == 32 && sizeof(Access) == 12, "as the driver 
 static struct {
     int (*retain)(void **, int), (*push)(void *), (*pop)(void **);
     int (*host_alloc)(void **, size_t, unsigned), (*host_free)(void *);
-    int (*alloc_managed)(uintptr_t *, size_t, unsigned), (*free)(uintptr_t), (*advise)(uintptr_t, size_t, int, int);
     int (*granularity)(size_t *, const Properties *, int), (*create)(uint64_t *, size_t, const Properties *, uint64_t);
     int (*release)(uint64_t), (*reserve)(uintptr_t *, size_t, size_t, uintptr_t, uint64_t);
     int (*unreserve)(uintptr_t, size_t), (*map)(uintptr_t, size_t, size_t, uint64_t, uint64_t);
@@ -53,7 +52,6 @@ static int load(void) {
     const struct { void *to; const char *name; } wanted[] = {
         {&cuda.retain, "cuDevicePrimaryCtxRetain"}, {&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"},
         {&cuda.host_alloc, "cuMemHostAlloc"}, {&cuda.host_free, "cuMemFreeHost"},
-        {&cuda.alloc_managed, "cuMemAllocManaged"}, {&cuda.free, "cuMemFree_v2"}, {&cuda.advise, "cuMemAdvise"},
         {&cuda.granularity, "cuMemGetAllocationGranularity"}, {&cuda.create, "cuMemCreate"}, {&cuda.release, "cuMemRelease"},
         {&cuda.reserve, "cuMemAddressReserve"}, {&cuda.unreserve, "cuMemAddressFree"}, {&cuda.map, "cuMemMap"},
         {&cuda.unmap, "cuMemUnmap"}, {&cuda.access, "cuMemSetAccess"},
@@ -141,23 +139,10 @@ static int vmm_take(Block *block, int device) {
     return code;
 }
 
-static int managed_take(Block *block, int device) {
-    int code = cuda.alloc_managed(&block->at, block->asked, ATTACH_GLOBAL);
-    block->whole = block->asked;
-    /* Mapped for the device wherever it is, so that a page the CPU touched need not move; without that it works, too. */
-    if (!code) cuda.advise(block->at, block->asked, SET_ACCESSED_BY, device);
-    return code;
-}
-
 static int give_back(const Block *block) {
-    switch (block->mechanism) {
-        case HOST: return cuda.host_free((void *)block->at);
-        case MANAGED: return cuda.free(block->at);
-        default: {
-            int code = cuda.unmap(block->at, block->whole);
-            return code ? code : cuda.unreserve(block->at, block->whole);
-        }
-    }
+    if (block->mechanism == HOST) return cuda.host_free((void *)block->at);
+    int code = cuda.unmap(block->at, block->whole);
+    return code ? code : cuda.unreserve(block->at, block->whole);
 }
 
 static unsigned long long bytes_in(const char *path, const char *key) { /* of a meminfo file; 0 where it does not tell */
@@ -196,14 +181,6 @@ int gh200_pool_configure(int wanted, uint64_t most, uint64_t left, int host_node
     return usable;
 }
 
-static int take(Block *block, int device) {
-    switch (block->mechanism) {
-        case HOST: return host_take(block);
-        case VMM: return vmm_take(block, device);
-        default: return managed_take(block, device);
-    }
-}
-
 void *gh200_pool_alloc(ssize_t size, int device, void *stream) {
     (void)stream;
     Block block = {.asked = (size_t)size, .mechanism = mechanism};
@@ -216,7 +193,7 @@ void *gh200_pool_alloc(ssize_t size, int device, void *stream) {
     else if (!room_for_one() || !host_can_give((size_t)size)) reason = REFUSED_HOST;
     else if (!enter(device)) reason = REFUSED_DRIVER;
     else {
-        last_error = take(&block, device);
+        last_error = mechanism == HOST ? host_take(&block) : vmm_take(&block, device);
         if (last_error) reason = REFUSED_DRIVER;
         leave();
     }

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.compiled import CSource
-from simpletuner_gh200.units import MIB, format_bytes
+from simpletuner_gh200.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
 SOURCE = CSource(Path(__file__).with_name("allocator.c"), "the allocator of use_uvm", "set use_uvm to false")
 
-Mechanism = Literal["host", "vmm", "managed"]
+Mechanism = Literal["host", "vmm"]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 _NUMBERS = {name: number for number, name in enumerate(MECHANISMS, start=1)}
 
@@ -108,7 +108,7 @@ class Allocator:
 
 
 class GracePool:
-    """A ``torch.cuda.MemPool`` over the allocator. Its context is as short as one allocation, unless a caller asks."""
+    """A ``torch.cuda.MemPool`` over the allocator. Its context is as short as one allocation."""
 
     device = "cuda"
 
@@ -173,22 +173,6 @@ class GracePool:
     def reserve(self, size: int) -> Reserve:
         """Grace memory that torch may use where HBM has no more; counts against the pool's limit."""
         return Reserve(self, self._make(use_on_oom=True), size, self._ordinal)
-
-    def defers_frees(self) -> bool:
-        """Does this torch keep what a side stream has used for as long as its context lasts? Tried, not looked up."""
-        import torch
-
-        side = torch.cuda.Stream(self._ordinal)
-        with self.use():
-            first = torch.empty(32 * MIB, dtype=torch.uint8, device=f"cuda:{self._ordinal}")
-            place = first.data_ptr()
-            first.record_stream(side)
-            del first
-            side.synchronize()
-            torch.cuda.synchronize(self._ordinal)
-            second = torch.empty(32 * MIB, dtype=torch.uint8, device=f"cuda:{self._ordinal}")
-            moved: bool = second.data_ptr() != place
-            return moved
 
 
 class Reserve:

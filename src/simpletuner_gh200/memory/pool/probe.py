@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from simpletuner_gh200.config.environment import SWITCH, for_child
@@ -30,7 +30,7 @@ CLEARLY = 1.1
 
 
 @dataclass(frozen=True)
-class Trial:
+class Tried:
     """One mechanism tried: bytes per second as the device reads and writes it, or why it can't be had."""
 
     mechanism: Mechanism
@@ -53,29 +53,20 @@ class Trial:
 class Choice:
     """The mechanism that is taken, and why not the others."""
 
-    taken: Trial
+    taken: Tried
     why: str
-
-
-def wanted(pattern: str) -> tuple[Mechanism, ...]:
-    """Mechanisms that serve an access pattern; only ``balanced`` asks for pages that move."""
-    return ("managed",) if pattern == "balanced" else ("host", "vmm")
 
 
 def impossible(mechanism: Mechanism, caps: Capabilities) -> str | None:
     """Why a device can't do it, by its own account; None where it is worth a try."""
     if mechanism == "host":
         return None if caps.maps_host_memory else "the device can't map host memory"
-    if mechanism == "vmm":
-        if caps.host_node is None:
-            return "the driver names no CPU node of the device"
-        return None if caps.node_vmm else "the device has no virtual memory management of host nodes"
-    if not caps.managed:
-        return "the device has no managed memory"
-    return None if caps.concurrent_managed else "CPU and GPU can't use managed memory at the same time on this device"
+    if caps.host_node is None:
+        return "the driver names no CPU node of the device"
+    return None if caps.node_vmm else "the device has no virtual memory management of host nodes"
 
 
-def choose(trials: Sequence[Trial]) -> Choice | None:
+def choose(trials: Sequence[Tried]) -> Choice | None:
     """The mechanism for this machine; None where none works. Pure."""
     working = [trial for trial in trials if trial.error is None]
     if not working:
@@ -86,22 +77,22 @@ def choose(trials: Sequence[Trial]) -> Choice | None:
     return Choice(taken, "; ".join(_why_not(trial, taken) for trial in trials if trial is not taken))
 
 
-def _why_not(trial: Trial, taken: Trial) -> str:
+def _why_not(trial: Tried, taken: Tried) -> str:
     if trial.error is not None:
         return f"not {trial}"
     slow = f"less than a tenth of {taken.mechanism}" if trial.rate < FAR_BELOW * taken.rate else "no faster"
     return f"not {trial}: {slow}"
 
 
-def try_out(caps: Capabilities, mechanisms: Iterable[Mechanism]) -> list[Trial]:
+def try_out(caps: Capabilities) -> list[Tried]:
     """Every mechanism by itself, in child processes; what the device rules out is not tried."""
     return [
-        Trial(mechanism, error=why) if (why := impossible(mechanism, caps)) else _in_a_child(mechanism, caps)
-        for mechanism in mechanisms
+        Tried(mechanism, error=why) if (why := impossible(mechanism, caps)) else _in_a_child(mechanism, caps)
+        for mechanism in MECHANISMS
     ]
 
 
-def _in_a_child(mechanism: Mechanism, caps: Capabilities) -> Trial:
+def _in_a_child(mechanism: Mechanism, caps: Capabilities) -> Tried:
     node = "" if caps.host_node is None else str(caps.host_node)
     command = [sys.executable, "-m", "simpletuner_gh200.memory.pool.probe", mechanism, str(caps.ordinal), node]
     # The extension itself is not to start in there, and Python's path is this process's.
@@ -111,21 +102,21 @@ def _in_a_child(mechanism: Mechanism, caps: Capabilities) -> Trial:
             command, env=surroundings, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
-        return Trial(mechanism, error=f"no answer within {PATIENCE:g} s")
+        return Tried(mechanism, error=f"no answer within {PATIENCE:g} s")
     if done.returncode < 0:
-        return Trial(mechanism, error=f"the trial was ended by {signal.Signals(-done.returncode).name}")
+        return Tried(mechanism, error=f"the trial was ended by {signal.Signals(-done.returncode).name}")
     try:
-        return Trial(**json.loads(done.stdout.strip().splitlines()[-1]))
+        return Tried(**json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        return Trial(mechanism, error=f"the trial failed: {done.stderr.strip()[-300:] or done.returncode}")
+        return Tried(mechanism, error=f"the trial failed: {done.stderr.strip()[-300:] or done.returncode}")
 
 
-def measure(driver: Driver, mechanism: Mechanism, ordinal: int, node: int | None, size: int = SIZE) -> Trial:
+def measure(driver: Driver, mechanism: Mechanism, ordinal: int, node: int | None, size: int = SIZE) -> Tried:
     """Allocate as the pool does, copy to HBM and back by the device's clock; the best of several counts."""
     allocator = Allocator(mechanism, limit=2 * size, node=node)
     grace = allocator.alloc(size, ordinal)
     if grace is None:
-        return Trial(mechanism, error=f"allocation was refused with error {allocator.state().last_error}")
+        return Tried(mechanism, error=f"allocation was refused with error {allocator.state().last_error}")
     try:
         near = driver.alloc_device(size, ordinal)
         try:
@@ -134,7 +125,7 @@ def measure(driver: Driver, mechanism: Mechanism, ordinal: int, node: int | None
             driver.free(near, ordinal)
     finally:
         allocator.free(grace, size, ordinal)
-    return Trial(mechanism, read=max(rate for rate, _ in rates), write=max(rate for _, rate in rates))
+    return Tried(mechanism, read=max(rate for rate, _ in rates), write=max(rate for _, rate in rates))
 
 
 def _rates(driver: Driver, ordinal: int, grace: int, near: int, size: int) -> Iterator[tuple[float, float]]:
@@ -154,7 +145,7 @@ def main(words: Sequence[str]) -> int:
         driver = CudaDriver(int(ordinal))
         trial = measure(driver, mechanism, int(ordinal), int(node) if node else None)
     except GH200Error as failed:
-        trial = Trial(mechanism, error=failed.message)
+        trial = Tried(mechanism, error=failed.message)
     sys.stdout.write(json.dumps(asdict(trial)) + "\n")
     return 0
 

@@ -1,16 +1,22 @@
-"""Grace memory for saved tensors: a few large slabs, filled from the front in each step and used again in the next.
+"""Where saved tensors may be: slabs of Grace memory, and the room that a step leaves in HBM.
 
-A step saves in its forward pass and lets go in its backward pass, so ranges are cut one after the other and a slab is
-empty again once all of its ranges are back. After the first step of the largest shape nothing is allocated any more.
+A step saves in its forward pass and lets go in its backward pass, so ranges are cut one after the other from a few
+large slabs, each of which is empty again once all of its ranges are back. After the first step of the largest shape
+nothing is allocated any more.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
 
 from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.memory.ceilings import activations_room
+from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import GIB, MIB, format_bytes
 
@@ -25,18 +31,18 @@ LARGEST_SLAB = GIB
 class Chunk:
     """One slab: how far it is filled, and how many of its ranges are in use."""
 
-    __slots__ = ("address", "filled", "in_use", "size", "slab")
+    __slots__ = ("filled", "in_use", "size", "slab", "storage")
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab
-        self.address = slab.address
+        self.storage = torch.from_numpy(slab.array).untyped_storage()
         self.size = slab.size
         self.filled = 0
         self.in_use = 0
 
 
 Place = tuple[Chunk, int]
-"""A range: its chunk, and the address where its bytes go."""
+"""A range: its chunk, and how far into it its bytes go."""
 
 
 class Arena:
@@ -75,11 +81,11 @@ class Arena:
             if chunk is None:
                 self.refused += 1
                 return None
-            address = chunk.address + chunk.filled
+            at = chunk.filled
             chunk.filled += needed
             chunk.in_use += 1
             self._in_use += 1
-            return chunk, address
+            return chunk, at
 
     def give(self, place: Place) -> None:
         """The bytes are no longer needed; whoever writes there next is ordered behind whoever read them."""
@@ -129,3 +135,71 @@ class Arena:
         self._chunks.append(chunk)
         self._at = len(self._chunks) - 1
         return chunk
+
+
+class Room(Protocol):
+    def begin(self) -> None:
+        """A step begins whose needs are to be learned: all that it saves leaves the device."""
+
+    def end(self) -> None:
+        """A backward pass of that step is over, and nothing came after it. There may be more than one."""
+
+    def bytes(self) -> int:
+        """For the step that begins now."""
+
+
+class NoRoom:
+    """Without a device there is no HBM to keep anything in: all of it moves, so that moving can be tried and proven."""
+
+    def begin(self) -> None:
+        return None
+
+    def end(self) -> None:
+        return None
+
+    def bytes(self) -> int:
+        return 0
+
+
+class DeviceRoom:
+    """Of a device, by its driver and torch's own statistics.
+
+    Gradients are there at some steps and born in others; they are counted with what a step needs, never twice.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        device: torch.device,
+        reserve: int,
+        trained: Callable[[], Iterable[torch.Tensor]],
+        idle_in_grace: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``idle_in_grace``: what torch counts as cached on the device without its being HBM."""
+        self._driver = driver
+        self._device = device
+        self._reserve = reserve
+        self._trained = trained
+        self._idle_in_grace = idle_in_grace
+        self._before = 0
+        self._needs = 0
+
+    def begin(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = self._lasting()
+
+    def end(self) -> None:
+        self._needs = max(self._needs, torch.cuda.max_memory_allocated(self._device) - self._before)
+
+    def bytes(self) -> int:
+        free, total = self._driver.memory_info(self._device.index or 0)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        cached = max(cached - self._idle_in_grace(), 0)
+        return activations_room(free + cached + self._gradients(), total, self._needs, self._reserve)
+
+    def _lasting(self) -> int:
+        """Allocated now and for the whole step."""
+        return int(torch.cuda.memory_allocated(self._device)) - self._gradients()
+
+    def _gradients(self) -> int:
+        return sum(weight.grad.nbytes for weight in self._trained() if weight.grad is not None)

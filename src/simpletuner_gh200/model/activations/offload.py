@@ -1,6 +1,6 @@
 """The engine: hooks on what autograd saves, between the forward pass that saves it and the backward pass that asks.
 
->>> offloader = Offloader(link, arena, minimum=MIB, room=DeviceRoom(...), rates=measured)
+>>> offloader = Offloader(lanes(device), arena, minimum=MIB, room=DeviceRoom(...), rates=measured)
 >>> with offloader.step(shape_of(batch), weights, inputs=batch_tensors):
 ...     prediction = model(batch)
 >>> loss_of(prediction).backward()
@@ -13,24 +13,34 @@ packed; this does, and raises as torch would.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from simpletuner_gh200.errors import MemoryRoomError
-from simpletuner_gh200.model.activations.arena import Arena
-from simpletuner_gh200.model.activations.link import Layout, Link, StillUnderWay
+from simpletuner_gh200.memory.lane import Lane, Move, Spot, StillUnderWay, flat, spot_of
+from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.policy import Mix, Rates
-from simpletuner_gh200.model.activations.recognise import LOW, PLAIN, Weights, identities
-from simpletuner_gh200.model.activations.room import Room
+from simpletuner_gh200.model.activations.saved_tensors import (
+    LOW,
+    Layout,
+    Weights,
+    apart,
+    as_it_is,
+    changed,
+    extent,
+    identities,
+    may_move,
+)
 from simpletuner_gh200.model.activations.shape import Shape
 from simpletuner_gh200.model.activations.step import Saved, Step
-from simpletuner_gh200.model.activations.views import WHOLE, apart, as_it_is, changed, part_of, view_of
-from simpletuner_gh200.units import GIB
+from simpletuner_gh200.model.tensors import view_of
+from simpletuner_gh200.units import GIB, MIB
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -54,7 +64,7 @@ class Offloader:
 
     def __init__(
         self,
-        link: Link,
+        lanes: tuple[Lane, Lane],
         arena: Arena,
         *,
         minimum: int,
@@ -65,7 +75,8 @@ class Offloader:
         chosen: Callable[[Hashable, Shape], None] = lambda key, shape: None,
     ) -> None:
         """``chosen`` hears of each mix."""
-        self._link = link
+        self._out, self._back = lanes
+        self.device = self._out.device
         self._arena = arena
         self.give_back = arena.give
         self._minimum = max(minimum, SMALLEST)
@@ -78,9 +89,9 @@ class Offloader:
         self._sending = self._unsent = 0
         self._weights = Weights(())
         self._unlearned: deque[Step] = deque(maxlen=WAITING)
-        self._none = torch.empty(0, device=link.device)
+        self._none = torch.empty(0, device=self.device)
         """In place of bytes that are gone; any type will do."""
-        self._ordinal = -1 if link.device.type == "cpu" else link.device.index or 0
+        self._ordinal = -1 if self.device.type == "cpu" else self.device.index or 0
         self.step_now: Step | None = None
         self.shapes: dict[Hashable, Shape] = {}
         self.tensors = self.saved = self.moved = self.brought = 0
@@ -102,7 +113,7 @@ class Offloader:
             self._weights = Weights(weights())
         if known.mix is None:
             self._room.begin()
-        step = Step(known, self._link)
+        step = Step(known, self._out)
         step.stays_out(self._weights.storages, identities(inputs))
         self.step_now = step
         self._unlearned.append(step)
@@ -178,64 +189,49 @@ class Offloader:
     # -- forward -----------------------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        """What the node holds instead: (tensor, version) of what stays; a Saved, or (Saved, view, offset) of it.
-
-        It runs for everything that is saved, so it asks in the order in which most are done with, and each thing once.
-        """
+        """What the node holds instead: (tensor, version) of what stays; a Saved, or (Saved, view, offset) of it."""
         self.tensors += 1
         step = self.step_now
-        try:
-            size, dtype = tensor.nbytes, tensor.dtype
-        except RuntimeError:  # a sparse one has no bytes of its own
-            return as_it_is(tensor)
-        if size < self._minimum or step is None or type(tensor) is not Tensor or dtype not in PLAIN:
-            return as_it_is(tensor)
-        if tensor.layout is not torch.strided or tensor.is_nested:
+        if step is None or not may_move(tensor, self._minimum):
             return as_it_is(tensor)
         storage = tensor.untyped_storage()
-        key: Any = storage._cdata
-        saved = step.known.get(key, UNKNOWN)
-        if saved is None or tensor.is_neg():  # the bytes of a negative view are not its numbers
+        saved = step.known.get(storage._cdata, UNKNOWN)
+        if saved is None:
             return as_it_is(tensor)
-        version = tensor._version
-        if saved is UNKNOWN or saved.version != version:
-            if tensor.get_device() != self._ordinal or (dtype in LOW and self._weights.copied_by_autocast(tensor)):
+        if saved is UNKNOWN or saved.version != tensor._version:
+            if self._stays(tensor):
                 return as_it_is(tensor)
-            start, length = 0, storage.nbytes()
-            if length > WHOLE * size:
-                start, part = part_of(tensor, length)
-                if part != length:
-                    key, length = (key, start, part), part
-                    saved = step.known.get(key, UNKNOWN)
-            if saved is UNKNOWN or saved.version != version:
-                self.saved += size
+            key, start, length = extent(tensor, storage)
+            saved = step.known.get(key, UNKNOWN)
+            if saved is UNKNOWN or saved.version != tensor._version:
                 return self._save(step, tensor, storage, key, start, length)
-        self.saved += size
+        self.saved += tensor.nbytes
         self.shared += 1
-        if saved.place is None:
-            return saved, apart(tensor), 0
-        layout = dtype, tensor.shape, tensor.stride()
-        return saved, layout, tensor.storage_offset() - saved.start // dtype.itemsize
+        return _handle(saved, tensor)
 
-    def _save(self, step: Step, tensor: torch.Tensor, storage: Any, key: Any, start: int, length: int) -> Any:
+    def _stays(self, tensor: torch.Tensor) -> bool:
+        on_another = tensor.get_device() != self._ordinal
+        return on_another or (tensor.dtype in LOW and self._weights.copied_by_autocast(tensor))
+
+    def _save(
+        self, step: Step, tensor: torch.Tensor, storage: torch.UntypedStorage, key: Any, start: int, length: int
+    ) -> Any:
         """The first time that these bytes are saved: ``length`` of the storage's, from ``start``."""
-        dtype, stride = tensor.dtype, tensor.stride()
-        layout: Layout = dtype, tensor.shape, stride
+        self.saved += tensor.nbytes
+        dtype = tensor.dtype
+        layout: Layout = dtype, tensor.shape, tensor.stride()
         whole = length == tensor.nbytes and tensor.is_contiguous()
         if not whole:
-            flat = dtype if not length % dtype.itemsize else torch.uint8
-            layout = flat, (length // flat.itemsize,), (1,)
+            plain = dtype if not length % dtype.itemsize else torch.uint8
+            layout = plain, (length // plain.itemsize,), (1,)
         step.held.append(storage._weak_ref())
         saved = step.known[key] = Saved(self, step, length, start, tensor._version, layout, tensor.detach())
-        if (step.some_stay and step.stays()) or not self._send(saved, storage.data_ptr() + start):
+        if (step.some_stay and step.stays()) or not self._send(saved, (storage, start)):
             step.stayed.append(saved.index)
             saved.witness.data = self._none  # its bytes stay with the handles
-            return saved, apart(tensor), 0
-        if whole:
-            return saved
-        return saved, (dtype, tensor.shape, stride), tensor.storage_offset() - start // dtype.itemsize
+        return saved if whole and saved.place is not None else _handle(saved, tensor)
 
-    def _send(self, saved: Saved, address: int) -> bool:
+    def _send(self, saved: Saved, source: Spot) -> bool:
         """Queue the copy to Grace. False: the tensor stays where it is."""
         if self._unsent >= TOO_MANY:
             return False
@@ -247,7 +243,7 @@ class Offloader:
             self.full += 1
             return False
         try:
-            ticket = self._link.send(address, place[1], size)
+            ticket = self._out.copy([((place[0].storage, place[1]), source, size)], self._out.here())
         except (MemoryRoomError, RuntimeError) as refused:
             if not isinstance(refused, StillUnderWay):
                 self.give_back(place)
@@ -269,9 +265,9 @@ class Offloader:
         while self._under_way:
             oldest = self._under_way[0]
             try:
-                if oldest.departure is not None and not self._link.done(oldest.departure):
+                if not self._out.done(oldest.departure):
                     return
-            except MemoryRoomError as refused:
+            except RuntimeError as refused:
                 self._send_failed(refused)
                 return
             oldest.departure = None
@@ -281,7 +277,7 @@ class Offloader:
         """The current stream goes on after its copy; then its memory is free to be used again on that stream."""
         oldest = self._under_way[0]
         if oldest.departure is not None:
-            self._link.wait(oldest.departure)  # where that fails it stays the oldest, and keeps its memory
+            self._out.wait(oldest.departure)  # where that fails it stays the oldest, and keeps its memory
             oldest.departure = None
         self._under_way.popleft()
         self._sending -= oldest.size
@@ -310,7 +306,7 @@ class Offloader:
         assert saved.source is not None
         dtype, shape, stride = layout
         storage = saved.source.untyped_storage()
-        fresh = torch.empty(0, dtype=dtype, device=self._link.device)
+        fresh = torch.empty(0, dtype=dtype, device=self.device)
         return fresh.set_(storage, offset + saved.start // dtype.itemsize, shape, stride)
 
     def _asked(self, saved: Saved) -> torch.Tensor:
@@ -349,34 +345,46 @@ class Offloader:
     def _bring(self, saved: Saved) -> torch.Tensor | None:
         """Queue its way back; None where that failed."""
         assert saved.place is not None
+        chunk, at = saved.place
+        dtype, shape, stride = saved.layout
         try:
-            saved.buffer, saved.arrival = self._link.bring(saved.place[1], saved.size, saved.layout)
+            buffer = torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
+            ticket = self._back.copy([(spot_of(buffer), (chunk.storage, at), saved.size)], self._back.here())
         except (MemoryRoomError, RuntimeError) as refused:
             self._failed("back from Grace", refused)
             return None
+        saved.buffer, saved.arrival = buffer, ticket
         self.brought += saved.size
         self.fetched += 1
-        return saved.buffer
+        return buffer
 
     def _fetch(self, saved: Saved) -> torch.Tensor:
         """The ordinary way, where the quick one failed."""
         assert saved.place is not None
-        buffer = saved.buffer = self._link.fetch(saved.place[1], saved.size, saved.layout)
+        chunk, at = saved.place
+        dtype, shape, stride = saved.layout
+        there = flat((chunk.storage, at), saved.size).to(self.device, copy=True).view(dtype)
+        saved.buffer = torch.as_strided(there, shape, stride)
         self.brought += saved.size
-        return buffer
+        return saved.buffer
 
     # -- the end of a saved tensor, and of all -------------------------------------------------------------
 
     def await_arrival(self, saved: Saved) -> None:
         """The current stream's next work comes after what was fetched for it."""
         if saved.arrival is not None:
-            self._link.wait(saved.arrival, saved.buffer)
+            self._back.wait(saved.arrival, saved.buffer)
             saved.arrival = None
 
     def close(self) -> None:
         self.finish()
-        if self._link.close():
-            self._arena.close()
+        try:
+            self._out.settle()
+            self._back.settle()
+        except RuntimeError as unknown:  # so its memory must not go yet
+            logger.warning("gh200: the end of copies of activations could not be seen: %s", str(unknown))
+            return
+        self._arena.close()
 
     def _failed(self, where: str, refused: Exception) -> None:
         self.failed += 1
@@ -389,3 +397,30 @@ class Offloader:
         self._unsent += 1
         if self._unsent == TOO_MANY:
             logger.warning("gh200: activations stay in HBM from here on: %d copies to Grace failed", self._unsent)
+
+
+def _handle(saved: Saved, tensor: torch.Tensor) -> Any:
+    """A view of what was saved."""
+    if saved.place is None:
+        return saved, apart(tensor), 0
+    dtype = tensor.dtype
+    return saved, (dtype, tensor.shape, tensor.stride()), tensor.storage_offset() - saved.start // dtype.itemsize
+
+
+MEASURED = 64 * MIB
+TIMES = 5
+
+
+def measure_link(out: Lane, back: Lane, grace: Spot, size: int) -> Rates:
+    """Bytes per second each way over ``size`` bytes of Grace, by waiting for each copy."""
+    near = spot_of(torch.empty(size, dtype=torch.uint8, device=out.device))
+    there = median(_seconds(out, (grace, near, size)) for _ in range(TIMES))
+    return Rates(d2h=size / there, h2d=size / median(_seconds(back, (near, grace, size)) for _ in range(TIMES)))
+
+
+def _seconds(lane: Lane, move: Move) -> float:
+    lane.settle()
+    started = time.perf_counter()
+    lane.copy([move], lane.here())
+    lane.settle()
+    return max(time.perf_counter() - started, 1e-9)

@@ -1,16 +1,19 @@
-"""What is known of one bucket shape: its blocks as measured, the mix chosen for them, the order of backward. No torch.
+"""What is known of one bucket shape: its blocks as measured, the mix chosen for them, the order of backward. Pure.
 
 The first step of a shape is measured: nothing is kept in HBM that can go, and blocks that would be checkpointed run
 plainly as long as Grace has room for one more of them. The mix is then chosen from bytes and times, and chosen again
 where the room in HBM has changed (optimizer state is born after the first steps).
+
+Backward asks in nearly the reverse order of saving, but for neighbours that are swapped, the same ones in each step:
+the order is learned in the first step, and followed from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from simpletuner_gh200.model.activations.order import LearnedOrder
 from simpletuner_gh200.model.activations.policy import Block, Choice, Mix, Rates, choose
 
 ROOM_CHANGED = 0.1
@@ -18,6 +21,55 @@ ROOM_CHANGED = 0.1
 MOST_ORDERS = 8
 ANOTHER_BLOCK = 1.5
 """A block is started plainly while Grace has so many times the room that the largest one before it took."""
+
+
+AT_LEAST, AT_MOST = 2, 4
+"""So many are fetched ahead of use ..."""
+AHEAD_BYTES = 512 << 20
+"""... those beyond the least only while all of them together are no more than this."""
+
+NOTHING = (0, 0)
+
+
+class Ahead(NamedTuple):
+    """What is fetched ahead of use, the same for all steps that go alike."""
+
+    queue: tuple[int, ...]
+    """In the order of asking."""
+    window: dict[int, tuple[int, int]]
+    """For each that is asked for: from where to where in the queue things should be on their way."""
+
+
+class LearnedOrder:
+    """Sizes in the order of saving, and indices into them in the order of asking."""
+
+    def __init__(self, sizes: Sequence[int], asked: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self.asked = tuple(dict.fromkeys(asked))
+        self._ahead: tuple[tuple[int, ...], Ahead] | None = None
+
+    def ahead(self, stayed: Sequence[int]) -> Ahead:
+        """For steps in which these did not leave: the same in most, so the last one is kept."""
+        key = tuple(stayed)
+        if self._ahead is None or self._ahead[0] != key:
+            self._ahead = key, self._walked(frozenset(key))
+        return self._ahead[1]
+
+    def _walked(self, stayed: frozenset[int]) -> Ahead:
+        queue = tuple(at for at in self.asked if at not in stayed)
+        window: dict[int, tuple[int, int]] = {}
+        passed = until = 0
+        for index in self.asked:
+            passed += index not in stayed
+            until = max(until, passed)
+            while until < len(queue) and self._may_all_be_there(queue[passed : until + 1]):
+                until += 1
+            window[index] = passed, until
+        return Ahead(queue, window)
+
+    def _may_all_be_there(self, ahead: Sequence[int]) -> bool:
+        few = len(ahead) <= AT_MOST and sum(self.sizes[at] for at in ahead) <= AHEAD_BYTES
+        return len(ahead) <= AT_LEAST or few
 
 
 @dataclass

@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.model.activations.order import NOTHING, Ahead, LearnedOrder
-from simpletuner_gh200.model.activations.recognise import let_go
-from simpletuner_gh200.model.activations.shape import ANOTHER_BLOCK, Measured, Shape
+from simpletuner_gh200.memory.lane import Lane, Ticket
+from simpletuner_gh200.model.activations.saved_tensors import Layout, let_go
+from simpletuner_gh200.model.activations.shape import ANOTHER_BLOCK, NOTHING, Ahead, LearnedOrder, Measured, Shape
 
 if TYPE_CHECKING:
     import torch
 
     from simpletuner_gh200.model.activations.arena import Place
-    from simpletuner_gh200.model.activations.link import Layout, Link, Ticket
     from simpletuner_gh200.model.activations.offload import Offloader
 
 A_FEW, MOSTLY = 2, 0.25
@@ -29,10 +28,10 @@ class Saved:
     """What was saved, while a copy still reads it."""
     place: Place | None = None
     """Where its bytes are in Grace; None: they stay where they are, with the handles."""
-    departure: Ticket | None = None
+    departure: Ticket = None
     buffer: torch.Tensor | None = None
     """Its bytes on the device again."""
-    arrival: Ticket | None = None
+    arrival: Ticket = None
 
     def __init__(
         self, owner: Offloader, step: Step, size: int, start: int, version: int, layout: Layout, witness: torch.Tensor
@@ -64,10 +63,10 @@ class Saved:
 class Step:
     """From the forward pass to the end of the graph."""
 
-    def __init__(self, shape: Shape, link: Link) -> None:
+    def __init__(self, shape: Shape, lane: Lane) -> None:
         self.shape = shape
         self.some_stay = "keep" in shape.block_choices or "keep" in shape.other_choices
-        self._link = link
+        self._lane = lane
         self.refs: list[weakref.ref[Saved]] = []
         self.sizes: list[int] = []
         self.stayed: list[int] = []
@@ -90,7 +89,7 @@ class Step:
         """Whose end is waited for, to see what the step has needed; reentrant checkpoints have passes of their own."""
         self.measured: list[Measured] = []
         self._marks: list[tuple[Measured, Any, Any]] = []
-        self._began: Any = link.mark() if self.measuring else None
+        self._began: Any = lane.mark() if self.measuring else None
         self._ended: Any = None
         self.block: int | None = None
         """The block that runs now, counted from 0."""
@@ -137,13 +136,13 @@ class Step:
             self.measured.append(Measured(inputs=inputs, recomputed=recomputed))
         if not recomputed:
             self.block = at
-        return self._link.mark() if self.measuring and not recomputed else None
+        return self._lane.mark() if self.measuring and not recomputed else None
 
     def end_block(self, began: Any) -> None:
         self.block = None
         if began is not None:
             part = next(part for part in reversed(self.measured) if part.inside)
-            self._marks.append((part, began, self._link.mark()))
+            self._marks.append((part, began, self._lane.mark()))
             self._largest = max(self._largest, part.saved)
 
     @contextmanager
@@ -165,7 +164,7 @@ class Step:
         self._ahead = order.ahead(self.stayed) if order is not None else None
         self.surprised = order is None and bool(self.shape.orders)
         if self.measuring:
-            self._ended = self._link.mark()
+            self._ended = self._lane.mark()
 
     # -- backward ----------------------------------------------------------------------------------------
 
@@ -224,9 +223,9 @@ class Step:
 
     def _read_times(self) -> None:
         for part, began, ended in self._marks:
-            part.seconds = self._link.seconds(began, ended)
+            part.seconds = self._lane.seconds(began, ended)
         others = [part for part in self.measured if not part.inside]
-        rest = self._link.seconds(self._began, self._ended) - sum(part.seconds for part in self.measured)
+        rest = self._lane.seconds(self._began, self._ended) - sum(part.seconds for part in self.measured)
         total = sum(part.saved for part in others)
         for part in others:  # between blocks nobody took the time: by bytes
             part.seconds = max(rest, 0.0) * part.saved / total if total else 0.0

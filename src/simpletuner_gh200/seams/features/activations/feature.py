@@ -17,17 +17,16 @@ from simpletuner_gh200.memory.ceilings import activations_allowance, activations
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.sharing import NodePosition
-from simpletuner_gh200.model.activations.arena import Arena
-from simpletuner_gh200.model.activations.policy import Rates
+from simpletuner_gh200.model.activations.policy import Comparison, Rates
 from simpletuner_gh200.model.activations.shape import Shape, summary_of
-from simpletuner_gh200.model.activations.trial import Trial
+from simpletuner_gh200.model.refusals import activations_device_refusal, activations_refusal
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.activations.refusals import refusal_here, refusal_of
 from simpletuner_gh200.seams.patch import Patch, Patches, wrap_method
 from simpletuner_gh200.units import KIB, format_bytes
 
 if TYPE_CHECKING:
-    from simpletuner_gh200.model.activations.link import Link
+    from simpletuner_gh200.memory.lane import Lane
+    from simpletuner_gh200.model.activations.arena import Arena
     from simpletuner_gh200.model.activations.offload import Offloader
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -42,7 +41,7 @@ class ActivationsFeature(Feature):
         self._maker: SlabMaker | None = None
         self._rates: Rates | None = None
         self._on_device = False
-        self._trial: Trial | None = None
+        self._trial: Comparison | None = None
         """Of ``auto`` against checkpointing, which fits into HBM whatever the trial says."""
         self._where_needed = False
         """``auto`` without checkpointing: no comparison, only shapes that fit into HBM and ones that don't."""
@@ -85,7 +84,7 @@ class ActivationsFeature(Feature):
         if self._settings.activations == "auto" and device.type == "cpu":
             return f"there is no GPU whose memory could be relieved ({caps.absence or 'training runs on the CPU'})"
         distributed = str(getattr(trainer.accelerator, "distributed_type", "NO"))
-        return refusal_of(vars(trainer.config), distributed) or refusal_here(device.type, caps)
+        return activations_refusal(vars(trainer.config), distributed) or activations_device_refusal(device.type, caps)
 
     def before_train(self, trainer: Any) -> None:
         """Models and optimizer are in place: measure what is left, make the engine, stand beside checkpointing."""
@@ -93,12 +92,13 @@ class ActivationsFeature(Feature):
         self._checkpointing = bool(getattr(trainer.config, "gradient_checkpointing", False))
         auto = self._settings.activations == "auto"
         self._where_needed = auto and not self._checkpointing
-        self._trial = Trial() if auto and self._checkpointing else None
+        self._trial = Comparison() if auto and self._checkpointing else None
         self._switch_checkpointing()
 
     def _make(self, trainer: Any) -> Offloader:
+        from simpletuner_gh200.memory.lane import lanes
+        from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, NoRoom, Room
         from simpletuner_gh200.model.activations.offload import Offloader
-        from simpletuner_gh200.model.activations.room import DeviceRoom, NoRoom, Room
 
         driver, device = detect.current(), trainer.accelerator.device
         ordinal = device.index or 0
@@ -106,16 +106,16 @@ class ActivationsFeature(Feature):
         ranks = NodePosition.from_environment(self.name).local_size
         allowed = activations_allowance(self._settings.activation_limit_gb, host_memory(), ranks)
         self._arena = Arena(lambda size: maker.make(size, label="activations"), allowed.size)
-        link = self._link(device)
+        sides = lanes(device)
         room: Room = NoRoom()
         self._on_device = device.type == "cuda"
         if self._on_device:
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
             room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer), self._idle_in_grace)
-            self._rates = self._measure(link)
+            self._rates = self._measure(*sides)
         logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
         return Offloader(
-            link,
+            sides,
             self._arena,
             minimum=self._settings.activation_min_tensor_kb * KIB,
             room=room,
@@ -127,22 +127,16 @@ class ActivationsFeature(Feature):
     def _idle_in_grace(self) -> int:
         return sum(feature.idle_in_grace() for feature in self.runtime.features_on)
 
-    @staticmethod
-    def _link(device: Any) -> Link:
-        from simpletuner_gh200.model.activations.link import DeviceLink, HostLink
-
-        return DeviceLink(detect.current(), device) if device.type == "cuda" else HostLink()
-
-    def _measure(self, link: Link) -> Rates | None:
+    def _measure(self, out: Lane, back: Lane) -> Rates | None:
         """D2H and H2D as they are here: one node's are twice another's."""
-        from simpletuner_gh200.model.activations.link import MEASURED, measure
+        from simpletuner_gh200.model.activations.offload import MEASURED, measure_link
 
         assert self._arena is not None
         place = self._arena.take(MEASURED)
         if place is None:
             return None
         try:
-            rates = measure(link, place[1], MEASURED)
+            rates = measure_link(out, back, (place[0].storage, place[1]), MEASURED)
         except (MemoryRoomError, RuntimeError) as refused:
             logger.warning("gh200: the link could not be measured, so nothing is weighed against it: %s", str(refused))
             return None

@@ -22,8 +22,8 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
 from simpletuner_gh200.memory.ceilings import embeds_allowance
-from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.detect import current
+from simpletuner_gh200.memory.lane import Copier, CudaLane
 from simpletuner_gh200.memory.out_of_memory import on_out_of_memory
 from simpletuner_gh200.memory.pace import waits_for_first_step
 from simpletuner_gh200.memory.pressure import Relief
@@ -229,7 +229,7 @@ class CachesFeature(Feature):
             if self.settings.given(ENABLE_PREFETCH):
                 logger.warning("gh200: no CUDA device: enable_prefetch has nothing to do here")
             return HostDelivery(BufferPool())
-        self._copier = Copier(current(), TorchMemory(f"cuda:{torch.cuda.current_device()}"))
+        self._copier = Copier(CudaLane(torch.device("cuda", torch.cuda.current_device())))
         return DeviceDelivery(self._copier)
 
     def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.pool.probe import Trial
+from simpletuner_gh200.memory.pool.probe import Tried
 from simpletuner_gh200.model.optimizer_table import optimizers, streaming_wins
 from simpletuner_gh200.model.placement import Placement, automatic_budget
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -23,15 +23,13 @@ from simpletuner_gh200.seams.features.state.opening import (
     open_pool,
     outliving_gradients,
     trained_bytes,
-    unavailable,
 )
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 
 # These import torch, and what a feature asks for is known before a run, too.
 if TYPE_CHECKING:
-    from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper, Tally
-    from simpletuner_gh200.model.shadow import CaughtShadow
+    from simpletuner_gh200.model.catching import CaughtOptimizer, CaughtShadow, Keeper, Tally
     from simpletuner_gh200.model.streaming import StreamedOptimizer
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -43,7 +41,7 @@ class StateFeature(Feature):
     name = "state"
 
     def __init__(self) -> None:
-        self._trial: Trial | None = None
+        self._trial: Tried | None = None
         self._opened: Opened | None = None
         self._keeper: Keeper | None = None
         self._optimizers: list[CaughtOptimizer] = []
@@ -52,7 +50,6 @@ class StateFeature(Feature):
         self._shadow: CaughtShadow | None = None
         self._patches = Patches()
         self._shadow_patches = Patches()
-        self._whole_run = contextlib.ExitStack()
         self._budget: str | None = None
         """Why gpu_first keeps so much in HBM, once that is known."""
         self._streaming = "not decided"
@@ -68,8 +65,6 @@ class StateFeature(Feature):
 
     def start(self, trainer: Any) -> None:
         self._trial = check(self._settings, trainer, by_name=self.settings.given(ACCESS_PATTERN))
-        if self._settings.uvm_scope == "all":
-            self._all_of_it(trainer)
         config = trainer.config
         if getattr(config, "use_ema", False) and getattr(config, "ema_device", None) != "accelerator":
             if getattr(config, "ema_cpu_only", False):
@@ -77,19 +72,6 @@ class StateFeature(Feature):
             else:
                 # Or every update would take all shadows to HBM and back.
                 config.ema_device = "accelerator"
-
-    def _all_of_it(self, trainer: Any) -> None:
-        """The pool exists before the model does, so that nothing is allocated beside it."""
-        if self._trial is None:
-            logger.warning("gh200: uvm_scope all is optimizer here: without a device there is nothing else to route")
-            return
-        opened = self._open(trainer)
-        if opened.pool.defers_frees():
-            raise unavailable(
-                "this torch keeps memory that a side stream has used for as long as uvm_scope all lasts, so that a run "
-                "would grow with every batch"
-            )
-        self._whole_run.enter_context(opened.pool.use())
 
     def _open(self, trainer: Any) -> Any:
         if self._opened is None:
@@ -99,9 +81,7 @@ class StateFeature(Feature):
             self._opened = open_pool(self._settings, trainer, self._trial, claimed=claimed)
             smallest = self._settings.uvm_min_tensor_kb * 1024
             given = self._settings.uvm_hbm_budget_gb
-            # With scope all HBM is not a place that anything could stay in.
-            pattern = "cpu_first" if self._settings.uvm_scope == "all" else self._settings.uvm_access_pattern
-            placement = Placement(pattern, smallest, gib_to_bytes(given or 0))
+            placement = Placement(self._settings.uvm_access_pattern, smallest, gib_to_bytes(given or 0))
             self._keeper = Keeper(self._opened.pool, placement)
             if given is not None or self._trial is None or placement.pattern != "gpu_first":
                 self._budget = "uvm_hbm_budget_gb" if given is not None else "no HBM share"
@@ -119,8 +99,7 @@ class StateFeature(Feature):
         ema = getattr(trainer, "ema_model", None)
         if ema is None or getattr(trainer.config, "ema_cpu_only", False):
             return
-        from simpletuner_gh200.model.catching import Keeper
-        from simpletuner_gh200.model.shadow import CaughtShadow
+        from simpletuner_gh200.model.catching import CaughtShadow, Keeper
 
         smallest = self._settings.uvm_min_tensor_kb * 1024
         self._shadow = CaughtShadow(ema, Keeper(self._open(trainer).pool, Placement("cpu_first", smallest)))
@@ -181,20 +160,11 @@ class StateFeature(Feature):
         self._patches.remove()
         self._shadow_patches.remove()
 
-    def close(self) -> None:
-        self._whole_run.close()
-
     # -- the optimizer's own calls -------------------------------------------------------------------------
 
     def _load(self, caught: CaughtOptimizer, wrapped: Any, args: Any, kwargs: Any) -> Any:
-        """Resuming: the states it allocates are the pool's at once, so that a run that fitted also resumes."""
-        assert self._opened is not None
-        with self._opened.pool.use():
-            result = wrapped(*args, **kwargs)
-        caught.sweep()
-        if self._budget is not None:
-            caught.promote()
-        return result
+        """Resuming: what is loaded goes to its home at once, so that a run that fitted also resumes."""
+        return caught.load(wrapped, *args, **kwargs)
 
     def _step(self, caught: CaughtOptimizer, wrapped: Any, args: Any, kwargs: Any) -> Any:
         if self._budget is None:
@@ -243,7 +213,8 @@ class StateFeature(Feature):
     def _decide_streaming(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
         import torch
 
-        from simpletuner_gh200.model.streaming import CudaLane, HostLane, StreamedOptimizer
+        from simpletuner_gh200.memory.lane import lanes
+        from simpletuner_gh200.model.streaming import StreamedOptimizer
 
         assert self._opened is not None
         asked, trial = self._settings.uvm_streaming, self._opened.trial
@@ -255,12 +226,10 @@ class StateFeature(Feature):
             self._streaming = f"taken in place: {why}"
             return None
         self._streaming = "streamed through HBM"
-        on_device = self._opened.pool.device == "cuda"
-        lane = CudaLane(torch.device("cuda", self._opened.ordinal)) if on_device else HostLane()
-        return StreamedOptimizer(caught, lane)
+        return StreamedOptimizer(caught, lanes(torch.device(self._opened.pool.device, self._opened.ordinal)))
 
     @staticmethod
-    def _no_gain(caught: CaughtOptimizer, optimizer: str, trial: Trial) -> str | None:
+    def _no_gain(caught: CaughtOptimizer, optimizer: str, trial: Tried) -> str | None:
         facts = optimizers()[optimizer]
         if any(group.get("fused") for group in caught.optimizer.param_groups):
             facts = replace(facts, reads=1.0, writes=1.0)  # one kernel, which passes over its state once

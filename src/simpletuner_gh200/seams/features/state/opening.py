@@ -17,14 +17,14 @@ from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import read_nodes
 from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism, Reserve
-from simpletuner_gh200.memory.pool.probe import Trial, choose, try_out, wanted
-from simpletuner_gh200.memory.pool.refusal import Training, device_refusal, torch_refusal, training_refusal
+from simpletuner_gh200.memory.pool.probe import Tried, choose, try_out
 from simpletuner_gh200.memory.sharing import NodePosition
 from simpletuner_gh200.model.optimizer_table import optimizers
+from simpletuner_gh200.model.refusals import state_device_refusal, state_refusal, torch_refusal
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 
 if TYPE_CHECKING:
-    from simpletuner_gh200.model.host_pool import HostPool
+    from simpletuner_gh200.model.catching import HostPool
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -34,15 +34,22 @@ class Opened:
     """The pool of a run, and what the probe said of it."""
 
     pool: GracePool | HostPool
-    trial: Trial | None
+    trial: Tried | None
     """None without a device."""
     ordinal: int = 0
     reserve: Reserve | None = None
 
 
-def check(settings: StateSettings, trainer: Any, *, by_name: bool) -> Trial | None:
+def check(settings: StateSettings, trainer: Any, *, by_name: bool) -> Tried | None:
     """At the start of a run: refuse what can't be, before anything is loaded; the mechanism that is taken."""
-    refusal = training_refusal(_training(trainer)) or _streaming_refusal(settings, trainer)
+    if settings.uvm_scope == "all":
+        raise FeatureUnavailable(
+            "gh200_optimizations.uvm_scope 'all' is not offered: every temporary of a step would live in Grace, which "
+            "costs more than it gives, and what a side stream has used would never come back",
+            remedy="set uvm_scope to 'optimizer'; for activations there is gh200_optimizations.activations",
+        )
+    distributed = str(getattr(trainer.accelerator, "distributed_type", ""))
+    refusal = state_refusal(vars(trainer.config), distributed) or _streaming_refusal(settings, trainer)
     if refusal is not None:
         raise unavailable(refusal)
     driver = detect.current()
@@ -55,14 +62,14 @@ def check(settings: StateSettings, trainer: Any, *, by_name: bool) -> Trial | No
         return None
     caps = driver.capabilities(ordinal_of(trainer))
     conf = next(filter(None, map(text, ALLOCATOR)), "")
-    refusal = device_refusal(caps, by_name=by_name) or torch_refusal(torch.__version__, conf)
+    refusal = state_device_refusal(caps, by_name=by_name) or torch_refusal(torch.__version__, conf)
     if refusal is not None:
         raise unavailable(refusal)
-    return _take(caps, settings.uvm_access_pattern)
+    return _take(caps)
 
 
-def _take(caps: Capabilities, pattern: str) -> Trial:
-    trials = try_out(caps, wanted(pattern))
+def _take(caps: Capabilities) -> Tried:
+    trials = try_out(caps)
     choice = choose(trials)
     if choice is None:
         raise unavailable("no way to Grace memory works: " + "; ".join(map(str, trials)))
@@ -70,7 +77,7 @@ def _take(caps: Capabilities, pattern: str) -> Trial:
     return choice.taken
 
 
-def open_pool(settings: StateSettings, trainer: Any, trial: Trial | None, *, claimed: int) -> Opened:
+def open_pool(settings: StateSettings, trainer: Any, trial: Tried | None, *, claimed: int) -> Opened:
     """When the data is ready: what caches and datasets took is gone from the host's memory by now."""
     host = host_memory()
     driver, ordinal = detect.current(), ordinal_of(trainer)
@@ -87,7 +94,7 @@ def open_pool(settings: StateSettings, trainer: Any, trial: Trial | None, *, cla
         _say(allowed, "host memory standing in")
         if settings.oom_reserve_gb:
             logger.warning("gh200: oom_reserve_gb has nothing to do here: there is no device whose memory could end")
-        from simpletuner_gh200.model.host_pool import HostPool
+        from simpletuner_gh200.model.catching import HostPool
 
         return Opened(HostPool(allowed.size, allowed.why), None)
     mechanism: Mechanism = trial.mechanism
@@ -110,17 +117,6 @@ def _say(allowed: Allowance, mechanism: str) -> None:
 
 def ordinal_of(trainer: Any) -> int:
     return int(getattr(trainer.accelerator.device, "index", None) or 0)
-
-
-def _training(trainer: Any) -> Training:
-    config = trainer.config
-    offload = getattr(config, "optimizer_cpu_offload_method", None)
-    return Training(
-        deepspeed=str(getattr(trainer.accelerator, "distributed_type", "")).upper().endswith("DEEPSPEED"),
-        cpu_offload=None if offload in (None, "", "none", "None") else str(offload),
-        ramtorch=bool(getattr(config, "ramtorch", False)),
-        releases_gradients=bool(getattr(config, "optimizer_release_gradients", False)),
-    )
 
 
 def _streaming_refusal(settings: StateSettings, trainer: Any) -> str | None:
