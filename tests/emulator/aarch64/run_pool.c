@@ -19,7 +19,7 @@ int main(int count, char **words) {
     uint64_t now[8];
     EXPECT(count == 2);
     EXPECT(dlopen(words[1], RTLD_NOW | RTLD_GLOBAL));
-    for (int mechanism = 1; mechanism <= 3; mechanism++) { /* host, vmm, managed */
+    for (int mechanism = 1; mechanism <= 2; mechanism++) { /* host, vmm */
         EXPECT(gh200_pool_configure(mechanism, 3 * MIB, 0, 0));
         char *first = gh200_pool_alloc(2 * MIB, 0, NULL);
         EXPECT(first);

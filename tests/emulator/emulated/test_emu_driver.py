@@ -13,7 +13,7 @@ from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
-from simpletuner_gh200.memory.driver.interface import HOST, Advice, Location, device
+from simpletuner_gh200.memory.driver.interface import HOST, device
 from tests.emulator.emulation import Emulator
 
 MODES = {
@@ -69,102 +69,24 @@ def test_kinds_of_pointers(driver: CudaDriver) -> None:
     driver.free(on_device, 0)
 
 
-@pytest.mark.parametrize("where", [HOST, device(0)], ids=str)
-def test_preferred_location_reads_back(driver: CudaDriver, where: Location) -> None:
+def test_pages_are_moved_to_where_they_are_asked_for(emulator: Emulator, driver: CudaDriver) -> None:
     address = driver.alloc_managed(1 << 20, 0)
-    assert driver.range_state((address, 1 << 20)).preferred is None
-    driver.advise((address, 1 << 20), Advice.SET_PREFERRED_LOCATION, where)
-    assert driver.range_state((address, 1 << 20)).preferred == where
-    driver.advise((address, 4096), Advice.UNSET_PREFERRED_LOCATION, where)
-    assert driver.range_state((address, 1 << 20)).preferred is None, "pages that disagree have no common answer"
+    driver.prefer((address, 4096), HOST, device(0))
+    driver.prefetch((address + 8192, 4096), device(0), 0)
+    assert [emulator.residency(address + offset) for offset in (0, 4096, 8192, 12288)] == [-1, -1, 0, -1]
+    driver.prefetch((address + 8192, 4096), HOST, 0)
+    assert emulator.residency(address + 8192) == -1
     driver.free(address, 0)
 
 
-def test_read_mostly_and_accessed_by_read_back(driver: CudaDriver) -> None:
-    address = driver.alloc_managed(1 << 20, 0)
-    span = (address, 1 << 20)
-    driver.advise(span, Advice.SET_READ_MOSTLY, HOST)
-    driver.advise(span, Advice.SET_ACCESSED_BY, device(0))
-    assert driver.range_state(span).read_mostly
-    assert driver.range_state(span).accessed_by == (device(0),)
-    driver.advise(span, Advice.UNSET_READ_MOSTLY, HOST)
-    driver.advise(span, Advice.UNSET_ACCESSED_BY, device(0))
-    assert not driver.range_state(span).read_mostly
-    assert driver.range_state(span).accessed_by == ()
-    driver.free(address, 0)
-
-
-def test_prefetch_moves_pages_and_evicts_those_that_rather_live_elsewhere(
-    emulator: Emulator, driver: CudaDriver
-) -> None:
-    emulator.set_hbm(1 << 20)
-    stream = driver.create_stream(0)
-    kept, other = driver.alloc_managed(512 << 10, 0), driver.alloc_managed(512 << 10, 0)
-    driver.advise((kept, 512 << 10), Advice.SET_PREFERRED_LOCATION, device(0))
-    driver.prefetch([(kept, 512 << 10), (other, 512 << 10)], device(0), stream)
-    driver.synchronize_stream(stream, 0)
-    assert emulator.residency(kept) == emulator.residency(other) == 0
-    third = driver.alloc_managed(512 << 10, 0)
-    driver.prefetch([(third, 512 << 10)], device(0), stream)
-    driver.synchronize_stream(stream, 0)
-    assert emulator.residency(third) == 0
-    assert emulator.residency(kept) == 0
-    assert emulator.residency(other) == -1
-    assert driver.range_state((third, 512 << 10)).last_prefetch == device(0)
-    for address in (kept, other, third):
-        driver.free(address, 0)
-    driver.destroy_stream(stream, 0)
-
-
-def test_batched_prefetch_is_one_call_where_the_bindings_have_it(emulator: Emulator, driver: CudaDriver) -> None:
-    from cuda.bindings import driver as nvidia
-
-    address = driver.alloc_managed(1 << 20, 0)
-    before = emulator.calls("cuMemPrefetchAsync")
-    stream = driver.create_stream(0)
-    driver.prefetch([(address, 4096), (address + 8192, 4096)], device(0), stream)
-    single = emulator.calls("cuMemPrefetchAsync") - before
-    batched = hasattr(nvidia, "cuMemPrefetchBatchAsync") and driver.capabilities(0).driver_version >= 13000
-    assert single == (0 if batched else 2)
-    assert emulator.residency(address) == emulator.residency(address + 8192) == 0
-    assert emulator.residency(address + 4096) == -1
-    driver.prefetch([(address, 4096), (address + 4096, 4096)], device(0), 0)
-    assert emulator.residency(address + 4096) == 0, "one by one on the null stream, where batches are not allowed"
-    driver.destroy_stream(stream, 0)
-    driver.free(address, 0)
-
-
-def test_copies_arrive_only_when_somebody_waits(emulator: Emulator, driver: CudaDriver) -> None:
+def test_a_copy_is_timed_by_the_devices_clock_and_over_when_it_returns(emulator: Emulator, driver: CudaDriver) -> None:
     emulator.defer()
-    source = ctypes.create_string_buffer(b"latents!" * 512)
+    source, back = ctypes.create_string_buffer(b"latents!" * 512), ctypes.create_string_buffer(4096)
     target = driver.alloc_device(4096, 0)
-    stream, event = driver.create_stream(0), driver.create_event(0)
-    driver.copy([(target, ctypes.addressof(source), 4096)], stream, 0)
-    driver.record_event(event, stream, 0)
-    assert ctypes.string_at(target, 8) == b"\0" * 8
-    assert not driver.event_done(event, 0)
-    driver.synchronize_stream(stream, 0)
-    assert driver.event_done(event, 0)
+    assert driver.copy_seconds((target, ctypes.addressof(source), 4096), 0) > 0
     assert ctypes.string_at(target, 8) == b"latents!"
-    driver.destroy_event(event, 0)
-    driver.destroy_stream(stream, 0)
-    driver.free(target, 0)
-
-
-def test_a_stream_waits_for_an_event_of_another(emulator: Emulator, driver: CudaDriver) -> None:
-    emulator.defer()
-    source, back = ctypes.create_string_buffer(b"x" * 64), ctypes.create_string_buffer(64)
-    target = driver.alloc_device(64, 0)
-    first, second, event = driver.create_stream(0), driver.create_stream(0), driver.create_event(0)
-    driver.copy([(target, ctypes.addressof(source), 64)], first, 0)
-    driver.record_event(event, first, 0)
-    driver.wait_event(second, event, 0)
-    driver.copy([(ctypes.addressof(back), target, 64)], second, 0)
-    driver.synchronize_stream(second, 0)
-    assert back.raw == b"x" * 64
-    driver.destroy_event(event, 0)
-    driver.destroy_stream(first, 0)
-    driver.destroy_stream(second, 0)
+    assert driver.copy_seconds((ctypes.addressof(back), target, 4096), 0) > 0
+    assert back.raw == source.raw[:4096]
     driver.free(target, 0)
 
 
@@ -218,12 +140,12 @@ def test_an_error_names_call_code_and_remedy(emulator: Emulator, driver: CudaDri
 def test_advice_on_wrong_memory_is_invalid(emulator: Emulator, driver: CudaDriver) -> None:
     address = driver.alloc_device(4096, 0)
     with pytest.raises(DriverError, match="INVALID_VALUE"):
-        driver.advise((address, 4096), Advice.SET_PREFERRED_LOCATION, HOST)
+        driver.prefer((address, 4096), HOST)
     driver.free(address, 0)
     emulator.become("legacy")
     managed = driver.alloc_managed(4096, 0)
     with pytest.raises(DriverError, match="INVALID_DEVICE"):
-        driver.prefetch([(managed, 4096)], device(0), 0)
+        driver.prefetch((managed, 4096), device(0), 0)
     driver.free(managed, 0)
 
 
@@ -235,9 +157,8 @@ def test_a_rank_makes_no_context_on_devices_it_was_not_given(
     driver = detect.open_driver()
     assert driver.name == "cuda"
     assert driver.home == 2
-    slab = SlabMaker(driver, asked="managed").make(8192, label="latents")
-    assert driver.pointer_kind(slab.address) == "managed"
-    driver.range_state((slab.address, 8192))
+    slab = SlabMaker(driver, measured={}).make(8192, label="latents")
+    assert driver.pointer_kind(slab.address) == "host"
     assert isinstance(driver, CudaDriver)
     assert list(driver._contexts) == [2]
     slab.close()

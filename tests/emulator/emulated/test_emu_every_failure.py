@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import gc
 
-from simpletuner_gh200.diagnostics.selftest.checks.copies import DriverMemory
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.copier import Copier, SlabRange
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
-from simpletuner_gh200.memory.driver.interface import device
-from simpletuner_gh200.memory.mapping import Region
-from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.memory.mapping import Region, map_anonymous
 from tests.emulator.emulation import KINDS, Emulator
 
 CALLS = (
@@ -25,17 +21,13 @@ CALLS = (
     "cuDevicePrimaryCtxRetain",
     "cuMemGetInfo",
     "cuMemAlloc",
-    "cuMemAllocManaged",
     "cuMemHostRegister",
     "cuPointerGetAttribute",
     "cuMemAdvise",
     "cuMemPrefetchAsync",
-    "cuMemRangeGetAttribute",
     "cuStreamCreate",
-    "cuStreamWaitEvent",
     "cuEventCreate",
     "cuEventRecord",
-    "cuEventQuery",
     "cuMemcpyAsync",
 )
 """All but those that give something back, and the context calls, which those need too: failing these is a leak."""
@@ -44,26 +36,21 @@ NOTHING = dict.fromkeys((*KINDS, "streams", "events"), 0)
 
 
 def scenario() -> None:
-    """A slab of each kind, advice, batches copied, all given back."""
+    """A registered slab, advice on it and on plain memory, a copy to the device and back, all given back."""
     driver = CudaDriver()
     driver.device_count()
     driver.memory_info(0)
-    for asked in ("registered", "managed"):
-        with SlabMaker(driver, asked=asked).make(65536, label=asked) as slab:  # type: ignore[arg-type]
-            advice.prefer(driver, driver.capabilities(0), (slab.address, slab.size), "gpu")
-            advice.prefetch(driver, driver.capabilities(0), (slab.address, slab.size), device(0), 0)
-            copy(driver, slab)
-
-
-def copy(driver: CudaDriver, slab: Slab) -> None:
-    memory = DriverMemory(driver)
-    copier = Copier(driver, memory)
-    try:
-        arrived = [copier.copy([SlabRange(slab, 0, 4096), SlabRange(slab, 8192, 4096)]) for _ in range(3)]
-        assert arrived.count(None) == copier.failed <= 1
-    finally:
-        copier.close()
-        memory.close()
+    caps = driver.capabilities(0)
+    plain = map_anonymous(65536)
+    plain.array()[:] = 1
+    advice.prefetch(driver, caps, (plain.address, plain.size), "gpu", 0)
+    with SlabMaker(driver, asked="registered").make(65536, label="latents") as slab:
+        advice.prefer(driver, caps, (slab.address, slab.size), "gpu")
+        target = driver.alloc_device(4096, 0)
+        try:
+            assert driver.copy_seconds((target, slab.address, 4096), 0) > 0
+        finally:
+            driver.free(target, 0)
 
 
 def test_every_failure_at_every_turn(emulator: Emulator) -> None:
@@ -77,7 +64,7 @@ def test_every_failure_at_every_turn(emulator: Emulator) -> None:
         for nth in range(1, count + 1):
             tried += 1
             raised += fails_cleanly(emulator, call, nth)
-    assert tried > 50
+    assert tried > 30
     assert 0 < raised < tried, "some failures stop the scenario, others are absorbed with a reason"
 
 

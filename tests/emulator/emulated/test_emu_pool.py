@@ -10,14 +10,14 @@ import pytest
 
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
-from simpletuner_gh200.memory.driver.interface import Location, device
+from simpletuner_gh200.memory.driver.interface import Location
 from simpletuner_gh200.memory.pool import probe
 from simpletuner_gh200.memory.pool.pool import DRIVER, HOST_IS_SHORT, LIMIT, MECHANISMS, Allocator, Mechanism
 from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
-KIND = {"host": "host", "vmm": "device", "managed": "managed"}
-COUNTED = {"host": "pinned", "vmm": "mapped", "managed": "managed"}
+KIND = {"host": "host", "vmm": "device"}
+COUNTED = {"host": "pinned", "vmm": "mapped"}
 CALLS = {
     "host": ("cuMemHostAlloc",),
     "vmm": (
@@ -27,7 +27,6 @@ CALLS = {
         "cuMemMap",
         "cuMemSetAccess",
     ),
-    "managed": ("cuMemAllocManaged",),
 }
 """What each mechanism needs to succeed."""
 
@@ -55,8 +54,8 @@ def test_the_device_copies_to_it_and_back(driver: CudaDriver, emulator: Emulator
     address = allocator.alloc(2 * MIB, 0)
     assert address is not None
     written, back = ctypes.create_string_buffer(b"grace" * 100), ctypes.create_string_buffer(500)
-    driver.copy([(address + 4096, ctypes.addressof(written), 500)], 0, 0)
-    driver.copy([(ctypes.addressof(back), address + 4096, 500)], 0, 0)
+    driver.copy_seconds((address + 4096, ctypes.addressof(written), 500), 0)
+    driver.copy_seconds((ctypes.addressof(back), address + 4096, 500), 0)
     assert back.raw == written.raw[:500]
     allocator.free(address, 2 * MIB, 0)
 
@@ -70,7 +69,7 @@ def test_memory_that_was_mapped_for_nobody_is_no_memory(driver: CudaDriver, emul
     driver.memory_info(0)
     assert library.emu_forbid(ctypes.c_size_t(address)) == 0
     with pytest.raises(DriverError, match="700"):
-        driver.copy([(address, address + MIB, 100)], 0, 0)
+        driver.copy_seconds((address, address + MIB, 100), 0)
     allocator.free(address, 2 * MIB, 0)
 
 
@@ -162,14 +161,6 @@ def test_a_forked_child_gets_null_and_frees_nothing(emulator: Emulator) -> None:
     assert allocator.state().held == 0
 
 
-def test_managed_memory_is_mapped_for_the_device(driver: CudaDriver, emulator: Emulator) -> None:
-    allocator = Allocator("managed", limit=8 * MIB)
-    address = allocator.alloc(2 * MIB, 0)
-    assert address is not None
-    assert driver.range_state((address, 2 * MIB)).accessed_by == (device(0),)
-    allocator.free(address, 2 * MIB, 0)
-
-
 # -- the probe ------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +182,7 @@ def test_the_probe_takes_what_works_and_says_why(
     emulator.set_hbm(1 << 30)
     monkeypatch.setenv("GH200_EMU_PERSONALITY", machine)
     monkeypatch.setenv("GH200_EMU_HBM", str(1 << 30))
-    trials = probe.try_out(CudaDriver().capabilities(0), probe.wanted("gpu_first"))
+    trials = probe.try_out(CudaDriver().capabilities(0))
     choice = probe.choose(trials)
     assert choice is not None
     assert choice.taken.mechanism == taken

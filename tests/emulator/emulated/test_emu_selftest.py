@@ -7,15 +7,16 @@ import gc
 import pytest
 
 from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
-from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, all_checks
-from simpletuner_gh200.diagnostics.selftest.run import Row, _run
+from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck
+from simpletuner_gh200.diagnostics.selftest.run import CHECKS as ALL
+from simpletuner_gh200.diagnostics.selftest.run import CheckRow, _run
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from tests.emulator.emulation import Emulator
 
-CHECKS = {check.name: check for check in all_checks()}
+CHECKS = {check.name: check for check in ALL}
 
 
-def run(driver: CudaDriver, check: SelfCheck) -> Row:
+def run(driver: CudaDriver, check: SelfCheck) -> CheckRow:
     row = _run(check, Bench(driver, emulated=True))
     gc.collect()
     return row
@@ -28,22 +29,13 @@ def test_every_check_passes_or_is_skipped_on_a_healthy_machine(driver: CudaDrive
     assert row.found
 
 
-@pytest.mark.parametrize("kind", ["read_mostly", "accessed_by", "preferred_host", "prefetch", "prefetch_batch"])
-def test_a_lying_driver_fails_the_advice_checks(driver: CudaDriver, emulator: Emulator, kind: str) -> None:
-    emulator.lie()
-    assert run(driver, CHECKS[f"advice.{kind}"]).status == "fail"
-
-
 @pytest.mark.parametrize(
     ("name", "call"),
     [
         ("capability.managed", "cuMemAllocManaged"),
         ("capability.host_register", "cuMemHostRegister"),
         ("capability.device_total", "cuMemGetInfo"),
-        ("slab.managed", "cuMemAllocManaged"),
         ("slab.registered", "cuMemHostRegister"),
-        ("copy.ordering", "cuStreamWaitEvent"),
-        ("copy.arrives", "cuMemcpyAsync"),
         ("failure.pool_limit", "cuMemHostAlloc"),
     ],
 )
@@ -57,7 +49,6 @@ def test_a_failing_call_fails_its_check(driver: CudaDriver, emulator: Emulator, 
 def test_a_flag_that_promises_too_much_is_found_out(driver: CudaDriver, emulator: Emulator) -> None:
     driver.capabilities(0)
     emulator.become("legacy")
-    assert run(driver, CHECKS["capability.concurrent_managed"]).status == "fail"
     assert run(driver, CHECKS["capability.host_page_tables"]).status == "fail"
 
 
@@ -71,6 +62,7 @@ def test_the_questions_get_their_answers(
     found = measure_machine(driver)
     assert found["link"]["h2d"] > 0 and found["link"]["d2h"] > 0
     assert found["pool"]["host"] == {"read": pytest.approx(340, rel=0.01), "write": pytest.approx(306, rel=0.01)}
+    assert found["pool"]["managed"] == {"read": None, "write": None}
     assert found["pool"]["vmm"]["read"] == pytest.approx(330, rel=0.01)
     answers = found["questions"]
     assert answers.keys() == {str(number) for number in range(1, 8)}

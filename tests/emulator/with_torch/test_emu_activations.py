@@ -8,7 +8,7 @@ bytes in both, and each single wait that is left out shows in one of them.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -16,13 +16,11 @@ import pytest
 import torch
 
 from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.driver.interface import Copy, Driver
-from simpletuner_gh200.model.activations.arena import Arena
-from simpletuner_gh200.model.activations.link import DeviceLink, measure
-from simpletuner_gh200.model.activations.offload import Offloader
-from simpletuner_gh200.model.activations.room import DeviceRoom, NoRoom
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.lane import CudaLane, Move, StillUnderWay, Ticket, lanes, spot_of
+from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, NoRoom
+from simpletuner_gh200.model.activations.offload import Offloader, measure_link
 from simpletuner_gh200.seams.features.activations.feature import ActivationsFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.upstream.features import ON
@@ -34,79 +32,45 @@ CHAIN = 6
 MIB = 1 << 20
 
 Wait = Literal["source written", "source copied", "buffer free", "arrived"]
-WAITS: tuple[Wait, ...] = ("source written", "source copied", "buffer free", "arrived")
+WAITS: tuple[Wait, Wait, Wait, Wait] = ("source written", "source copied", "buffer free", "arrived")
+"""Before and behind a copy out, before and behind one back."""
 
 
-class Watched:
-    """The driver, with CUDA's own rule for events that are recorded anew: a wait is for the last record before it.
+class Watched(CudaLane):
+    """``early``: its stream runs as soon as it may. ``without``: waits of that kind are left out. ``trouble`` may fail."""
 
-    ``early``: side streams run as soon as they may. ``without``: waits of that kind are left out. ``fail``: so many
-    calls go well, then one fails.
-    """
+    def __init__(self, waits: tuple[Wait, Wait], *, early: bool, without: Wait | None, trouble: Trouble) -> None:
+        super().__init__(DEVICE)
+        self._before, self._behind = (wait == without for wait in waits)
+        self._early, self._trouble = early, trouble
 
-    def __init__(self, driver: Driver, *, early: bool = False, without: Wait | None = None, fail: int = 0) -> None:
-        self._driver = driver
-        self._early, self._without, self._fail = early, without, fail
-        self._latest: dict[int, tuple[int, int]] = {}
-        self._spare: list[int] = []
-        self.link: DeviceLink
-        self.calls = 0
-        self.name, self.home = driver.name, driver.home
+    def copy(self, moves: Iterable[Move], *after: Ticket) -> Ticket:
+        self._trouble.call()
+        ticket = super().copy(moves, *(() if self._before else after))
+        if self._early:
+            self.settle()
+        return ticket
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._driver, name)
+    def wait(self, ticket: Ticket, brought: torch.Tensor | None = None) -> None:
+        self._trouble.call()
+        if not self._behind:
+            super().wait(ticket, brought)
 
-    def _count(self, name: str) -> None:
+    def done(self, ticket: Ticket) -> bool:
+        self._trouble.call()
+        return super().done(ticket)
+
+
+class Trouble:
+    """So many calls go well, then one fails."""
+
+    def __init__(self, fail: int = 0) -> None:
+        self.calls, self._fail = 0, fail
+
+    def call(self) -> None:
         self.calls += 1
         if self.calls == self._fail:
-            raise DriverError(name, 999, "UNKNOWN", remedy="none")
-
-    def create_event(self, ordinal: int) -> int:
-        self._count("create_event")
-        return self._driver.create_event(ordinal)
-
-    def destroy_event(self, event: int, ordinal: int) -> None:
-        self._count("destroy_event")
-        self._driver.destroy_event(event, ordinal)
-
-    def synchronize_stream(self, stream: int, ordinal: int) -> None:
-        self._count("synchronize_stream")
-        self._driver.synchronize_stream(stream, ordinal)
-
-    def record_event(self, event: int, stream: int, ordinal: int) -> None:
-        self._count("record_event")
-        fresh = self._driver.create_event(ordinal)
-        self._spare.append(fresh)
-        self._latest[event] = (fresh, stream)
-        self._driver.record_event(fresh, stream, ordinal)
-
-    def event_done(self, event: int, ordinal: int) -> bool:
-        self._count("event_done")
-        return self._driver.event_done(self._latest[event][0], ordinal)
-
-    def wait_event(self, stream: int, event: int, ordinal: int) -> None:
-        self._count("wait_event")
-        fresh, recorded = self._latest[event]
-        if self._kind(stream, recorded) != self._without:
-            self._driver.wait_event(stream, fresh, ordinal)
-
-    def copy(self, copies: Sequence[Copy], stream: int, ordinal: int) -> None:
-        self._count("copy")
-        self._driver.copy(copies, stream, ordinal)
-        if self._early:
-            self._driver.synchronize_stream(stream, ordinal)
-
-    def _kind(self, stream: int, recorded: int) -> Wait:
-        if stream == self.link._out:
-            return "source written"
-        if stream == self.link._in:
-            return "buffer free"
-        return "source copied" if recorded == self.link._out else "arrived"
-
-    def forget(self) -> None:
-        for event in self._spare:
-            self._driver.destroy_event(event, 0)
-        self._spare.clear()
+            raise RuntimeError("a call failed")
 
 
 class Through(torch.autograd.Function):
@@ -169,12 +133,19 @@ def chain(driver: Driver, emulator: Emulator) -> Iterator[Chain]:
     torch.cuda.synchronize()
 
 
-def engine_on(watched: Watched, *, limit: int = MIB, **options: Any) -> Offloader:
-    link = DeviceLink(watched, DEVICE)  # type: ignore[arg-type]
-    watched.link = link
-    maker = SlabMaker(watched, measured={})  # type: ignore[arg-type]
+def engine_on(
+    driver: Driver,
+    *,
+    early: bool = False,
+    without: Wait | None = None,
+    trouble: Trouble | None = None,
+    limit: int = MIB,
+) -> Offloader:
+    options: dict[str, Any] = {"early": early, "without": without, "trouble": trouble or Trouble()}
+    sides = Watched(WAITS[:2], **options), Watched(WAITS[2:], **options)
+    maker = SlabMaker(driver, measured={})
     arena = Arena(lambda size: maker.make(size, label="activations"), limit)
-    return Offloader(link, arena, minimum=1, room=NoRoom(), **{"in_flight": 2 * SIZE, **options})
+    return Offloader(sides, arena, minimum=1, room=NoRoom(), in_flight=2 * SIZE)
 
 
 def steps(engine: Offloader, chain: Chain, count: int = 3) -> list[bool]:
@@ -192,19 +163,16 @@ def steps(engine: Offloader, chain: Chain, count: int = 3) -> list[bool]:
 
 @pytest.mark.parametrize("early", [False, True], ids=["side streams late", "side streams early"])
 def test_backward_gets_what_forward_saved(driver: Driver, emulator: Emulator, chain: Chain, early: bool) -> None:
-    watched = Watched(driver, early=early)
-    engine = engine_on(watched)
+    engine = engine_on(driver, early=early)
     emulator.defer()
     assert steps(engine, chain) == [True] * 3
     assert engine.moved == 3 * CHAIN * SIZE
     assert engine.failed == 0
     assert 0 < engine.brought <= engine.moved, "those whose copy was not even done were still there"
-    link = watched.link
-    events, slabs = link.events, engine._arena.slabs
+    slabs = engine._arena.slabs
     assert steps(engine, chain) == [True] * 3
-    assert (link.events, engine._arena.slabs) == (events, slabs), "nothing is made after the first step of a shape"
+    assert engine._arena.slabs == slabs, "no memory is taken after the first step of a shape"
     engine.close()
-    watched.forget()
 
 
 @pytest.mark.parametrize("without", WAITS)
@@ -213,21 +181,18 @@ def test_every_single_wait_that_is_left_out_shows(
 ) -> None:
     shown = []
     for early in (False, True):
-        watched = Watched(driver, early=early, without=without)
-        engine = engine_on(watched)
+        engine = engine_on(driver, early=early, without=without)
         emulator.defer()
         shown += steps(engine, chain)
         emulator.heal()
         torch.cuda.synchronize()
         engine.close()
-        watched.forget()
     assert not all(shown), f"nobody would have missed the wait for {without!r}"
 
 
 def test_sources_leave_the_device_in_bounds(driver: Driver, emulator: Emulator, chain: Chain) -> None:
     """With all of it saved the forward pass would hold ``CHAIN`` tensors; two copies are under way at most."""
-    watched = Watched(driver)
-    engine = engine_on(watched)
+    engine = engine_on(driver)
     torch.cuda.synchronize()
     emulator.defer()
     before = torch.cuda.memory_allocated()
@@ -239,43 +204,68 @@ def test_sources_leave_the_device_in_bounds(driver: Driver, emulator: Emulator, 
     assert chain.results() == expected(0)
     del out
     engine.close()
-    watched.forget()
 
 
 def test_any_call_may_fail_and_the_run_goes_on(driver: Driver, emulator: Emulator, chain: Chain) -> None:
-    counting = Watched(driver)
-    engine = engine_on(counting)
+    counting = Trouble()
+    engine = engine_on(driver, trouble=counting)
     emulator.defer()
     assert all(steps(engine, chain, 2))
-    made = 1  # the link's own first event: without it there is no engine
     engine.close()
-    counting.forget()
-    for failing in range(made + 1, counting.calls + 1):
+    for failing in range(1, counting.calls + 1):
         emulator.heal()
         torch.cuda.synchronize()
-        watched = Watched(driver, fail=failing)
-        engine = engine_on(watched)
+        engine = engine_on(driver, trouble=Trouble(failing))
         emulator.defer()
         assert all(steps(engine, chain, 2)), f"call {failing} of {counting.calls}"
         engine.finish()
-        assert engine._arena.in_use == len(watched.link._abandoned) == 0, f"call {failing} of {counting.calls}"
+        assert engine._arena.in_use == 0, f"call {failing} of {counting.calls}"
         engine.close()
-        watched.forget()
         del engine
         gc.collect(0)
 
 
+@pytest.mark.parametrize("call", ["cuStreamWaitEvent", "cuMemcpyAsync", "cuEventRecord"])
+@pytest.mark.parametrize("seen", [True, False], ids=["its end is seen", "its end is not seen"])
+def test_a_copy_that_fails_is_over_or_said_to_be_under_way(
+    driver: Driver, emulator: Emulator, call: str, seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = CudaLane(DEVICE)
+    source, target = torch.full((2, SIZE), 7, dtype=torch.uint8).pin_memory(), torch.empty(2, SIZE, dtype=torch.uint8)
+    near, far = torch.empty(2, SIZE, dtype=torch.uint8, device=DEVICE), target.pin_memory()
+    emulator.defer()
+    moves = [(spot_of(near[row]), spot_of(source[row]), SIZE) for row in range(2)]
+    if not seen:
+        monkeypatch.setattr(lane, "settle", _fails)
+    here = lane.here()
+    emulator.fail(call, 1, 999)
+    with pytest.raises(RuntimeError) as failed:
+        lane.copy(moves, here)
+    emulator.heal()
+    assert isinstance(failed.value, StillUnderWay) != seen
+    assert (lane._abandoned == []) == seen, "both sides are kept for ever"
+    monkeypatch.undo()
+    ticket = lane.copy(moves, here)
+    lane.wait(ticket)
+    far.copy_(near)
+    assert far.eq(7).all()
+    lane.settle()
+    assert lane.done(ticket)
+
+
+def _fails() -> None:
+    raise RuntimeError("no answer")
+
+
 def test_the_link_is_measured_each_way(driver: Driver, emulator: Emulator) -> None:
-    watched = Watched(driver)
-    engine = engine_on(watched)
+    engine = engine_on(driver)
     place = engine._arena.take(MIB // 2)
     assert place is not None
-    rates = measure(watched.link, place[1], MIB // 2)
+    rates = measure_link(*lanes(DEVICE), (place[0].storage, place[1]), MIB // 2)
     assert rates.d2h > 0
     assert rates.h2d > 0
     engine._arena.give(place)
     engine.close()
-    watched.forget()
 
 
 def test_room_in_hbm_is_what_a_step_leaves(driver: Driver, emulator: Emulator, chain: Chain) -> None:
@@ -298,8 +288,7 @@ def test_state_that_is_born_between_two_steps_is_no_need_of_a_step(
     driver: Driver, emulator: Emulator, chain: Chain
 ) -> None:
     room = DeviceRoom(driver, DEVICE, 4 * MIB, lambda: [chain.leaf])
-    watched = Watched(driver)
-    engine = engine_on(watched)
+    engine = engine_on(driver)
     engine._room = room
     steps(engine, chain, 1)
     before = room.bytes()
@@ -310,7 +299,6 @@ def test_state_that_is_born_between_two_steps_is_no_need_of_a_step(
     assert before - 22 * MIB <= room.bytes() <= before - 20 * MIB, "taken once, not counted as a temporary besides"
     del state
     engine.close()
-    watched.forget()
 
 
 # -- the feature, as a run has it -----------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from simpletuner_gh200.cache.fill import take_in
 from simpletuner_gh200.cache.hbm import HbmTier, through
 from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.copier import Copier, TorchMemory
 from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.lane import Copier, CudaLane
 from simpletuner_gh200.memory.out_of_memory import on_out_of_memory
 from tests.emulator.emulation import Emulator
 
@@ -32,15 +32,15 @@ def table(driver: Driver) -> Iterator[Table]:
 
 
 @pytest.fixture
-def copier(driver: Driver) -> Iterator[Copier[torch.Tensor]]:
-    made = Copier(driver, TorchMemory("cuda:0"))
+def copier(driver: Driver) -> Iterator[Copier]:
+    made = Copier(CudaLane(torch.device("cuda", 0)))
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_a_batch_of_latents_arrives_on_the_device(
-    table: Table, copier: Copier[torch.Tensor], tmp_path: Path, dtype: torch.dtype
+    table: Table, copier: Copier, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     latents = [torch.full((4, 8, 8), float(number)).to(dtype) for number in range(4)]
     paths = [str(tmp_path / f"{number}.pt") for number in range(4)]
@@ -68,9 +68,7 @@ def test_a_hit_from_registered_memory_may_be_written_to(table: Table, tmp_path: 
     assert not table.get(path).any()
 
 
-def test_hot_embeds_stay_on_the_device_within_their_limit(
-    table: Table, copier: Copier[torch.Tensor], tmp_path: Path
-) -> None:
+def test_hot_embeds_stay_on_the_device_within_their_limit(table: Table, copier: Copier, tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{number}.pt") for number in range(3)]
     for number, path in enumerate(paths):
         torch.save({"prompt_embeds": torch.full((1, 77, 1024), float(number))}, path)
@@ -89,7 +87,7 @@ def test_hot_embeds_stay_on_the_device_within_their_limit(
 
 
 def test_hot_embeds_make_room_when_torch_runs_out_of_memory(
-    table: Table, copier: Copier[torch.Tensor], tmp_path: Path, emulator: Emulator
+    table: Table, copier: Copier, tmp_path: Path, emulator: Emulator
 ) -> None:
     """torch tells before it raises: whoever tries again finds the memory of the embeds free."""
     path = str(tmp_path / "embeds.pt")
@@ -125,8 +123,8 @@ def test_what_is_staged_next_never_overwrites_what_is_being_read(
         assert take_in(table, path)
     entries = table.find_all(paths)
     assert entries is not None
-    memory = TorchMemory("cuda:0")
-    copier = Copier(driver, memory)
+    lane = CudaLane(torch.device("cuda", 0))
+    copier = Copier(lane)
     delivery = DeviceDelivery(copier)
     emulator.defer()
 
@@ -142,7 +140,7 @@ def test_what_is_staged_next_never_overwrites_what_is_being_read(
             batch = staged(number)
             buffer.copy_(batch, non_blocking=True)
             del batch
-    driver.synchronize_stream(memory.side_stream, 0)
+    lane.settle()
     torch.cuda.synchronize()
     copier.close()
     assert [sorted(set(buffer.flatten().tolist())) for buffer in back] == [[1.0], [2.0]]

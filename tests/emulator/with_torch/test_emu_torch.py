@@ -12,10 +12,10 @@ import torch
 
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
 from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.lane import Copier, CudaLane
 from simpletuner_gh200.memory.pool.pool import GracePool
-from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.memory.slab import Bytes, Slab
 from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ DTYPES = [
 
 @pytest.fixture
 def pool(emulator: Emulator) -> GracePool:
-    return GracePool("managed", limit=1 << 40, why="a test")
+    return GracePool("host", limit=1 << 40, why="a test")
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_torch_runs_on_the_emulated_device(driver: Driver) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_cached_dtype_arrives_as_a_cuda_tensor(driver: Driver, slab: Slab, dtype: torch.dtype) -> None:
     slab.array[256 : 256 + 16] = 1
-    copier = Copier(driver, TorchMemory("cuda:0"))
-    buffer = copier.copy([SlabRange(slab, 256, 16)])
+    copier = Copier(CudaLane(torch.device("cuda", 0)))
+    buffer = copier.copy([slab.bytes_at(256, 16)])
     assert buffer is not None
     view = buffer.view(dtype)
     assert view.is_cuda
@@ -82,15 +82,15 @@ def test_statistics_on_another_thread_do_not_block_the_pool(driver: Driver, pool
     assert len(sizes) == 50
 
 
-def rows(slab: Slab, *numbers: int) -> list[SlabRange]:
+def rows(slab: Slab, *numbers: int) -> list[Bytes]:
     for number in numbers:
         slab.array[number * 256 : (number + 1) * 256] = number
-    return [SlabRange(slab, number * 256, 256) for number in numbers]
+    return [slab.bytes_at(number * 256, 256) for number in numbers]
 
 
 def test_batches_are_cuda_tensors_with_the_right_bytes(driver: Driver, slab: Slab, emulator: Emulator) -> None:
     emulator.defer()
-    copier = Copier(driver, TorchMemory("cuda:0"))
+    copier = Copier(CudaLane(torch.device("cuda", 0)))
     batches = [copier.copy(rows(slab, step, step + 2)) for step in range(4)]
     for step, batch in enumerate(batches):
         assert batch is not None
@@ -106,8 +106,8 @@ def test_without_its_wait_torch_would_read_too_early(
 ) -> None:
     """The test above can fail: this is what it would see."""
     emulator.defer()
-    monkeypatch.setattr(driver, "wait_event", lambda stream, event, ordinal: None)
-    copier = Copier(driver, TorchMemory("cuda:0"))
+    monkeypatch.setattr(CudaLane, "wait", lambda _lane, _ticket: None)
+    copier = Copier(CudaLane(torch.device("cuda", 0)))
     batch = copier.copy(rows(slab, 77))
     assert batch is not None
     assert batch.cpu().tolist() != [77] * 256
@@ -120,7 +120,7 @@ def test_memory_is_not_used_again_before_the_consumer_is_through(
 ) -> None:
     """torch is told which stream reads the batch: the next batch gets its memory only when that stream is done."""
     emulator.defer()
-    copier = Copier(driver, TorchMemory("cuda:0"))
+    copier = Copier(CudaLane(torch.device("cuda", 0)))
     consumer = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
     with torch.cuda.stream(consumer):
         batch = copier.copy(rows(slab, 5))
@@ -148,8 +148,9 @@ def test_hints_tell_pool_from_caching_allocator(driver: Driver, pool: GracePool)
     plain = torch.empty(MIB, device="cuda")
     report = hints.optimize_batch_for_gh200({"latents": placed, "prompt_embeds": plain})
     hints.set_uvm_hint_override(None)
-    assert (report.helped, report.not_helped) == (1, 1)
-    assert "caching allocator" in next(iter(report.reasons))
+    assert (report.helped, report.not_helped) == (0, 2)
+    assert any("pinned host memory" in reason or "kernel" in reason for reason in report.reasons)
+    assert any("caching allocator" in reason for reason in report.reasons)
 
 
 def test_kernels_are_refused_not_faked() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.interface import HOST, Advice
+from simpletuner_gh200.memory.driver.interface import HOST
 from simpletuner_gh200.memory.driver.null import NullDriver
 
 
@@ -50,14 +50,9 @@ def test_forked_child_gets_a_null_driver_of_its_own() -> None:
         assert detect.current().name == "cuda"
 
 
-def test_null_driver_copies_records_and_refuses() -> None:
+def test_null_driver_refuses_with_its_reason() -> None:
     driver = NullDriver("a test")
-    source, target = driver.alloc_device(64, 0), driver.alloc_device(64, 0)
-    driver.copy([(target, source, 64)], driver.create_stream(0), 0)
-    with pytest.raises(DriverError, match="a test"):
-        driver.advise((target, 64), Advice.SET_PREFERRED_LOCATION, HOST)
-    assert driver.counts == {"alloc_device": 2, "create_stream": 1, "copy": 1, "advise": 1}
-    assert driver.calls[-1].arguments["advice"] == "SET_PREFERRED_LOCATION"
-    driver.free(source, 0)
-    with pytest.raises(DriverError, match="INVALID_VALUE"):
-        driver.free(source, 0)
+    for call in (lambda: driver.alloc_device(64, 0), lambda: driver.prefer((0, 64), HOST), lambda: driver.free(1, 0)):
+        with pytest.raises(DriverError, match="a test"):
+            call()
+    assert driver.device_count() == 0

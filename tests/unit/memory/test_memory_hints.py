@@ -20,7 +20,7 @@ VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(hints, "_refusals", hints._Refusals())
+    monkeypatch.setattr(hints, "_said", set())
     with detect.using(NullDriver("a test without a GPU")):
         yield
     hints.set_uvm_hint_override(None)
@@ -44,7 +44,6 @@ def test_override_over_environment(
         monkeypatch.setenv(VARIABLE, variable)
     hints.set_uvm_hint_override(override)
     assert hints.gh200_uvm_enabled() is expected
-    assert hints.switch().reason
 
 
 def test_override_takes_only_a_switch() -> None:
@@ -56,14 +55,13 @@ ALL = [hints.prefer_cpu_residency, hints.prefer_gpu_residency, hints.prefetch_to
 
 
 @pytest.mark.parametrize("hint", ALL)
-def test_a_hint_that_did_nothing_says_why_is_counted_and_logged_once(hint: Any, caplog: Any) -> None:
+def test_a_hint_that_did_nothing_says_why_and_is_logged_once(hint: Any, caplog: Any) -> None:
     hints.set_uvm_hint_override(True)
     with caplog.at_level(logging.INFO, logger="simpletuner_gh200"):
         results = [hint(torch.zeros(4096)) for _ in range(3)]
     assert not any(results)
     assert results[0] == False  # noqa: E712 - equal to a plain False is the promise
     assert "a test without a GPU" in results[0].reason
-    assert hints.refusals() == {(hint.__name__, results[0].reason): 3}
     assert sum(hint.__name__ in record.getMessage() for record in caplog.records) == 1
 
 

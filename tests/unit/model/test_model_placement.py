@@ -13,10 +13,10 @@ from hypothesis import strategies as some
 from simpletuner_gh200.memory.ceilings import state_allowance
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.memory.pool.probe import Trial, choose, impossible
-from simpletuner_gh200.memory.pool.refusal import torch_refusal
+from simpletuner_gh200.memory.pool.probe import Tried, choose, impossible
 from simpletuner_gh200.model.optimizer_table import optimizers, seconds_in_place, state_bytes, streaming_wins
 from simpletuner_gh200.model.placement import Placement, automatic_budget, split
+from simpletuner_gh200.model.refusals import torch_refusal
 from simpletuner_gh200.units import GIB, MIB
 
 GRACE = HostMemory(total=480 * GIB, free=470 * GIB, available=470 * GIB, limit="MemAvailable")
@@ -99,7 +99,7 @@ def test_streaming_wins_where_passes_say_so() -> None:
     assert not streaming_wins(facts, 0, 330e9, 300e9)
 
 
-FAST, SLOW, BROKEN = Trial("host", 340e9, 300e9), Trial("vmm", 1.5e9, 1.5e9), Trial("vmm", error="refused")
+FAST, SLOW, BROKEN = Tried("host", 340e9, 300e9), Tried("vmm", 1.5e9, 1.5e9), Tried("vmm", error="refused")
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,12 @@ FAST, SLOW, BROKEN = Trial("host", 340e9, 300e9), Trial("vmm", 1.5e9, 1.5e9), Tr
     [
         ([FAST, SLOW], "host", "less than a tenth"),
         ([FAST, BROKEN], "host", "refused"),
-        ([FAST, Trial("vmm", 345e9, 310e9)], "host", "no faster"),
-        ([FAST, Trial("vmm", 450e9, 400e9)], "vmm", "no faster"),
-        ([Trial("host", error="no"), Trial("vmm", 9e9, 8e9)], "vmm", "not host: no"),
-        ([Trial("managed", 20e9, 20e9)], "managed", ""),
+        ([FAST, Tried("vmm", 345e9, 310e9)], "host", "no faster"),
+        ([FAST, Tried("vmm", 450e9, 400e9)], "vmm", "no faster"),
+        ([Tried("host", error="no"), Tried("vmm", 9e9, 8e9)], "vmm", "not host: no"),
     ],
 )
-def test_numbers_choose_the_mechanism(trials: list[Trial], taken: str, why: str) -> None:
+def test_numbers_choose_the_mechanism(trials: list[Tried], taken: str, why: str) -> None:
     choice = choose(trials)
     assert choice is not None
     assert choice.taken.mechanism == taken
@@ -121,23 +120,15 @@ def test_numbers_choose_the_mechanism(trials: list[Trial], taken: str, why: str)
 
 
 def test_where_nothing_works_there_is_no_choice() -> None:
-    assert choose([BROKEN, Trial("host", error="no")]) is None
+    assert choose([BROKEN, Tried("host", error="no")]) is None
 
 
 def test_what_a_device_rules_out_is_not_tried() -> None:
-    able = replace(
-        NullDriver().capabilities(0),
-        maps_host_memory=True,
-        node_vmm=True,
-        host_node=0,
-        managed=True,
-        concurrent_managed=True,
-    )
-    assert [impossible(name, able) for name in ("host", "vmm", "managed")] == [None] * 3  # type: ignore[arg-type]
+    able = replace(NullDriver().capabilities(0), maps_host_memory=True, node_vmm=True, host_node=0)
+    assert impossible("host", able) is impossible("vmm", able) is None
     assert "CPU node" in str(impossible("vmm", replace(able, host_node=None)))
     assert "virtual memory" in str(impossible("vmm", replace(able, node_vmm=False)))
     assert "map host memory" in str(impossible("host", replace(able, maps_host_memory=False)))
-    assert "no managed memory" in str(impossible("managed", replace(able, managed=False)))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.model.refusals import activations_device_refusal, activations_refusal
 from simpletuner_gh200.seams.features.activations.batch import shape_of, weights_of
 from simpletuner_gh200.seams.features.activations.feature import ActivationsFeature
-from simpletuner_gh200.seams.features.activations.refusals import refusal_here, refusal_of
 from simpletuner_gh200.seams.points.trainer import SEAMS
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.upstream.features import ON
@@ -41,7 +41,7 @@ GPU = replace(CPU, mode="numa", name="a GPU")
     ],
 )
 def test_what_was_not_tested_together_is_refused_with_the_reason(config: dict[str, Any], named: str) -> None:
-    assert named in str(refusal_of(config))
+    assert named in str(activations_refusal(config))
 
 
 @pytest.mark.parametrize(
@@ -50,20 +50,20 @@ def test_what_was_not_tested_together_is_refused_with_the_reason(config: dict[st
 )
 def test_an_ordinary_run_is_not(config: dict[str, Any]) -> None:
     plain = {"gradient_checkpointing_backend": "torch", "musubi_blocks_to_swap": 0, **config}
-    assert refusal_of(plain, "DistributedType.MULTI_GPU") is None
+    assert activations_refusal(plain, "DistributedType.MULTI_GPU") is None
 
 
 @pytest.mark.parametrize("distributed", ["DistributedType.FSDP", "DistributedType.DEEPSPEED"])
 def test_engines_that_move_weights_are_refused(distributed: str) -> None:
-    assert distributed.rpartition(".")[2] in str(refusal_of({}, distributed))
+    assert distributed.rpartition(".")[2] in str(activations_refusal({}, distributed))
 
 
 def test_devices() -> None:
-    assert refusal_here("cpu", CPU) is None
-    assert refusal_here("cuda", GPU) is None
-    assert "a test" in str(refusal_here("cuda", CPU)), "a device without a driver of ours"
-    assert "'mps'" in str(refusal_here("mps", CPU))
-    assert "one memory" in str(refusal_here("cuda", replace(GPU, integrated=True)))
+    assert activations_device_refusal("cpu", CPU) is None
+    assert activations_device_refusal("cuda", GPU) is None
+    assert "a test" in str(activations_device_refusal("cuda", CPU)), "a device without a driver of ours"
+    assert "'mps'" in str(activations_device_refusal("mps", CPU))
+    assert "one memory" in str(activations_device_refusal("cuda", replace(GPU, integrated=True)))
 
 
 @pytest.mark.parametrize("block", [{"activations": "on"}, {"activation_limit_gb": 0}, {"activation_min_tensor_kb": -1}])

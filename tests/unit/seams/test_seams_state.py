@@ -18,7 +18,6 @@ from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.pool.pool import Share
 from simpletuner_gh200.model.catching import HostPool
-from simpletuner_gh200.seams.features.state import opening
 from simpletuner_gh200.seams.features.state.feature import StateFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.units import GIB
@@ -271,7 +270,6 @@ class Device:
         (Device(mode="single pool", integrated=True), {"uvm_access_pattern": "cpu_first"}, "one physical pool"),
         (Device(mode="discrete", maps_host_memory=True), {}, "behind PCIe"),
         (Device(mode="discrete"), {"uvm_access_pattern": "cpu_first"}, "can't map host memory"),
-        (Device(mode="numa", managed=True), {"uvm_access_pattern": "balanced"}, "at the same time"),
     ],
 )
 def test_a_device_that_cannot_is_refused_with_the_reason(device: Any, keys: dict[str, Any], reason: str) -> None:
@@ -281,12 +279,6 @@ def test_a_device_that_cannot_is_refused_with_the_reason(device: Any, keys: dict
     assert "use_uvm" in str(refused.value)
 
 
-def test_scope_all_is_refused_where_torch_never_frees(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trainer()
-    feature = asked(run, uvm_scope="all")
-    opened = SimpleNamespace(pool=SimpleNamespace(defers_frees=lambda: True), reserve=None)
-    monkeypatch.setattr(feature, "_open", lambda _trainer: opened)
-    monkeypatch.setattr(opening, "detect", SimpleNamespace(current=lambda: Device(mode="numa", maps_host_memory=True)))
-    monkeypatch.setattr(opening, "_take", lambda caps, pattern: "a trial")
-    with pytest.raises(FeatureUnavailable, match="grow with every batch"):
-        feature.start(run)
+def test_scope_all_is_refused_with_the_remedy(no_gpu: None) -> None:
+    with pytest.raises(FeatureUnavailable, match=r"(?s)uvm_scope 'all' is not offered.*set uvm_scope to 'optimizer'"):
+        asked(trainer(), uvm_scope="all").start(trainer())
