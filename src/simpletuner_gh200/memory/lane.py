@@ -40,7 +40,7 @@ Ticket = Any
 """The event behind a copy, or behind what a stream has queued so far; None: it is over."""
 
 
-class StillUnderWay(MemoryRoomError):
+class StillUnderWay(MemoryRoomError, RuntimeError):
     """A copy failed, and its end could not be seen: neither side of it may be used for anything else."""
 
 

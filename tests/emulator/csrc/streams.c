@@ -9,7 +9,7 @@
 typedef enum { COPY, PREFETCH, RECORD, WAIT } What;
 typedef struct Op { What what; uintptr_t a, b; size_t size; int where; struct Event *event; struct Op *next; } Op;
 struct Stream { Op *first, *last; double clock; struct Stream *next; }; /* the clock: seconds of work so far */
-struct Event { struct Stream *on; int pending, generation; double time; struct Event *next; };
+struct Event { struct Stream *on; int pending, queued, dropped; double time; struct Event *next; };
 
 static struct Stream default_stream, *streams;
 static struct Event *events;
@@ -26,8 +26,15 @@ static struct Stream *stream_of(void *handle) {
 
 static struct Event *event_of(void *handle) {
     for (struct Event *e = events; e; e = e->next)
-        if (e == handle) return e;
+        if (e == handle && !e->dropped) return e;
     return NULL;
+}
+
+/* Records and waits that are queued outlive the event, as with CUDA. */
+static void event_free(struct Event *gone) {
+    if (!gone->dropped || gone->queued) return;
+    for (struct Event **at = &events; *at; at = &(*at)->next)
+        if (*at == gone) { *at = gone->next; free(gone); return; }
 }
 
 static int step(struct Stream *stream);
@@ -44,10 +51,15 @@ static void run(struct Stream *stream, Op *op) {
             emu_copies++;
             break;
         case PREFETCH: pages_move(op->a, op->size, op->where, 1); emu_prefetches++; break;
-        case RECORD: op->event->pending--, op->event->time = stream->clock; break;
+        case RECORD:
+            op->event->pending--, op->event->queued--, op->event->time = stream->clock;
+            event_free(op->event);
+            break;
         case WAIT:
-            if (op->event) drain_until(op->event);
-            if (op->event && op->event->time > stream->clock) stream->clock = op->event->time;
+            drain_until(op->event);
+            if (op->event->time > stream->clock) stream->clock = op->event->time;
+            op->event->queued--;
+            event_free(op->event);
             break;
     }
 }
@@ -123,31 +135,19 @@ int event_make(void **out) {
     return OK;
 }
 
-/* Waits that are queued on an event outlive it, as with CUDA: it is done by now, so they have nothing to wait for. */
-static void release_waits(struct Stream *stream, struct Event *gone) {
-    for (Op *op = stream->first; op; op = op->next)
-        if (op->what == WAIT && op->event == gone) op->event = NULL;
-}
-
 int event_drop(void *handle) {
-    for (struct Event **at = &events; *at; at = &(*at)->next)
-        if (*at == handle) {
-            struct Event *gone = *at;
-            drain_until(gone);
-            release_waits(&default_stream, gone);
-            for (struct Stream *s = streams; s; s = s->next) release_waits(s, gone);
-            *at = gone->next;
-            free(gone);
-            return OK;
-        }
-    return INVALID_HANDLE;
+    struct Event *event = event_of(handle);
+    if (!event) return INVALID_HANDLE;
+    event->dropped = 1;
+    event_free(event);
+    return OK;
 }
 
 int event_record(void *handle, void *s) {
     struct Event *event = event_of(handle);
     struct Stream *stream = stream_of(s);
     if (!event || !stream) return INVALID_HANDLE;
-    event->on = stream, event->pending++;
+    event->on = stream, event->pending++, event->queued++;
     return queue(s, (Op){.what = RECORD, .event = event});
 }
 
@@ -167,7 +167,9 @@ int event_finish(void *handle) {
 
 int event_await(void *s, void *handle) {
     struct Event *event = event_of(handle);
-    return event ? queue(s, (Op){.what = WAIT, .event = event}) : INVALID_HANDLE;
+    if (!event) return INVALID_HANDLE;
+    event->queued++;
+    return queue(s, (Op){.what = WAIT, .event = event});
 }
 
 unsigned long emu_streams(void) {
@@ -177,7 +179,7 @@ unsigned long emu_streams(void) {
 }
 unsigned long emu_events(void) {
     unsigned long n = 0;
-    for (struct Event *e = events; e; e = e->next) n++;
+    for (struct Event *e = events; e; e = e->next) n += !e->dropped;
     return n;
 }
 

@@ -37,7 +37,7 @@ WAITS: tuple[Wait, Wait, Wait, Wait] = ("source written", "source copied", "buff
 
 
 class Watched(CudaLane):
-    """``early``: its stream runs as soon as it may. ``without``: waits of that kind are left out. ``trouble`` may fail."""
+    """``early``: its stream runs as soon as it may. ``without``: such waits are left out. ``trouble`` may fail."""
 
     def __init__(self, waits: tuple[Wait, Wait], *, early: bool, without: Wait | None, trouble: Trouble) -> None:
         super().__init__(DEVICE)

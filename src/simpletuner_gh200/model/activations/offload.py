@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.lane import Lane, Move, Spot, StillUnderWay, flat, spot_of
 from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.policy import Mix, Rates
@@ -244,7 +243,7 @@ class Offloader:
             return False
         try:
             ticket = self._out.copy([((place[0].storage, place[1]), source, size)], self._out.here())
-        except (MemoryRoomError, RuntimeError) as refused:
+        except RuntimeError as refused:
             if not isinstance(refused, StillUnderWay):
                 self.give_back(place)
             self._send_failed(refused)
@@ -350,7 +349,7 @@ class Offloader:
         try:
             buffer = torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
             ticket = self._back.copy([(spot_of(buffer), (chunk.storage, at), saved.size)], self._back.here())
-        except (MemoryRoomError, RuntimeError) as refused:
+        except RuntimeError as refused:
             self._failed("back from Grace", refused)
             return None
         saved.buffer, saved.arrival = buffer, ticket
