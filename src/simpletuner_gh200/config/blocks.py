@@ -55,7 +55,7 @@ class CacheSettings(PartModel):
     slab: Literal["auto", "registered", "managed", "host"] = _key(
         "auto",
         "Kind of slab",
-        "How slabs are allocated; an explicit choice is obeyed or refused, and managed always is.",
+        "How slabs are allocated; an explicit choice is obeyed or refused, managed always.",
     )
     fill: Literal["background", "start", "lazy"] = _key(
         "background", "When caches are filled", "Fill while training runs, before it starts, or only on first use."

@@ -94,13 +94,13 @@ def nvml_memory(context: Context) -> CheckResult:
     return passed(shown)
 
 
-@_capability("GH211", "managed memory", "leave use_uvm and slab: managed out of the configuration", "fail")
+@_capability("GH211", "managed memory", "no run needs it", "fail")
 def managed(device: Capabilities) -> bool:
-    """Managed slabs, and uvm_access_pattern balanced, allocate managed memory."""
+    """The trial beyond HBM allocates managed memory; nothing of a run does."""
     return device.managed
 
 
-@_capability("GH212", "concurrent managed access", "leave slab: managed out of the configuration; auto does")
+@_capability("GH212", "concurrent managed access", "no run needs it")
 def concurrent_managed(device: Capabilities) -> bool:
     """Without it CPU and GPU may not touch managed memory at the same time."""
     return device.concurrent_managed
@@ -129,7 +129,7 @@ def host_page_tables(device: Capabilities) -> bool:
 @_capability(
     "GH215",
     "direct host access to managed memory",
-    "managed memory moves when the CPU touches it: keep data that both touch out of it (slab: auto does)",
+    "managed memory moves when the CPU touches it: none of a run's data is in it",
 )
 def direct_managed_from_host(device: Capabilities) -> bool:
     """With it the CPU reads managed memory in HBM without moving it."""

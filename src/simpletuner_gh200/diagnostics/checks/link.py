@@ -65,7 +65,7 @@ def remote_node(context: Context) -> CheckResult:
 
 @check("GH504", "allocation beyond HBM")
 def beyond_hbm(context: Context) -> CheckResult:
-    """Managed memory that spills to Grace instead of failing: what uvm_access_pattern balanced stands on."""
+    """Managed memory that spills to Grace instead of failing: a driver that does it right is in order."""
     device = context.device_to_allocate_on
     if not device.managed:
         return skipped("the device has no managed memory")
