@@ -22,10 +22,11 @@ from simpletuner.helpers.training.optimizer_param import optimizer_choices
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpletuner_gh200.memory.lane import lanes
+from simpletuner_gh200.memory.nested import tensors_in
 from simpletuner_gh200.model.catching import CaughtOptimizer, HostPool, Keeper
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.streaming import StreamedOptimizer
-from simpletuner_gh200.model.tensors import plain_tensors, shares_storage, size_of, tensors_in
+from simpletuner_gh200.model.tensors import plain_tensors, shares_storage, size_of
 
 # Compiled kernels have other passes, and take minutes; the states they keep are the same.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
@@ -100,7 +101,7 @@ def fingerprint(optimizer: Any, parameters: list[torch.nn.Parameter]) -> list[by
     """Weights and every tensor of state, to the bit."""
     found = [raw(parameter.data) for parameter in parameters]
     for parameter in parameters:
-        for tensor in tensors_in(optimizer.state.get(parameter, {})):
+        for _keys, tensor in tensors_in(optimizer.state.get(parameter, {})):
             found += [raw(part) for part in plain_tensors(tensor)]
     return found
 
@@ -141,7 +142,7 @@ class Pooled:
         found = []
         for parameter, values in self.caught.optimizer.state.items():
             for key, value in values.items() if isinstance(values, dict) else ():
-                for tensor in tensors_in(value):
+                for _keys, tensor in tensors_in(value):
                     for part in plain_tensors(tensor):
                         if part.dim() and part.numel() and not self.pool.holds(part):
                             found.append(f"{key} {tuple(part.shape)} of {tuple(parameter.shape)}")
@@ -174,12 +175,12 @@ class Passes(TorchDispatchMode):
             value = args[index] if index < len(args) else given.get(wanted.name)
             written = wanted.alias_info is not None and wanted.alias_info.is_write
             only_writes = written and function._schema.name.split("::")[1] in self.ONLY_WRITE
-            for tensor in tensors_in(value):
+            for _keys, tensor in tensors_in(value):
                 if not self._is_state(tensor):
                     continue
                 if written:
                     self.written += size_of(tensor)
-                is_view = not written and any(shares_storage(tensor, made) for made in tensors_in(result))
+                is_view = not written and any(shares_storage(tensor, made) for _keys, made in tensors_in(result))
                 if not only_writes and not is_view:
                     self.read += size_of(tensor)
         return result
@@ -204,7 +205,9 @@ def kept(name: str, dtype: torch.dtype) -> dict[str, Any]:
 
     for _ in range(3):
         step()
-    parts = [part for values in optimizer.state.values() for t in tensors_in(values) for part in plain_tensors(t)]
+    parts = [
+        part for values in optimizer.state.values() for _keys, t in tensors_in(values) for part in plain_tensors(t)
+    ]
     parts = [part for part in parts if part.dim()]
     size = sum(map(size_of, parts))
     counting = Passes({part.untyped_storage().data_ptr(): size_of(part) for part in parts})
@@ -217,7 +220,7 @@ def kept(name: str, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def state_size(optimizer: Any) -> int:
-    tensors = (tensor for values in optimizer.state.values() for tensor in tensors_in(values))
+    tensors = (tensor for values in optimizer.state.values() for _keys, tensor in tensors_in(values))
     return sum(size_of(part) for tensor in tensors for part in plain_tensors(tensor) if part.dim())
 
 

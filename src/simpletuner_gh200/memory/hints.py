@@ -11,10 +11,9 @@ computes itself (noise, noisy latents, timesteps) is nobody's to place.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.advice import Advised, Side
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver, Span
+from simpletuner_gh200.memory.nested import tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -55,9 +55,6 @@ HBM_ENDINGS = (
 )
 INSIDE_AUDIO = frozenset({"samples", "latents", "waveform"})
 """What a nested ``audio`` block calls its own."""
-
-DEEPEST = 8
-"""Batches nest two or three levels; this only stops one that contains itself."""
 
 # -- on or off: an override decides, then the environment, then the default, which is off -------------------
 
@@ -201,39 +198,11 @@ class BatchReport:
             self.reasons[result.reason] += 1
 
 
-def side_of(key: str, parent: str = "") -> Side | None:
+def side_of(key: str = "", parent: str = "") -> Side | None:
     """Where a tensor under this key belongs; None where it isn't ours to say."""
     if key in GRACE_KEYS or ("audio" in parent and key in INSIDE_AUDIO):
         return "cpu"
     return "gpu" if key.endswith(HBM_ENDINGS) else None
-
-
-def tensors_in(batch: Any) -> Iterator[tuple[Side | None, Any]]:
-    """Every tensor of nested dicts, lists, tuples and dataclasses, with the side its key asks for."""
-    import torch
-
-    yield from _walk(batch, "", "", torch.Tensor, 0)
-
-
-def _walk(value: Any, key: str, parent: str, kind: type, depth: int) -> Iterator[tuple[Side | None, Any]]:
-    if isinstance(value, kind):
-        yield side_of(key, parent), value
-        return
-    if depth == DEEPEST:
-        return
-    for inner_key, inner in _children(value):
-        # Items of a list belong under the list's own key.
-        name, above = (key, parent) if inner_key is None else (inner_key, key)
-        yield from _walk(inner, name, above, kind, depth + 1)
-
-
-def _children(value: Any) -> Iterator[tuple[str | None, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((str(key), inner) for key, inner in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((None, inner) for inner in value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((spec.name, getattr(value, spec.name, None)) for spec in dataclasses.fields(value))
 
 
 def optimize_batch_for_gh200(batch: Any, access_pattern: str | None = None) -> BatchReport:
@@ -245,7 +214,8 @@ def optimize_batch_for_gh200(batch: Any, access_pattern: str | None = None) -> B
     if not gh200_uvm_enabled():
         return report
     pattern = access_pattern or text(ACCESS_PATTERN) or "gpu_first"
-    for side, tensor in tensors_in(batch):
+    for keys, tensor in tensors_in(batch):
+        side = side_of(*keys[:-3:-1])
         if side is None:
             report.untouched += 1
         else:

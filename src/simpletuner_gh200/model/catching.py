@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from simpletuner_gh200.memory.nested import tensors_in
 from simpletuner_gh200.memory.pool.pool import PoolState, Share, out_of_pool
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.tensors import (
@@ -28,7 +29,6 @@ from simpletuner_gh200.model.tensors import (
     plain_tensors,
     shares_storage,
     size_of,
-    tensors_in,
 )
 
 
@@ -239,7 +239,7 @@ class _CatchingState(defaultdict[Any, Any]):
         keep = self._keep  # not self: in a cycle, state that is replaced would live until the next collection
 
         def caught(value: Any) -> None:
-            for tensor in tensors_in(value):
+            for _keys, tensor in tensors_in(value):
                 keep(tensor, parameter)
 
         return caught
@@ -273,7 +273,7 @@ class CaughtOptimizer:
             numbers = (number for group in loaded["param_groups"] for number in group["params"])
             parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
             for number, parameter in zip(numbers, parameters, strict=False):  # the optimizer refuses what doesn't match
-                for tensor in tensors_in(loaded["state"].get(number, {})):
+                for _keys, tensor in tensors_in(loaded["state"].get(number, {})):
                     self.keeper.bring(self.name, tensor, parameter)
         result = original(loaded, *args, **kwargs)
         self.sweep()
@@ -313,7 +313,7 @@ class CaughtOptimizer:
     def state(self) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Every tensor of state, with the parameter it belongs to."""
         for parameter, values in self.optimizer.state.items():
-            for tensor in tensors_in(values):
+            for _keys, tensor in tensors_in(values):
                 yield tensor, parameter if isinstance(parameter, torch.Tensor) else None
 
 

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from simpletuner_gh200.memory.lane import Lane, Move, Ticket, spot_of
+from simpletuner_gh200.memory.nested import tensors_in
 from simpletuner_gh200.model.catching import CaughtOptimizer
-from simpletuner_gh200.model.tensors import owns_its_storage, plain_tensors, size_of, tensors_in, view_of
+from simpletuner_gh200.model.tensors import owns_its_storage, plain_tensors, size_of, view_of
 from simpletuner_gh200.units import MIB
 
 CHUNK = 256 * MIB
@@ -108,7 +109,7 @@ class StreamedOptimizer:
         return result
 
     def _parts(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-        for tensor in tensors_in(self._caught.optimizer.state.get(parameter, {})):
+        for _keys, tensor in tensors_in(self._caught.optimizer.state.get(parameter, {})):
             yield from plain_tensors(tensor)
 
     def _pooled(self, parameter: torch.Tensor) -> list[torch.Tensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -19,18 +18,6 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         inner = getattr(tensor, name)
         if isinstance(inner, torch.Tensor):
             yield from plain_tensors(inner)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in a value of an optimizer's state: by itself, or in dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_in(part)
 
 
 def size_of(tensor: torch.Tensor) -> int:

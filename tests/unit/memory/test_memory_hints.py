@@ -12,7 +12,8 @@ from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.advice import Side
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.null import NullDriver
-from simpletuner_gh200.memory.hints import side_of, tensors_in
+from simpletuner_gh200.memory.hints import side_of
+from simpletuner_gh200.memory.nested import tensors_in
 
 VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 
@@ -124,7 +125,7 @@ def test_walk_finds_tensors_in_dicts_lists_tuples_and_dataclasses() -> None:
         "timesteps": torch.zeros(7),
     }
     batch["itself"] = batch["prompts"]
-    found = {tensor.numel(): side for side, tensor in tensors_in(batch)}
+    found = {tensor.numel(): side_of(*keys[:-3:-1]) for keys, tensor in tensors_in(batch)}
     assert found == {1: "cpu", 2: "cpu", 3: "cpu", 4: "cpu", 5: "gpu", 6: None, 7: None}
 
 

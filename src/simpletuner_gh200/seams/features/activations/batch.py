@@ -7,17 +7,7 @@ from typing import Any
 
 import torch
 
-
-def tensors_of(values: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in a batch, nested ones too, by name."""
-    if isinstance(values, torch.Tensor):
-        yield name, values
-    elif isinstance(values, Mapping):
-        for key, value in values.items():
-            yield from tensors_of(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from tensors_of(value, name)
+from simpletuner_gh200.memory.nested import tensors_in
 
 
 def shape_of(batch: Mapping[str, Any]) -> Hashable:
@@ -26,7 +16,8 @@ def shape_of(batch: Mapping[str, Any]) -> Hashable:
     Some models' captions are as long as they are written, and there would be a shape for each length: so lengths that
     differ by less than an eighth are one. Pictures, which take most of the memory, are taken as they are.
     """
-    return BatchShape((name, _sizes(name, tensor)) for name, tensor in tensors_of(batch) if tensor.dim() > 1)
+    named = ((".".join(keys), tensor) for keys, tensor in tensors_in(batch))
+    return BatchShape((name, _sizes(name, tensor)) for name, tensor in named if tensor.dim() > 1)
 
 
 _CAPTIONS = ("embed", "encoder", "prompt", "text", "mask")

@@ -16,6 +16,7 @@ from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
 from simpletuner_gh200.memory.ceilings import activations_allowance, activations_reserve
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.memory.nested import tensors_in
 from simpletuner_gh200.memory.sharing import NodePosition
 from simpletuner_gh200.model.activations.policy import Comparison, Rates
 from simpletuner_gh200.model.activations.shape import Shape, summary_of
@@ -155,7 +156,7 @@ class ActivationsFeature(Feature):
         )
 
     def predicting(self, trainer: Any, batch: Mapping[str, Any]) -> AbstractContextManager[object]:
-        from simpletuner_gh200.seams.features.activations.batch import shape_of, tensors_of, weights_of
+        from simpletuner_gh200.seams.features.activations.batch import shape_of, weights_of
 
         engine = self._engine
         if engine is None:
@@ -165,7 +166,7 @@ class ActivationsFeature(Feature):
         if self._goes_without(engine, shape):
             engine.finish()
             return nullcontext()
-        inputs = [tensor for _name, tensor in tensors_of(batch)]
+        inputs = [tensor for _keys, tensor in tensors_in(batch)]
         return engine.step(shape, lambda: weights_of(trainer, trainer.model, trainer.accelerator), inputs)
 
     def _goes_without(self, engine: Offloader, shape: Hashable) -> bool:
