@@ -11,8 +11,7 @@ import torch
 from simpletuner_gh200.cache import buffers
 from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery, assemble, same_tensor, stacked
 from simpletuner_gh200.cache.buffers import SMALLEST, BufferPool
-from simpletuner_gh200.memory.copier import Copier, TorchMemory
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.lane import Copier, HostLane
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath, ByAddress
 
 
@@ -31,7 +30,7 @@ MAKERS = {
 
 @pytest.fixture
 def copier():
-    made = Copier(NullDriver("a test"), TorchMemory("cpu"))
+    made = Copier(HostLane())
     yield made
     made.close()
 

@@ -9,8 +9,7 @@ import torch
 
 from simpletuner_gh200.cache.buffers import BufferPool
 from simpletuner_gh200.cache.hbm import HbmTier, through
-from simpletuner_gh200.memory.copier import Copier, TorchMemory
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.lane import Copier, HostLane
 from simpletuner_gh200.seams.features.caches.batch_path import join_embeds
 from simpletuner_gh200.units import format_bytes
 
@@ -20,7 +19,7 @@ SIZE = COUNT * 4
 
 @pytest.fixture
 def copier():
-    made = Copier(NullDriver("a test"), TorchMemory("cpu"))
+    made = Copier(HostLane())
     yield made
     made.close()
 

@@ -15,8 +15,7 @@ from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.memory.copier import Copier, SlabRange, TorchMemory
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.lane import Copier
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
@@ -42,8 +41,8 @@ def test_with_a_device_batches_are_copied_there_and_false_keeps_them_away(monkey
     made = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(caches, "TorchMemory", lambda device: device)
-    monkeypatch.setattr(caches, "Copier", lambda driver, memory: made.append(memory))
+    monkeypatch.setattr(caches, "CudaLane", lambda device: str(device))
+    monkeypatch.setattr(caches, "Copier", made.append)
     assert isinstance(delivery(prefetch_depth=3), DeviceDelivery)
     assert isinstance(delivery(), DeviceDelivery)
     assert made == ["cuda:0", "cuda:0"]
@@ -134,10 +133,10 @@ def test_packs_of_a_completed_run_are_written_whatever_else_fails_at_the_end(sta
 
 def test_memory_that_was_given_back_is_not_kept_by_copies_that_are_done():
     feature = CachesFeature()
-    feature._copier = Copier(NullDriver("a test"), TorchMemory("cpu"))
+    feature._copier = Copier(HostLane())
     slab = Slab.anonymous(4096)
     gone = weakref.ref(slab.region)
-    feature._copier.copy([SlabRange(slab, 0, 64)])
+    feature._copier.copy([slab.bytes_at(0, 64)])
     slab.close()
     gc.collect()
     assert gone() is not None
