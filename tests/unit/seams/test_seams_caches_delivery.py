@@ -15,7 +15,8 @@ from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.memory.lane import Copier
+from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.lane import Copier, HostLane
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
