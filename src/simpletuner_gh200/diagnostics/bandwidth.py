@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
@@ -52,19 +51,13 @@ def measure(
 
 
 def _best_rate(driver: Driver, ordinal: int, direction: Direction, host: Slab) -> float:
-    seconds = []
-    with ExitStack() as undo:
-        device = driver.alloc_device(host.size, ordinal)
-        undo.callback(driver.free, device, ordinal)
-        stream = driver.create_stream(ordinal)
-        undo.callback(driver.destroy_stream, stream, ordinal)
+    device = driver.alloc_device(host.size, ordinal)
+    try:
         ends = (device, host.address) if direction == "to device" else (host.address, device)
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            driver.copy([(*ends, host.size)], stream, ordinal)
-            driver.synchronize_stream(stream, ordinal)
-            seconds.append(time.perf_counter() - started)
-    return host.size / min(seconds)
+        best = min(driver.copy_seconds((*ends, host.size), ordinal) for _ in range(REPEATS))
+    finally:
+        driver.free(device, ordinal)
+    return host.size / max(best, 1e-9)
 
 
 def written_and_read_back(driver: Driver, ordinal: int, size: int) -> bool:
