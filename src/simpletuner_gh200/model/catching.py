@@ -50,6 +50,8 @@ class HostPool:
 
     mechanism = "host memory standing in"
     device = "cpu"
+    ordinal = 0
+    reserve = None
 
     def __init__(self, limit: int, why: str = "") -> None:
         self._limit = limit

@@ -211,7 +211,7 @@ def test_streaming_costs_two_buffers_of_hbm(pool: GracePool, roomy: Emulator) ->
 
 def test_when_hbm_is_full_the_reserve_helps_and_tells(roomy: Emulator) -> None:
     pool = GracePool("host", limit=1 << 40, why="a test")
-    reserve = pool.reserve(64 * MIB)
+    reserve = pool.open_reserve(64 * MIB)
     assert reserve.held == 64 * MIB
     assert reserve.look() == 0
     assert (pool.share().reserved, pool.share().allocated) == (64 * MIB, 0), "idle, and none of HBM's"
@@ -235,7 +235,7 @@ def test_an_idle_reserve_is_no_room_for_activations(driver: Driver, roomy: Emula
     pool = GracePool("host", limit=1 << 40, why="a test")
     room = DeviceRoom(driver, torch.device("cuda", 0), 0, list, lambda: pool.share().idle + earlier)
     before = room.bytes()
-    pool.reserve(64 * MIB)
+    pool.open_reserve(64 * MIB)
     with pool.use():
         torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")
     assert pool.share().idle >= 88 * MIB
@@ -245,7 +245,7 @@ def test_an_idle_reserve_is_no_room_for_activations(driver: Driver, roomy: Emula
 
 def test_a_reserve_that_does_not_fit_is_refused_at_the_start(roomy: Emulator) -> None:
     with pytest.raises(FeatureUnavailable, match="oom_reserve_gb"):
-        GracePool("host", limit=MIB, why="a test").reserve(64 * MIB)
+        GracePool("host", limit=MIB, why="a test").open_reserve(64 * MIB)
 
 
 @pytest.mark.parametrize("machine", ["gh200", "crashing-vmm"])

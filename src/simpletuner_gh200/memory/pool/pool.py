@@ -119,7 +119,8 @@ class GracePool:
 
         self.mechanism: str = mechanism
         self._why = why
-        self._ordinal = ordinal
+        self.ordinal = ordinal
+        self.reserve: Reserve | None = None
         self._allocator = Allocator(mechanism, limit=limit, floor=floor, node=node)
         self._plugged = torch.cuda.memory.CUDAPluggableAllocator(
             str(self._allocator.path), "gh200_pool_alloc", "gh200_pool_free"
@@ -144,7 +145,7 @@ class GracePool:
         import torch
 
         try:
-            with torch.cuda.use_mem_pool(self._pool, self._ordinal):
+            with torch.cuda.use_mem_pool(self._pool, self.ordinal):
                 yield
         except torch.OutOfMemoryError as full:
             raise torch.OutOfMemoryError(f"{out_of_pool(size, self.state(), self._why)}\n{full}") from full
@@ -170,9 +171,10 @@ class GracePool:
             allocated=sum(int(segment["allocated_size"]) for segment in segments),
         )
 
-    def reserve(self, size: int) -> Reserve:
+    def open_reserve(self, size: int) -> Reserve:
         """Grace memory that torch may use where HBM has no more; counts against the pool's limit."""
-        return Reserve(self, self._make(use_on_oom=True), size, self._ordinal)
+        self.reserve = Reserve(self, self._make(use_on_oom=True), size, self.ordinal)
+        return self.reserve
 
 
 class Reserve:

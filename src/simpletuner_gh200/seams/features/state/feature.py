@@ -17,19 +17,18 @@ from simpletuner_gh200.model.optimizer_table import optimizers, streaming_wins
 from simpletuner_gh200.model.placement import Placement, automatic_budget
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.state.opening import (
-    Opened,
     check,
     no_streaming,
     open_pool,
-    outliving_gradients,
-    trained_bytes,
+    trained_and_outliving,
 )
 from simpletuner_gh200.seams.patch import Patches, wrap_method
-from simpletuner_gh200.units import format_bytes, gib_to_bytes
+from simpletuner_gh200.units import KIB, format_bytes, gib_to_bytes
 
 # These import torch, and what a feature asks for is known before a run, too.
 if TYPE_CHECKING:
-    from simpletuner_gh200.model.catching import CaughtOptimizer, CaughtShadow, Keeper, Tally
+    from simpletuner_gh200.memory.pool.pool import GracePool
+    from simpletuner_gh200.model.catching import CaughtOptimizer, CaughtShadow, HostPool, Keeper, Tally
     from simpletuner_gh200.model.streaming import StreamedOptimizer
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -42,7 +41,7 @@ class StateFeature(Feature):
 
     def __init__(self) -> None:
         self._trial: Tried | None = None
-        self._opened: Opened | None = None
+        self._pool: GracePool | HostPool | None = None
         self._keeper: Keeper | None = None
         self._optimizers: list[CaughtOptimizer] = []
         self._streamed: dict[str, StreamedOptimizer | None] = {}
@@ -73,19 +72,21 @@ class StateFeature(Feature):
                 # Or every update would take all shadows to HBM and back.
                 config.ema_device = "accelerator"
 
-    def _open(self, trainer: Any) -> Any:
-        if self._opened is None:
+    def _open(self, trainer: Any) -> GracePool | HostPool:
+        if self._pool is None:
             from simpletuner_gh200.model.catching import Keeper
 
             claimed = sum(feature.memory_to_come() for feature in self.runtime.features_on)
-            self._opened = open_pool(self._settings, trainer, self._trial, claimed=claimed)
-            smallest = self._settings.uvm_min_tensor_kb * 1024
-            given = self._settings.uvm_hbm_budget_gb
-            placement = Placement(self._settings.uvm_access_pattern, smallest, gib_to_bytes(given or 0))
-            self._keeper = Keeper(self._opened.pool, placement)
-            if given is not None or self._trial is None or placement.pattern != "gpu_first":
+            self._pool = open_pool(self._settings, trainer, self._trial, claimed=claimed)
+            given, pattern = self._settings.uvm_hbm_budget_gb, self._settings.uvm_access_pattern
+            self._keeper = Keeper(self._pool, Placement(pattern, self._smallest, gib_to_bytes(given or 0)))
+            if given is not None or self._trial is None or pattern != "gpu_first":
                 self._budget = "uvm_hbm_budget_gb" if given is not None else "no HBM share"
-        return self._opened
+        return self._pool
+
+    @property
+    def _smallest(self) -> int:
+        return self._settings.uvm_min_tensor_kb * KIB
 
     @contextlib.contextmanager
     def making_ema(self, trainer: Any) -> Iterator[None]:
@@ -94,34 +95,32 @@ class StateFeature(Feature):
             self._shadow_patches.remove()
             self._shadow = trainer.ema_model = None
             gc.collect()  # a patch and what it wraps hold each other
-        with self._open(trainer).pool.use():
+        with self._open(trainer).use():
             yield
         ema = getattr(trainer, "ema_model", None)
         if ema is None or getattr(trainer.config, "ema_cpu_only", False):
             return
         from simpletuner_gh200.model.catching import CaughtShadow, Keeper
 
-        smallest = self._settings.uvm_min_tensor_kb * 1024
-        self._shadow = CaughtShadow(ema, Keeper(self._open(trainer).pool, Placement("cpu_first", smallest)))
+        self._shadow = CaughtShadow(ema, Keeper(self._open(trainer), Placement("cpu_first", self._smallest)))
         self._shadow_patches.install(wrap_method(ema, "to", self._shadow_moves))
         self._shadow.sweep()
 
     def _shadow_moves(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        assert self._opened is not None
-        assert self._shadow is not None
-        with self._opened.pool.use():
+        assert self._pool is not None and self._shadow is not None
+        with self._pool.use():
             result = wrapped(*args, **kwargs)
         self._shadow.sweep()
         return result
 
     def hooks_ready(self, trainer: Any) -> None:
         """The optimizer exists; what it loads and makes from now on is caught."""
-        self._open(trainer)
+        pool = self._open(trainer)
         self._adopt(trainer)
         accelerator = trainer.accelerator
         if accelerator.num_processes > 1:
             self._patches.install(wrap_method(accelerator, "load_state", _load_on_the_cpu))
-        if self._opened is not None and self._opened.reserve is not None:
+        if pool.reserve is not None:
             self._patches.install(wrap_method(accelerator, "backward", self._before_backward))
 
     def _adopt(self, trainer: Any) -> None:
@@ -171,28 +170,26 @@ class StateFeature(Feature):
             self._set_budget()
         taken: CaughtOptimizer | StreamedOptimizer = self._streaming_of(caught) or caught
         result = taken.step(wrapped, *args, **kwargs)
-        if self._opened is not None and self._opened.reserve is not None:
-            self._opened.reserve.look()
+        self._look_at_reserve()
         return result
 
     def _set_budget(self) -> None:
         """Before the first optimizer step: the first forward and backward have shown what training needs."""
         import torch
 
-        assert self._opened is not None
-        assert self._keeper is not None
-        ordinal, in_grace = self._opened.ordinal, self._opened.pool.share()
+        assert self._pool is not None and self._keeper is not None
+        ordinal, in_grace = self._pool.ordinal, self._pool.share()
         free, total = detect.current().memory_info(ordinal)
         of_torch = max(torch.cuda.memory_reserved(ordinal) - in_grace.reserved, 0)
         groups = [group for caught in self._optimizers for group in caught.optimizer.param_groups]
-        at_once = trained_bytes(groups)
+        at_once, outliving = trained_and_outliving(self.runtime.trainer, groups)
         shadows = self._shadow.temporaries if self._shadow is not None else 0
         allowed = automatic_budget(
             total=total,
             elsewhere=max(total - free - of_torch, 0),
             peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated, 0),
             at_step=max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0) + max(at_once, shadows),
-            outliving=outliving_gradients(self.runtime.trainer, groups),
+            outliving=outliving,
         )
         self._keeper.placement = replace(self._keeper.placement, budget=allowed.size)
         self._budget = allowed.why
@@ -201,7 +198,7 @@ class StateFeature(Feature):
             caught.promote()
 
     def idle_in_grace(self) -> int:
-        return self._opened.pool.share().idle if self._opened is not None else 0
+        return self._pool.share().idle if self._pool is not None else 0
 
     def _streaming_of(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
         """Decided when there is state in the pool, which is after the first step or the resume."""
@@ -216,8 +213,8 @@ class StateFeature(Feature):
         from simpletuner_gh200.memory.lane import lanes
         from simpletuner_gh200.model.streaming import StreamedOptimizer
 
-        assert self._opened is not None
-        asked, trial = self._settings.uvm_streaming, self._opened.trial
+        assert self._pool is not None
+        asked, trial = self._settings.uvm_streaming, self._trial
         optimizer = str(getattr(self.runtime.trainer.config, "optimizer", ""))
         why = "uvm_streaming is off" if asked == "off" else no_streaming(optimizer)
         if why is None and asked == "auto":
@@ -226,7 +223,7 @@ class StateFeature(Feature):
             self._streaming = f"taken in place: {why}"
             return None
         self._streaming = "streamed through HBM"
-        return StreamedOptimizer(caught, lanes(torch.device(self._opened.pool.device, self._opened.ordinal)))
+        return StreamedOptimizer(caught, lanes(torch.device(self._pool.device, self._pool.ordinal)))
 
     @staticmethod
     def _no_gain(caught: CaughtOptimizer, optimizer: str, trial: Tried) -> str | None:
@@ -239,10 +236,12 @@ class StateFeature(Feature):
 
     def _before_backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """Activations are at their most: the moment to see whether the reserve had to help."""
-        assert self._opened is not None
-        assert self._opened.reserve is not None
-        self._opened.reserve.look()
+        self._look_at_reserve()
         return wrapped(*args, **kwargs)
+
+    def _look_at_reserve(self) -> int:
+        """Bytes of it in use."""
+        return self._pool.reserve.look() if self._pool is not None and self._pool.reserve is not None else 0
 
     # -- what it tells ---------------------------------------------------------------------------------
 
@@ -258,21 +257,19 @@ class StateFeature(Feature):
         return total
 
     def telemetry(self) -> Mapping[str, Any]:
-        found: dict[str, Any] = {"tensors": (tally := self._tally()).tensors, "bytes": tally.bytes}
-        found["hbm_bytes"] = tally.hbm_bytes
-        if self._opened is not None and self._opened.reserve is not None:
-            reserve = self._opened.reserve
-            found["oom_reserve"] = {"used": reserve.look(), "most": reserve.most, "times": reserve.times}
+        tally, used = self._tally(), self._look_at_reserve()
+        found: dict[str, Any] = {"tensors": tally.tensors, "bytes": tally.bytes, "hbm_bytes": tally.hbm_bytes}
+        if self._pool is not None and (reserve := self._pool.reserve) is not None:
+            found["oom_reserve"] = {"used": used, "most": reserve.most, "times": reserve.times}
         return found
 
     def summary(self) -> dict[str, Any]:
-        opened, tally = self._opened, self._tally()
-        trial = opened.trial if opened is not None else None
-        reserve = opened.reserve if opened is not None else None
+        pool, trial, tally = self._pool, self._trial, self._tally()
+        reserve = pool.reserve if pool is not None else None
         return {
             "tensors": tally.tensors,
             "bytes": tally.bytes,
-            "mechanism": opened.pool.mechanism if opened is not None else None,
+            "mechanism": pool.mechanism if pool is not None else None,
             "pattern": self._settings.uvm_access_pattern,
             "scope": self._settings.uvm_scope,
             "of": {part.name: vars(part.tally) for part in self._parts()},
@@ -281,7 +278,7 @@ class StateFeature(Feature):
             "streamed_steps": sum(streamed.steps for streamed in self._streamed.values() if streamed is not None),
             "gb_per_s": {"read": trial.read / 1e9, "write": trial.write / 1e9} if trial is not None else None,
             "oom_reserve": {"held": reserve.held, "most": reserve.most, "times": reserve.times} if reserve else None,
-            "pool": vars(opened.pool.state()) if opened is not None else None,
+            "pool": vars(pool.state()) if pool is not None else None,
         }
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.environment import ALLOCATOR, text
 from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.memory.ceilings import Allowance, state_allowance, state_reserve
+from simpletuner_gh200.memory.ceilings import state_allowance, state_reserve
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import read_nodes
-from simpletuner_gh200.memory.pool.pool import GracePool, Mechanism, Reserve
+from simpletuner_gh200.memory.pool.pool import GracePool
 from simpletuner_gh200.memory.pool.probe import Tried, choose, try_out
 from simpletuner_gh200.memory.sharing import NodePosition
 from simpletuner_gh200.model.optimizer_table import optimizers
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
     from simpletuner_gh200.model.catching import HostPool
 
 logger = logging.getLogger("simpletuner_gh200")
-
-
-@dataclass
-class Opened:
-    """The pool of a run, and what the probe said of it."""
-
-    pool: GracePool | HostPool
-    trial: Tried | None
-    """None without a device."""
-    ordinal: int = 0
-    reserve: Reserve | None = None
 
 
 def check(settings: StateSettings, trainer: Any, *, by_name: bool) -> Tried | None:
@@ -77,7 +65,7 @@ def _take(caps: Capabilities) -> Tried:
     return choice.taken
 
 
-def open_pool(settings: StateSettings, trainer: Any, trial: Tried | None, *, claimed: int) -> Opened:
+def open_pool(settings: StateSettings, trainer: Any, trial: Tried | None, *, claimed: int) -> GracePool | HostPool:
     """When the data is ready: what caches and datasets took is gone from the host's memory by now."""
     host = host_memory()
     driver, ordinal = detect.current(), ordinal_of(trainer)
@@ -90,29 +78,20 @@ def open_pool(settings: StateSettings, trainer: Any, trial: Tried | None, *, cla
         ranks=NodePosition.from_environment("state").local_size,
         beside=next((node.free for node in read_nodes() if node.index == caps.host_node), None),
     )
+    from simpletuner_gh200.model.catching import HostPool
+
+    mechanism = HostPool.mechanism if trial is None else trial.mechanism
+    logger.info("gh200: up to %s of model state in Grace (%s), %s", format_bytes(allowed.size), allowed.why, mechanism)
     if trial is None:
-        _say(allowed, "host memory standing in")
         if settings.oom_reserve_gb:
             logger.warning("gh200: oom_reserve_gb has nothing to do here: there is no device whose memory could end")
-        from simpletuner_gh200.model.catching import HostPool
-
-        return Opened(HostPool(allowed.size, allowed.why), None)
-    mechanism: Mechanism = trial.mechanism
-    _say(allowed, mechanism)
-    pool = GracePool(
-        mechanism,
-        limit=allowed.size,
-        why=allowed.why,
-        ordinal=ordinal,
-        floor=state_reserve(host.total),
-        node=caps.host_node,
-    )
-    reserve = pool.reserve(gib_to_bytes(settings.oom_reserve_gb)) if settings.oom_reserve_gb else None
-    return Opened(pool, trial, ordinal, reserve)
-
-
-def _say(allowed: Allowance, mechanism: str) -> None:
-    logger.info("gh200: up to %s of model state in Grace (%s), %s", format_bytes(allowed.size), allowed.why, mechanism)
+        return HostPool(allowed.size, allowed.why)
+    floor = state_reserve(host.total)
+    limit, why = allowed.size, allowed.why
+    pool = GracePool(trial.mechanism, limit=limit, why=why, ordinal=ordinal, floor=floor, node=caps.host_node)
+    if settings.oom_reserve_gb:
+        pool.open_reserve(gib_to_bytes(settings.oom_reserve_gb))
+    return pool
 
 
 def ordinal_of(trainer: Any) -> int:
@@ -134,18 +113,13 @@ def no_streaming(optimizer: str) -> str | None:
     return None if facts.streamable else f"{optimizer} {facts.why_not}"
 
 
-def trained_bytes(groups: Iterable[dict[str, Any]]) -> int:
-    """Of all parameters with a gradient: what a step may need once more for a moment."""
-    parameters = (parameter for group in groups for parameter in group["params"] if parameter.grad is not None)
-    return sum(int(parameter.numel() * parameter.element_size()) for parameter in parameters)
-
-
-def outliving_gradients(trainer: Any, groups: Iterable[dict[str, Any]]) -> int:
-    """Bytes of gradients that are zeroed after a step, not let go, and so are there in the next forward pass."""
-    if getattr(trainer.config, "set_grads_to_none", False):
-        return 0
-    gradients = (parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None)
-    return sum(int(gradient.nbytes) for gradient in gradients)
+def trained_and_outliving(trainer: Any, groups: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """Bytes of all parameters with a gradient, which a step may need once more for a moment; and of gradients that are
+    zeroed after a step, not let go, and so are there in the next forward pass."""
+    with_gradient = [weight for group in groups for weight in group["params"] if weight.grad is not None]
+    dropped = getattr(trainer.config, "set_grads_to_none", False)
+    outliving = 0 if dropped else sum(int(weight.grad.nbytes) for weight in with_gradient)
+    return sum(int(weight.nbytes) for weight in with_gradient), outliving
 
 
 def unavailable(reason: str) -> FeatureUnavailable:
