@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ from simpletuner_gh200.config.form import fields_of
 from simpletuner_gh200.seams.web_ui import background, routes
 from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
 from simpletuner_gh200.seams.web_ui.fields import fold_into, split_form
-from simpletuner_gh200.seams.web_ui.panel import Panel, ServerJob, live_numbers, opened_configuration, output_of
+from simpletuner_gh200.seams.web_ui.panel import Panel, live_numbers, opened_configuration, output_of
 from simpletuner_gh200.seams.web_ui.templates_of_ours import EDITS, PageLoader, edited
 from tests.unit.telemetry.run_samples import write_ranks
 
@@ -101,10 +100,9 @@ class TestPanel:
         told = {"training_status": status, "training_config": {"--output_dir": str(tmp_path)}}
         api = SimpleNamespace(APIState=SimpleNamespace(get_state=told.get))
         monkeypatch.setitem(sys.modules, "simpletuner.simpletuner_sdk.api_state", api)
-        assert routes._job() == ServerJob(tmp_path, working)
-        assert Panel().state(None, routes._job())["working"] is working
+        assert routes._job() == (tmp_path, working)
         told["training_status"] = None
-        assert routes._job() is None
+        assert routes._job() == (None, False)
 
     def test_it_knows_the_open_configuration_and_its_output(self, tmp_path):
         file = tmp_path / "config.json"
@@ -121,7 +119,7 @@ class TestPanel:
         panel = Panel()
         panel.start_plan(tmp_path / "first.json")
         panel.start_plan(tmp_path / "second.json")
-        assert panel.state(None, None)["plan"]["of"] == "first"
+        assert panel.state(None, None, working=False)["plan"]["of"] == "first"
         panel.plan.stop()
         assert ended(panel.plan)["state"] == "failed"
 
@@ -145,7 +143,7 @@ class TestPanel:
     def test_a_report_without_a_readable_configuration_says_why(self, monkeypatch, tmp_path):
         monkeypatch.setattr(routes, "_same_door", list)
         monkeypatch.setattr(routes, "_opened", lambda: tmp_path)
-        monkeypatch.setattr(routes, "_job", lambda: None)
+        monkeypatch.setattr(routes, "_job", lambda: (None, False))
         (report,) = (one.endpoint for one in routes.router().routes if one.path.endswith("/report"))
         with pytest.raises(HTTPException) as refused:
             report()
@@ -158,19 +156,8 @@ class TestPanel:
         monkeypatch.setattr(routes, "COMMAND", (sys.executable, "-c", code))
         assert routes._report(Path("-out")) == (True, str(tmp_path / "-out"))
 
-    def test_clicks_at_once_share_the_doctors_folder(self, monkeypatch):
-        made = tempfile.TemporaryDirectory
-        slow = lambda **words: (time.sleep(0.05), made(**words))[1]  # noqa: E731
-        monkeypatch.setattr(tempfile, "TemporaryDirectory", slow)
-        panel = Panel()
-        started = []
-        monkeypatch.setattr(panel.doctor, "start", lambda *words: started.append(words))
-        with ThreadPoolExecutor(4) as pages:
-            list(pages.map(lambda _page: panel.start_doctor(), range(4)))
-        assert len(started) == 4 and len(set(started)) == 1
-
     def test_nothing_is_started_by_being_asked(self):
-        state = Panel().state(None, None)
+        state = Panel().state(None, None, working=False)
         assert state == {
             "opened": None,
             "doctor": {"state": "idle"},

@@ -5,52 +5,41 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
 from simpletuner_gh200.telemetry.reading import FILE
 from simpletuner_gh200.telemetry.view import RunView
 
 
-class ServerJob(NamedTuple):
-    """Of the server. ``output``: its folder."""
-
-    output: Path | None
-    working: bool
-
-
 class Panel:
-    """What the page asks for. ``opened``: the open configuration's file; ``job``: that the server runs, or ran last."""
+    """What the page asks for. ``opened``: the open configuration's file."""
 
     def __init__(self) -> None:
         self.doctor = BackgroundCommand()
         self.plan = BackgroundCommand()
         self._planned: str | None = None
-        self._reports: tempfile.TemporaryDirectory[str] | None = None
-        self._making = threading.Lock()
+        self._reports = tempfile.TemporaryDirectory(prefix="gh200-doctor-")
 
     def start_doctor(self) -> None:
-        with self._making:
-            self._reports = self._reports or tempfile.TemporaryDirectory(prefix="gh200-doctor-")
-        report = os.path.join(self._reports.name, "report.json")
-        self.doctor.start("doctor", "--skip-allocation", "--output", report)
+        self.doctor.start("doctor", "--skip-allocation", "--output", os.path.join(self._reports.name, "report.json"))
 
     def start_plan(self, opened: Path) -> None:
         """Unless one is being made: the name shown stays that of the configuration it is made of."""
         if self.plan.start("plan", str(opened)):
             self._planned = opened.parent.name if opened.name == "config.json" else opened.stem
 
-    def state(self, opened: Path | None, job: ServerJob | None) -> dict[str, Any]:
+    def state(self, opened: Path | None, output: Path | None, *, working: bool) -> dict[str, Any]:
+        """``output``: of the job that the server runs, or ran last; ``working``: whether it still does."""
         return {
             "opened": str(opened) if opened else None,
             "doctor": self.doctor.state(),
             "plan": {**self.plan.state(), "of": self._planned},
-            "job": live_numbers(job.output) if job and job.output else None,
-            "working": job is not None and job.working,
+            "job": live_numbers(output) if output else None,
+            "working": working,
         }
 
 

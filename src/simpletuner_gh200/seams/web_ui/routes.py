@@ -13,7 +13,7 @@ from typing import Any
 from simpletuner_gh200.config.form import form_problems, our_values
 from simpletuner_gh200.seams.web_ui.background import COMMAND, environment
 from simpletuner_gh200.seams.web_ui.fields import values_for_page
-from simpletuner_gh200.seams.web_ui.panel import Panel, ServerJob, opened_configuration, output_folder, output_of
+from simpletuner_gh200.seams.web_ui.panel import Panel, opened_configuration, output_folder, output_of
 
 PREFIX = "/api/gh200"
 _SERVICES = "simpletuner.simpletuner_sdk.server.services"
@@ -28,7 +28,8 @@ def router() -> Any:
     made = APIRouter(prefix=PREFIX, tags=["gh200"], dependencies=_same_door())
 
     def state() -> dict[str, Any]:
-        return panel.state(_opened(), _job())
+        output, working = _job()
+        return panel.state(_opened(), output, working=working)
 
     def start(what: str) -> dict[str, Any]:
         opened = _opened()
@@ -43,9 +44,9 @@ def router() -> Any:
         return state()
 
     def report() -> Any:
-        opened, job = _opened(), _job()
+        opened, (output, _working) = _opened(), _job()
         try:
-            output = (job and job.output) or (output_of(opened) if opened else None)
+            output = output or (output_of(opened) if opened else None)
         except OSError as unreadable:
             why = f"{opened} cannot be read: {unreadable.strerror or unreadable}"
             raise HTTPException(status_code=409, detail=why) from unreadable
@@ -86,12 +87,11 @@ _OVER = ("completed", "success", "failed", "error", "fatal", "crashed", "cancell
 """What upstream's states of a job are called once nothing more comes of it; while it works, they may be any words."""
 
 
-def _job() -> ServerJob | None:
-    """The one that the server runs, or ran last."""
+def _job() -> tuple[Path | None, bool]:
+    """The output folder of the job that the server runs, or ran last, and whether it still does."""
     state = importlib.import_module("simpletuner.simpletuner_sdk.api_state").APIState
-    status = state.get_state("training_status")
-    output = output_folder(state.get_state("training_config") or {})
-    return ServerJob(output, working=str(status).lower() not in _OVER) if status else None
+    status = str(state.get_state("training_status") or "").lower()
+    return (output_folder(state.get_state("training_config") or {}), status not in _OVER) if status else (None, False)
 
 
 def _report(output: Path) -> tuple[bool, str]:
