@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.seams.features.ramp.deferral import Deferral, epochs_to_steps
+from simpletuner_gh200.seams.features.ramp.windows import Deferral, epochs_to_steps
 from simpletuner_gh200.seams.patch import Patches
 
 

@@ -16,8 +16,7 @@ from simpletuner_gh200.ramp.outlook import Sizes, outlook, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, Window, rate_factor, resume
 from simpletuner_gh200.seams.checkpoints import CheckpointState, from_main_process
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.ramp.deferral import Deferral, epochs_to_steps
-from simpletuner_gh200.seams.features.ramp.windows import ShownBatch, Windows, rate_patches
+from simpletuner_gh200.seams.features.ramp.windows import Deferral, ShownBatch, Windows, epochs_to_steps, rate_patches
 from simpletuner_gh200.seams.patch import Patches
 
 logger = logging.getLogger("simpletuner_gh200")
