@@ -132,6 +132,12 @@ class Command:
         code = self.process.wait(PATIENCE)
         return Ended(code, self._text(self._out), self._text(self._err))
 
+    def end_of_all(self) -> Ended:
+        """Its end, and that nothing of it is left."""
+        ended = self.end()
+        assert self.nothing_left() == "", ended.explain()
+        return ended
+
     def clear_away(self) -> None:
         """Whatever a failed trial left."""
         for number in self.processes():

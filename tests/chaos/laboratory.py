@@ -11,6 +11,7 @@ from typing import Any
 
 from simpletuner_gh200.cache.pack import Item, Pack, PackEntry, write_pack
 from simpletuner_gh200.cache.pack_place import SUFFIX
+from tests.chaos.commands import Ended
 from tests.integration.workbench import Forge, JobResult, Workbench
 
 STEPS = 12
@@ -101,6 +102,12 @@ class Laboratory:
     def bits(self) -> dict[str, bytes]:
         """The trained tensors of the last run."""
         return tensors(self.project.output / "pytorch_lora_weights.safetensors")
+
+    def assert_trained_the_same(self, ended: Ended) -> None:
+        """All of it, and what an undisturbed run trains, to the bit."""
+        assert ended.code == 0, ended.explain()
+        assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err, ended.explain()
+        assert self.bits() == self.reference_bits(), ended.explain()
 
     def reference_bits(self) -> dict[str, bytes]:
         assert self.reference is not None

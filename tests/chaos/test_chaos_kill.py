@@ -46,8 +46,7 @@ def test_nothing_outlives_a_kill(laboratory, train, phase, victim):
     command = train(laboratory, "--max_train_steps=4000")
     reach(command, phase)
     kill(find(command, victim))
-    ended = command.end()
-    assert command.nothing_left() == "", f"{victim} killed while {phase}"
+    ended = command.end_of_all()
     if victim == "launcher":
         assert ended.code == -signal.SIGKILL
         return
@@ -63,8 +62,7 @@ def test_nothing_of_two_ranks_outlives_a_kill(laboratory, train, victim):
     command = train(laboratory, "--max_train_steps=4000", "--num_processes=2")
     reach(command, "training")
     kill(find(command, victim))
-    ended = command.end()
-    assert command.nothing_left() == "", f"{victim} killed"
+    ended = command.end_of_all()
     assert ended.code in ({-signal.SIGKILL} if victim == "launcher" else {KILLED, 1}), ended.explain()
 
 
@@ -78,8 +76,7 @@ def test_a_checkpoint_that_was_being_written_is_not_believed(laboratory, train, 
     number, output = find(command, victim), laboratory.project.output
     command.wait_until(lambda: any(output.glob("checkpoint-2*")), "the second checkpoint was begun")
     kill(number)
-    command.end()
-    assert command.nothing_left() == ""
+    command.end_of_all()
     ended = train(laboratory, steps).end()
     assert ended.code == 0, ended.explain()
     assert "trained: 4 of 4 optimizer steps" in ended.err, ended.explain()
@@ -98,9 +95,7 @@ def test_packs_that_were_being_written_are_not_believed(packed, train, victim):
     begun = ("*/.*.pack.*.tmp", "*/*.pack")
     command.wait_until(lambda: any(any(packed.packs.glob(name)) for name in begun), "a pack was begun")
     kill(number)
-    command.end()
-    assert command.nothing_left() == ""
+    command.end_of_all()
     packed.forget_training()
     ended = train(packed).end()
-    assert ended.code == 0, ended.explain()
-    assert packed.bits() == packed.reference_bits()
+    packed.assert_trained_the_same(ended)

@@ -114,8 +114,7 @@ def test_a_full_temporary_folder(packed, train, tmp_path):
     full = tmp_path / "tmp"
     full.mkdir()
     command = train(packed, through=small_disk(full, 4), environment={"TMPDIR": str(full)})
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     if ended.code == 0:
         assert packed.bits() == packed.reference_bits()
         assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err
@@ -127,8 +126,7 @@ def test_a_full_temporary_folder(packed, train, tmp_path):
 def test_a_full_output_folder(packed, train, tmp_path):
     """The checkpoint fails, so the run does, and says why. (The small disk is gone with the run.)"""
     command = train(packed, through=small_disk(packed.project.output, 64))
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     assert ended.code == 1, ended.explain()
     assert ended.last_line.startswith("gh200: training failed: "), ended.explain()
     assert f"the disk of {packed.project.output} is full" in ended.err, ended.explain()
@@ -153,8 +151,6 @@ def test_caches_where_nothing_may_be_written(packed, train, tmp_path):
 @pytest.mark.only_release("4.")
 @pytest.mark.parametrize("redirection", ["<&-", ">&- 2>&-"])
 def test_a_run_with_closed_streams(packed, train, redirection):
-    command = train(packed, redirection=redirection)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = train(packed, redirection=redirection).end_of_all()
     assert ended.code == 0, ended.explain()
     assert packed.bits() == packed.reference_bits()

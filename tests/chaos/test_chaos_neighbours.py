@@ -71,11 +71,9 @@ def test_a_run_among_planted_things_trains_the_same(packed, train, tmp_path, giv
         cache.symlink_to(victim)
         give_away(cache)
     command = train(packed)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     assert list(victim.iterdir()) == []
-    assert ended.code == 0, ended.explain()
-    assert packed.bits() == packed.reference_bits()
+    packed.assert_trained_the_same(ended)
 
 
 @pytest.mark.chaos
@@ -94,8 +92,7 @@ def test_ranks_meet_among_planted_names(laboratory, train, tmp_path, give_away):
     left.mkdir(mode=0o700)
     environment = {"TMPDIR": str(tmp), "XDG_RUNTIME_DIR": str(planted[0])}
     command = train(laboratory, "--num_processes=2", environment=environment)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     assert ended.code == 0, ended.explain()
     assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err
     assert [Path(place, "precious").read_text() for place in planted] == ["mine", "mine"]

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.chaos.laboratory import PHASES, STEPS
+from tests.chaos.laboratory import PHASES
 from tests.chaos.representatives import phases
 
 MANY = "--max_train_steps=4000"
@@ -24,8 +24,7 @@ def test_terminated_at_its_second_checkpoint(laboratory, train):
     command = train(laboratory, MANY)
     command.wait_until((laboratory.project.output / "checkpoint-2").is_dir, "the second checkpoint")
     command.send(signal.SIGTERM)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     assert "resume with: gh200 train" in ended.last_line, ended.explain()
     assert ended.code == (75 if "stopped after a checkpoint" in ended.last_line else 143), ended.explain()
 
@@ -39,8 +38,7 @@ def test_a_signal_ends_every_phase(laboratory, train, phase, number):
     if phase != "importing":
         command.wait_for_words(PHASES[phase])
     command.send(number)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     expected = {75, 128 + number} if number == signal.SIGTERM else {128 + number}
     assert ended.code in expected, ended.explain()
     assert "resume with: gh200 train" in ended.last_line, ended.explain()
@@ -52,8 +50,7 @@ def test_a_second_signal_ends_the_patience(laboratory, train):
     command.wait_for_words(PHASES["training"])
     command.send(signal.SIGINT)
     command.send(signal.SIGINT)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     assert ended.code in {75, 130}, ended.explain()
 
 
@@ -65,11 +62,7 @@ def test_nohup_survives_the_logout(packed, train):
     command.send(signal.SIGHUP)
     command.wait_for_words(PHASES["reading data"])
     command.send(signal.SIGHUP)
-    ended = command.end()
-    assert ended.code == 0, ended.explain()
-    assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err
-    assert packed.bits() == packed.reference_bits()
-    assert command.nothing_left() == ""
+    packed.assert_trained_the_same(command.end_of_all())
 
 
 @pytest.mark.chaos
@@ -80,8 +73,7 @@ def test_two_ranks_end_together(laboratory, train, phase):
     command = train(laboratory, MANY, "--num_processes=2")
     command.wait_for_words(PHASES[phase])
     command.send(signal.SIGINT)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     assert ended.code == 128 + signal.SIGINT, ended.explain()
     assert "resume with: gh200 train" in ended.last_line, ended.explain()
 
@@ -97,11 +89,9 @@ def test_interrupted_while_packs_are_written(packed, train):
         lambda: any(packed.packs.glob("*/.*.pack.*.tmp")) or any(packed.packs.glob("*/*.pack")), "a pack"
     )
     command.send(signal.SIGINT)
-    ended = command.end()
-    assert command.nothing_left() == ""
+    ended = command.end_of_all()
     assert ended.code in {0, 128 + signal.SIGINT}, ended.explain()
     packed.forget_training()
     again = train(packed).end()
-    assert again.code == 0, again.explain()
-    assert packed.bits() == packed.reference_bits()
+    packed.assert_trained_the_same(again)
     assert not list(packed.packs.rglob("*.tmp")), "what was begun is swept"
