@@ -6,7 +6,7 @@ import importlib.util
 import os
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,41 +182,39 @@ def _same_batches(examples: list[dict[str, Any]], vae: Any, text: Any, tables: A
         assert torch.equal(plain[key], ours[key]), key
 
 
-@contextmanager
-def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> Iterator[None]:
+def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> AbstractContextManager[None]:
     """Our tables and our batch path in place, as the extension puts them, and taken out again."""
     from simpletuner.helpers.training import collate
 
     from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
-    from simpletuner_gh200.seams.patch import Patches
     from simpletuner_gh200.seams.points.caching import SEAMS
 
     path = BatchPath(collate, {DATASET: tables["vae"]}, latents=HostDelivery(BufferPool()), embeds=BufferPool())
     runtime: Any = SimpleNamespace(batch_path=path)
-    patches = Patches()
-    patches.install(
+    return _patched(
         *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, tables["vae"])]).patches,
         *ServedBackend(text.data_backend, [Route(text.cache_dir, tables["text"])]).patches,
         *(patch for seam in SEAMS if "collate." in seam.name for patch in seam.patches(collate, runtime)),
     )
-    try:
-        yield
-    finally:
-        patches.uninstall()
 
 
-@contextmanager
-def _pinning_stand_in() -> Iterator[None]:
+def _pinning_stand_in() -> AbstractContextManager[None]:
     """Without CUDA nothing can be pinned: both sides skip it, by the seam that does so in a run."""
     import torch
 
-    from simpletuner_gh200.seams.patch import Patches
     from simpletuner_gh200.seams.points.torch import SEAMS
 
     runtime: Any = None
+    return _patched(*(patch for seam in SEAMS for patch in seam.patches(torch, runtime)))
+
+
+@contextmanager
+def _patched(*found: Any) -> Iterator[None]:
+    from simpletuner_gh200.seams.patch import Patches
+
     patches = Patches()
-    patches.install(*(patch for seam in SEAMS for patch in seam.patches(torch, runtime)))
+    patches.install(*found)
     try:
         yield
     finally:

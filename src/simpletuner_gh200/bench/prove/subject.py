@@ -38,10 +38,7 @@ _REACHES_OUT = (
 )
 """What runs a program of the user's or sends something away: a trial does neither."""
 
-_REPORTED = (
-    *("model_family", "model_flavour", "model_type", "optimizer", "mixed_precision"),
-    *("train_batch_size", "resolution"),
-)
+_SHOWN = "model_family model_flavour model_type optimizer mixed_precision train_batch_size resolution".split()
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Subject:
 
     def to_json(self) -> dict[str, Any]:
         """Nothing of it names a person or a place."""
-        return {"title": self.title, **{key: self.values[key] for key in _REPORTED if key in self.values}}
+        return {"title": self.title, **{key: self.values[key] for key in _SHOWN if key in self.values}}
 
     def write(self, arm: Arm, folder: Path, *, steps: int) -> Path:
         """The arm's configuration in a folder of its own."""
