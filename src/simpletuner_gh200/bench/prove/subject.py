@@ -38,7 +38,10 @@ _REACHES_OUT = (
 )
 """What runs a program of the user's or sends something away: a trial does neither."""
 
-_SHOWN = "model_family model_flavour model_type optimizer mixed_precision train_batch_size resolution".split()
+_SHOWN = (
+    *("model_family", "model_flavour", "model_type", "optimizer", "mixed_precision"),
+    *("train_batch_size", "resolution"),
+)
 
 
 @dataclass(frozen=True)
