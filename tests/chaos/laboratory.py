@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.cache.pack import Item, Pack, PackEntry, write_pack
-from simpletuner_gh200.cache.pack_place import SUFFIX
+from simpletuner_gh200.held.pack_place import SUFFIX, PackPlace
+from simpletuner_gh200.held.packs import Item, put
+from simpletuner_gh200.held.segment import SegmentWriter
 from tests.chaos.commands import Ended
 from tests.integration.workbench import Forge, JobResult, Workbench
 
@@ -71,17 +71,17 @@ class Laboratory:
     def spread_packs(self, count: int) -> Iterator[tuple[int, Path]]:
         """The pack of each cache as ``count`` packs of some entries each; (number, pack), numbers beginning at 0."""
         for whole in sorted(self.packs.glob(f"*/*{SUFFIX}")):
-            folder = os.open(whole.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                with Pack(whole) as pack:
-                    parts = [list(pack.entries())[number::count] for number in range(count)]
-                    whole.unlink()
-                    for number, entries in enumerate(parts):
-                        name = f"{number + 1:08d}{SUFFIX}"
-                        write_pack(folder, name, (_item(pack, entry) for entry in entries), pack.made_by)
-                        yield number, whole.parent / name
-            finally:
-                os.close(folder)
+            with PackPlace.open(whole.parent) as place:
+                pack = place.pack(whole.name)
+                whole.unlink()
+                for number in range(count):
+                    name = f"{number + 1:08d}{SUFFIX}"
+                    with place.new_file(name) as fd:
+                        writer = SegmentWriter(fd)
+                        for row in range(number, len(pack), count):
+                            put(writer, Item(pack, row, pack.path(row), None))
+                        writer.finish(pack.made_by)
+                    yield number, whole.parent / name
 
     def forget_training(self) -> None:
         """No checkpoints, the index as it was: the next run begins as the undisturbed one did. Packs stay."""
@@ -112,12 +112,6 @@ class Laboratory:
     def reference_bits(self) -> dict[str, bytes]:
         assert self.reference is not None
         return tensors(self.reference.output / "pytorch_lora_weights.safetensors")
-
-
-def _item(pack: Pack, entry: PackEntry) -> Item:
-    layout, payload = pack.layout(entry), pack.payload(entry)
-    assert layout is not None and payload is not None
-    return Item(entry.path, entry.identity, entry.flags, layout, payload.copy())
 
 
 def tensors(path: Path) -> dict[str, bytes]:

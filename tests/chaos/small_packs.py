@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 
-from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import take_in
-from simpletuner_gh200.cache.pack_folder import PackFolder
-from simpletuner_gh200.cache.pack_place import folder_for
-from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.held.cache import HeldCache
+from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.pack_place import folder_for
+from simpletuner_gh200.held.packs import PackFolder
 
 ENTRIES = 24
 FLOATS = 20_000
@@ -24,11 +23,11 @@ def write_packs(folder: Path) -> tuple[Path, Path]:
     random = torch.Generator().manual_seed(7)
     for path in paths:
         torch.save(torch.randn(FLOATS, generator=random), path)
-    table = Table("vae-x", Control.create(64, label="x", shared=False))
-    assert all(take_in(table, path) for path in paths)
+    cache = HeldCache.alone("vae-x")
+    Filler(cache).fill(paths)
     packs = PackFolder(folder_for(root, "vae-x", str(source)))
     packs.make(str(source))
-    assert packs.save(table, paths)
-    table.close()
-    (pack,) = packs.packs()
+    assert packs.save(cache)
+    cache.close()
+    (pack,) = packs.folder.glob("*.pack")
     return root, pack

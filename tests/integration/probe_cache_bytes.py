@@ -1,4 +1,4 @@
-"""Follows the latents of every batch from their slab ranges to what the model is given."""
+"""Follows the latents of every batch from where they are held to what the model is given."""
 
 
 def install(record):
@@ -14,9 +14,9 @@ def install(record):
     def compute_latents(self, filepaths, data_backend_id):
         rows = original(self, filepaths, data_backend_id)
         if rows is not None:
-            table = self._vae_tables[data_backend_id]
+            cache = self._vae_caches[data_backend_id]
             name_of = self._collate.StateTracker.get_vaecache(id=data_backend_id).generate_vae_cache_filename
-            found = table.find_all([batch_path.normal(name_of(path)[0]) for path in filepaths])
+            found = cache.find_all([batch_path.normal(name_of(path)[0]) for path in filepaths])
             ranges.append((rows[0].data_ptr(), found))
         return rows
 
@@ -38,7 +38,7 @@ def install(record):
                     "equal": bool(torch.equal(latents.cpu(), expected.to(latents.dtype))),
                     "same_memory": latents.data_ptr() == pointer,
                     "in_reused_buffer": pointer in lent or latents.numel() * latents.itemsize < 65536,
-                    "ranges": [[entry.slot.segment, entry.slot.offset, entry.slot.length] for entry in found],
+                    "ranges": [[entry.segment.name, entry.offset, entry.length] for entry in found],
                 }
             )
         return prepared

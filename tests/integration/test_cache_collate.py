@@ -13,7 +13,7 @@ pytest.importorskip("simpletuner.helpers.training.collate")
 from simpletuner.helpers.training import collate
 
 from simpletuner_gh200.bench import cache_simpletuner as harness
-from simpletuner_gh200.cache.service import Wanted, opened
+from simpletuner_gh200.held.caches import Wanted, opened
 
 LATENTS = {
     "image": lambda n: torch.randn(4, 8, 8),
@@ -80,11 +80,11 @@ def batches(tmp_path, latent, embed):
         vae, text = harness._caches(tmp_path)
         examples = examples_over(tmp_path, vae, text, latent, embed)
         wanted = [Wanted("vae", "vae", vae.cache_dir, look_for_nan=True), Wanted("text", "text", text.cache_dir)]
-        with opened(wanted) as tables:
+        with opened(wanted) as caches:
             plain = collate.collate_fn(next(harness._batches(examples, 0)))
-            with harness._served(vae, text, tables):
+            with harness._served(vae, text, caches):
                 ours = [collate.collate_fn(next(harness._batches(examples, 0))) for _ in range(3)][-1]
-            return plain, ours, {name: table.report() for name, table in tables.items()}
+            return plain, ours, {name: cache.report() for name, cache in caches.items()}
 
 
 @pytest.mark.parametrize("kind", LATENTS)
@@ -127,8 +127,8 @@ def test_samples_of_different_aspects_fail_although_their_latents_are_alike(tmp_
         examples[3]["aspect_ratio"] = 2.0
         wanted = [Wanted("vae", "vae", vae.cache_dir, look_for_nan=True), Wanted("text", "text", text.cache_dir)]
         with (
-            opened(wanted) as tables,
-            harness._served(vae, text, tables),
+            opened(wanted) as caches,
+            harness._served(vae, text, caches),
             pytest.raises(ValueError, match="Aspect ratio"),
         ):
             collate.collate_fn(next(harness._batches(examples, 0)))

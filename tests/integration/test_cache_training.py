@@ -1,4 +1,4 @@
-"""Unified caches in real SimpleTuner: hits come from slabs, and no number changes."""
+"""Unified caches in real SimpleTuner: hits come from held memory, and no number changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import shutil
 import pytest
 import torch
 
-from simpletuner_gh200.cache.fill import load_file
-from simpletuner_gh200.cache.pack import Pack
 from simpletuner_gh200.demo.project import dataset_list
+from simpletuner_gh200.held.fill import load_file
+from simpletuner_gh200.held.pack_place import PackPlace
 from tests.integration.workbench import NEWEST_ALONE, OLDEST_ALONE, RANKS, probe
 
 UNIFIED = {
@@ -133,7 +133,7 @@ def test_latents_made_on_demand(workbench, world):
         probe=MODE,
     )
     for report in reports(run):
-        assert report["vae-tiny-images"]["published"] > 0, "a rank that makes an entry publishes it"
+        assert report["vae-tiny-images"]["published"] > 0, "what a rank makes is taken in behind the run"
         assert report["vae-tiny-images"]["hits"] > 0, "and the second epoch hits it"
         assert report["vae-tiny-images"]["misses"] > 0, "what SimpleTuner had to make is no hit"
         assert report["vae-tiny-images"]["hit_rate"] < 1
@@ -186,8 +186,8 @@ def test_a_run_that_is_resumed(workbench, world):
     assert sum(one["packs"]["entries"] for one in found) == 24, "the second start read the packs of the first"
     assert [one["misses"] for one in found] == [0] * world
     for path in run.folder.rglob("vae-*/*.pack"):
-        with Pack(path) as pack:
-            made_by = json.loads(pack.made_by)
+        with PackPlace.open(path.parent) as place:
+            made_by = json.loads(place.pack(path.name).made_by)
         assert {"model_family", "pretrained_model_name_or_path", "dataset.resolution"} <= made_by.keys()
 
 
@@ -252,8 +252,8 @@ def test_lazy_fill_and_memory_only(workbench):
         blocks=limited(fill="lazy", persistent_cache=False),
     )
     (report,) = reports(run)
-    assert report["vae-tiny-images"]["misses"] == 24
-    assert report["vae-tiny-images"]["hits"] > 0
+    assert report["vae-tiny-images"]["misses"] >= 24
+    assert report["vae-tiny-images"]["published"] == 24, "what was asked for is taken in, some at a time"
     assert not (workbench.project.output / "gh200" / "cache").exists()
 
 
@@ -275,7 +275,7 @@ def test_off_returns_to_upstream(workbench, blocks):
 
 
 @pytest.mark.one_release("4.")
-def test_the_bytes_of_a_batch_from_slab_to_model(workbench):
+def test_the_bytes_of_a_batch_from_held_memory_to_model(workbench):
     workbench.configure(blocks=UNIFIED, max_train_steps=4)
     run = workbench.train(probe=probe("cache_bytes"))
     assert run.ok, run.explain()

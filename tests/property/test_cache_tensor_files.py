@@ -14,11 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simpletuner_gh200.cache import batch_fill, tensor_files
-from simpletuner_gh200.cache import fill as filling
-from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import fill
-from simpletuner_gh200.cache.table import MISSING, Table
+from simpletuner_gh200.cache import tensor_files
+from simpletuner_gh200.held import fill as filling
+from simpletuner_gh200.held.cache import MISSING, HeldCache
+from simpletuner_gh200.held.fill import Filler
 
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -32,7 +31,7 @@ DTYPES = (
 def way(request, monkeypatch):
     """Both ways have to pass every test: the second is that of files unlike those that torch usually writes."""
     if request.param == "python":
-        monkeypatch.setattr(filling.BatchFiller, "fill", lambda self, paths, _keys: (1, self._one_by_one(paths[0])))
+        monkeypatch.setattr(filling._Batches, "take", lambda self, paths: (1, self._filler.take_one(paths[0])))
     return request.param
 
 
@@ -77,10 +76,10 @@ def content_of(value: object, *, gzipped: bool, protocol: int = 2, name: str | N
     return gzip.compress(out.getvalue(), 6) if gzipped else out.getvalue()
 
 
-def filled(paths: list[Path], **options: object) -> Table:
-    table = Table("t", Control.create(len(paths) + 8, label="t", shared=False), look_for_nan=True, **options)
-    fill(table, [str(path) for path in paths], workers=2)
-    return table
+def filled(paths: list[Path], *, allowed: int | None = None) -> HeldCache:
+    cache = HeldCache.alone("t", look_for_nan=True)
+    Filler(cache, allowed=allowed).fill([str(path) for path in paths], workers=2)
+    return cache
 
 
 def same(ours: object, theirs: object) -> bool:
@@ -112,14 +111,14 @@ def test_what_is_held_is_what_torch_loads(value, gzipped, protocol, way, tmp_pat
     folder = tmp_path_factory.mktemp("files")
     path = folder / "x.pt"
     path.write_bytes(content_of(value, gzipped=gzipped, protocol=protocol))
-    table = filled([path])
-    ours = table.get(str(path))
+    cache = filled([path])
+    ours = cache.get(str(path))
     if ours is MISSING:
-        assert table.statistics.fallbacks, "left to SimpleTuner, and said why"
+        assert cache.statistics.fallbacks, "left to SimpleTuner, and said why"
     else:
         content = gzip.decompress(path.read_bytes()) if gzipped else path.read_bytes()
         assert same(ours, torch.load(io.BytesIO(content), weights_only=True))
-    table.close()
+    cache.close()
 
 
 def test_one_pickle_is_understood_once_for_many_files(way, tmp_path, monkeypatch):
@@ -130,11 +129,11 @@ def test_one_pickle_is_understood_once_for_many_files(way, tmp_path, monkeypatch
     asked = []
     load = torch.load
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: asked.append(1) or load(*args, **kwargs))
-    table = filled(list(made))
-    assert all(same(table.get(str(path)), value) for path, value in made.items())
+    cache = filled(list(made))
+    assert all(same(cache.get(str(path)), value) for path, value in made.items())
     assert len(asked) == (1 if way == "native" else 40)
-    assert table.statistics.published.value == 40
-    table.close()
+    assert cache.statistics.published.value == 40
+    cache.close()
 
 
 def test_files_that_are_not_as_torch_writes_them_go_the_old_way_and_are_counted(tmp_path):
@@ -146,21 +145,21 @@ def test_files_that_are_not_as_torch_writes_them_go_the_old_way_and_are_counted(
         for member in old.infolist():
             new.writestr(member.filename, old.read(member), zipfile.ZIP_STORED)
     squeezed.write_bytes(squeezed.read_bytes()[:-2] + b"\x02\x00hi")  # with a comment
-    table = filled([legacy, squeezed, fine])
-    assert all(same(table.get(str(path)), value) for path in (legacy, fine))
-    assert table.statistics.fallbacks[batch_fill.NOT_READ_NATIVELY] == 2
-    table.close()
+    cache = filled([legacy, squeezed, fine])
+    assert all(same(cache.get(str(path)), value) for path in (legacy, fine))
+    assert cache.statistics.fallbacks[filling.NOT_READ_NATIVELY] == 2
+    cache.close()
 
 
 def test_a_cache_whose_every_file_has_its_own_pickle_is_held_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_files, "MOST_SHAPES", 3)
-    monkeypatch.setattr(batch_fill, "MOST_SHAPES", 3)
+    monkeypatch.setattr(filling, "MOST_SHAPES", 3)
     made = {tmp_path / f"{number}.pt": {"prompt": f"number {number}", "x": torch.ones(3)} for number in range(12)}
     for path, value in made.items():
         path.write_bytes(content_of(value, gzipped=False))
-    table = filled(list(made))
-    assert all(same(table.get(str(path)), value) for path, value in made.items())
-    table.close()
+    cache = filled(list(made))
+    assert all(same(cache.get(str(path)), value) for path, value in made.items())
+    cache.close()
 
 
 @pytest.mark.parametrize("gzipped", [True, False])
@@ -181,13 +180,13 @@ def test_a_damaged_file_never_gives_a_tensor(gzipped, way, tmp_path):
         made[path] = at
     good = tmp_path / "good.pt"
     good.write_bytes(whole)
-    table = filled([good, *made])
-    assert same(table.get(str(good)), value)
-    wrong = [at for path, at in made.items() if (got := table.get(str(path))) is not MISSING and not same(got, value)]
+    cache = filled([good, *made])
+    assert same(cache.get(str(good)), value)
+    wrong = [at for path, at in made.items() if (got := cache.get(str(path))) is not MISSING and not same(got, value)]
     assert not wrong
-    held = table.statistics.published.value - 1
+    held = cache.statistics.published.value - 1
     assert held < len(made) / 2, "bytes that mean nothing may differ, but most mean something"
-    table.close()
+    cache.close()
 
 
 def test_a_file_that_is_larger_than_a_batch(way, tmp_path):
@@ -197,10 +196,10 @@ def test_a_file_that_is_larger_than_a_batch(way, tmp_path):
     small.write_bytes(content_of(torch.ones(2), gzipped=True))
     squeezed = tmp_path / "zeros.pt"
     squeezed.write_bytes(content_of(torch.zeros(tensor_files.BUFFER_BYTES), gzipped=True))
-    table = filled([big, small, squeezed])
-    assert same(table.get(str(big)), content) and same(table.get(str(small)), torch.ones(2))
-    assert table.get(str(squeezed)).numel() == tensor_files.BUFFER_BYTES
-    table.close()
+    cache = filled([big, small, squeezed])
+    assert same(cache.get(str(big)), content) and same(cache.get(str(small)), torch.ones(2))
+    assert cache.get(str(squeezed)).numel() == tensor_files.BUFFER_BYTES
+    cache.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
@@ -213,9 +212,9 @@ def test_what_is_not_finite_is_seen(dtype, odd, way, tmp_path):
         if odd is not None:
             value[-1] = odd
         path.write_bytes(content_of(value, gzipped=False))
-    table = filled(paths)
-    assert [table.find(str(path)).finite for path in paths] == [odd is None] * 4
-    table.close()
+    cache = filled(paths)
+    assert [cache.find(str(path)).finite for path in paths] == [odd is None] * 4
+    cache.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -230,17 +229,17 @@ def test_what_is_not_finite_is_seen_wherever_it_is(dtype, way, tmp_path):
         path.write_bytes(content_of({"latents": value, "part": torch.arange(9)[2:5]}, gzipped=place % 2 == 0))
     whole = tmp_path / "whole.pt"
     whole.write_bytes(content_of({"latents": torch.linspace(-1e30, 1e30, count).to(dtype)}, gzipped=False))
-    table = filled([*paths, whole])
-    assert [table.find(str(path)).finite for path in paths] == [False] * len(paths)
-    assert table.find(str(whole)).finite
-    table.close()
+    cache = filled([*paths, whole])
+    assert [cache.find(str(path)).finite for path in paths] == [False] * len(paths)
+    assert cache.find(str(whole)).finite
+    cache.close()
 
 
 def test_more_than_the_budget_is_not_taken(way, tmp_path):
     paths = [tmp_path / f"{number}.pt" for number in range(30)]
     for path in paths:
         path.write_bytes(content_of(torch.zeros(1024), gzipped=False))
-    table = filled(paths, allowed=10 * 4096 + 512)
-    assert table.statistics.published.value == 10
-    assert table.statistics.fallbacks["over budget"] == 20
-    table.close()
+    cache = filled(paths, allowed=10 * 4096 + 512)
+    assert cache.statistics.published.value == 10
+    assert cache.statistics.fallbacks["over budget"] == 20
+    cache.close()

@@ -1,4 +1,4 @@
-"""SimpleTuner's own caches and collate, entered from the top, with and without our tables behind them."""
+"""SimpleTuner's own caches and collate, entered from the top, with and without our caches behind them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from simpletuner_gh200.bench.suite import measure
-from simpletuner_gh200.cache.batch import HostDelivery
-from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.service import Wanted, opened
-from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.held.batch import HostDelivery
+from simpletuner_gh200.held.buffers import BufferPool
+from simpletuner_gh200.held.cache import HeldCache
+from simpletuner_gh200.held.caches import Wanted, opened
 
 BATCH = 8
 EPOCHS = 3
@@ -34,11 +34,11 @@ def measure_simpletuner(folder: Path, samples: int, repeats: int) -> dict[str, A
             Wanted("vae", "vae", vae.cache_dir, look_for_nan=True),
             Wanted("text", "text", text.cache_dir),
         ]
-        with opened(wanted) as tables:
-            _same_batches(examples, vae, text, tables)
+        with opened(wanted) as caches:
+            _same_batches(examples, vae, text, caches)
 
             def ours() -> None:
-                with _served(vae, text, tables):
+                with _served(vae, text, caches):
                     _epochs(examples)
 
             seconds = measure({"plain": lambda: _epochs(examples), "ours": ours}, repeats=repeats).wall
@@ -170,31 +170,31 @@ def _epochs(examples: list[dict[str, Any]]) -> None:
             collate.collate_fn(batch)
 
 
-def _same_batches(examples: list[dict[str, Any]], vae: Any, text: Any, tables: Any) -> None:
+def _same_batches(examples: list[dict[str, Any]], vae: Any, text: Any, caches: Any) -> None:
     """A fast wrong answer is no answer: one batch each way, compared to the bit."""
     import torch
     from simpletuner.helpers.training import collate
 
     plain = collate.collate_fn(next(_batches(examples, 0)))
-    with _served(vae, text, tables):
+    with _served(vae, text, caches):
         ours = collate.collate_fn(next(_batches(examples, 0)))
     for key in ("latent_batch", "prompt_embeds", "add_text_embeds"):
         assert torch.equal(plain[key], ours[key]), key
 
 
-def _served(vae: Any, text: Any, tables: Mapping[str, Table]) -> AbstractContextManager[None]:
-    """Our tables and our batch path in place, as the extension puts them, and taken out again."""
+def _served(vae: Any, text: Any, caches: Mapping[str, HeldCache]) -> AbstractContextManager[None]:
+    """Our caches and our batch path in place, as the extension puts them, and taken out again."""
     from simpletuner.helpers.training import collate
 
     from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.points.caching import SEAMS
 
-    path = BatchPath(collate, {DATASET: tables["vae"]}, latents=HostDelivery(BufferPool()), embeds=BufferPool())
+    path = BatchPath(collate, {DATASET: caches["vae"]}, latents=HostDelivery(BufferPool()), embeds=BufferPool())
     runtime: Any = SimpleNamespace(batch_path=path)
     return _patched(
-        *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, tables["vae"])]).patches,
-        *ServedBackend(text.data_backend, [Route(text.cache_dir, tables["text"])]).patches,
+        *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, caches["vae"])]).patches,
+        *ServedBackend(text.data_backend, [Route(text.cache_dir, caches["text"])]).patches,
         *(patch for seam in SEAMS if "collate." in seam.name for patch in seam.patches(collate, runtime)),
     )
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from simpletuner_gh200.bench.samples import make_cache_files, training_step
 from simpletuner_gh200.bench.suite import measure, one_torch_thread
-from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.fill import fill
-from simpletuner_gh200.cache.pack_folder import PackFolder
-from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.cache.tensor_files import FileTaker, Shapes
 from simpletuner_gh200.held.bulk import TAKEN
+from simpletuner_gh200.held.cache import HeldCache
+from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.packs import PackFolder
+from simpletuner_gh200.held.segment import Segment
 from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.pace import Effort, Pace
 
@@ -65,16 +65,16 @@ def measure_packs(folder: Path, count: int, repeats: int) -> dict[str, Any]:
     paths = make_cache_files(folder / "files", 512, count, gzipped=True)
     packs = PackFolder(folder / "packs", "bench")
     packs.make(str(folder / "files"))
-    first = _table(count)
-    fill(first, paths, workers=1)
-    packs.save(first, paths)
+    first = _cache()
+    Filler(first).fill(paths)
+    packs.save(first)
     first.close()
 
     def load() -> None:
-        table = _table(count)
-        loaded = PackFolder(packs.folder, "bench").load(table, workers=1)
-        assert loaded.entries == count, loaded
-        table.close()
+        again = PackFolder(packs.folder, "bench")
+        cache = _cache(*again.open_all())
+        assert not list(again.recognise()) and again.account().entries == count, again.report
+        cache.close()
 
     return {"us_per_entry": measure({"load": load}, repeats=repeats).cpu["load"] / count * 1e6}
 
@@ -109,10 +109,10 @@ class _Filling:
 
         def work(pace: Pace, effort: Effort) -> None:
             while not pace.ended:
-                table = _table(len(paths))
+                cache = _cache()
                 begun.set()
-                fill(table, paths, workers=effort.threads, pace=pace)
-                table.close()
+                Filler(cache).fill(paths, workers=effort.threads, pace=pace)
+                cache.close()
 
         self._job = BackgroundJob(work, name="gh200-bench-fill")
         self._job.start()
@@ -155,11 +155,11 @@ def _torch_load(paths: list[str], gzipped: bool) -> None:
 
 
 def _fill(paths: list[str], workers: int) -> None:
-    table = _table(len(paths))
-    fill(table, paths, workers=workers)
-    assert table.statistics.published.value == len(paths), table.report()
-    table.close()
+    cache = _cache()
+    Filler(cache).fill(paths, workers=workers)
+    assert cache.statistics.published.value == len(paths), cache.report()
+    cache.close()
 
 
-def _table(count: int) -> Table:
-    return Table("bench", Control.create(count + 256, label="bench", shared=False), look_for_nan=True)
+def _cache(*packs: Segment) -> HeldCache:
+    return HeldCache.alone("bench", *packs, look_for_nan=True)

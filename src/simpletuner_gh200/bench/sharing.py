@@ -105,9 +105,9 @@ def _be_a_dataset_rank(folder: Path) -> None:
 
 
 def _be_a_cache_rank(folder: Path) -> None:
-    from simpletuner_gh200.cache.fill import load_file
     from simpletuner_gh200.cache.listing import cache_files
-    from simpletuner_gh200.cache.service import Caches, Wanted
+    from simpletuner_gh200.held.caches import Caches, Wanted
+    from simpletuner_gh200.held.fill import load_file
 
     paths = list(cache_files(str(folder)).paths())
     load_file(paths[0])  # torch's own first-use memory is not ours
@@ -115,13 +115,13 @@ def _be_a_cache_rank(folder: Path) -> None:
     wanted = [Wanted("latents", "vae", str(folder))]
     caches = Caches(wanted, allowed=None, group=NodeGroup.from_environment("bench"))
     caches.fill()
-    table = caches.tables["latents"]
+    cache = caches.caches["latents"]
 
     def read_everything() -> None:
-        while table.find_all(paths) is None:  # the other rank may still be at its part
+        while cache.find_all(paths) is None:  # the other rank may still be at its part
             time.sleep(0.05)
         for path in paths:
-            table.get(path).sum()
+            cache.find_all([path])[0].payload.sum()  # type: ignore[index]  # where it is held: hits are copies
 
     _answer(read_everything, lambda: _pss_without_libraries() - before)
     caches.close()

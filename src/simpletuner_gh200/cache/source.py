@@ -1,6 +1,6 @@
 """Cache files as we know them: by absolute path, and by what tells them from any other file of that name.
 
-While a run lasts, size, time and inode do (see ``slots``). Packs outlive that: caches are copied, restored from
+While a run lasts, size, time and inode do. Packs outlive that: caches are copied, restored from
 archives that give every file the same time, made again with another VAE at the same size. So an ``Identity`` also has
 the inode and the time of the last change, which no user can set, and the checksums that the file itself carries.
 """
@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from simpletuner_gh200.cache.file_system import keeps_change_times, open_folder
-from simpletuner_gh200.cache.slots import ORDINARY, many_source_words, source_words
 from simpletuner_gh200.cache.tensor_files import look_at
+from simpletuner_gh200.held.file_system import keeps_change_times, open_folder
 from simpletuner_gh200.memory.regular_files import open_regular
 
 SECOND_NS = 1_000_000_000
@@ -32,6 +31,10 @@ _MOST_DIRECTORY = 16 << 20
 _CHUNK = 1 << 20
 _KNOWN = np.dtype([("size", np.uint64), ("mtime_ns", np.int64), ("ctime_ns", np.int64), ("inode", np.uint64)])
 """Of an ``Identity``. Times may lie before 1970; some network file systems number inodes by hashes of 64 bits."""
+
+
+Source = tuple[int, int, int]
+"""Size, time and inode of a file."""
 
 
 class Identity(NamedTuple):
@@ -54,25 +57,7 @@ def normal(path: Any) -> str:
     return os.path.abspath(text)
 
 
-def ordinary(path: str) -> int:
-    """``ORDINARY`` for a file with one name that is no link, else 0."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return 0
-    return ORDINARY if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 else 0
-
-
-def source_of(path: str) -> tuple[int, int] | None:
-    """How the file looks now, in the words of a slot; None if it isn't there."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return _words(found)
-
-
-def identify(path: str, source: tuple[int, int]) -> Identity | None:
+def identify(path: str, source: Source) -> Identity | None:
     """The identity of the file that looked like ``source`` when it was taken; None if it is another by now."""
     try:
         fd = open_regular(path)
@@ -90,22 +75,14 @@ def identify(path: str, source: tuple[int, int]) -> Identity | None:
         os.close(fd)
 
 
-class Seen(NamedTuple):
-    """A file that was looked at."""
-
-    source: tuple[int, int] | None
-    """In the words of a slot; None where it is not the one that was packed."""
-    ordinary: int
-
-
 class Recognizer:
     """Tells whether files are those that were packed. Asks each folder's file system once."""
 
     def __init__(self) -> None:
         self._trusted: dict[str, bool] = {}
 
-    def source(self, path: str, known: Identity) -> tuple[int, int] | None:
-        """The file in the words of a slot, if it is the one with that identity.
+    def source(self, path: str, known: Identity) -> Source | None:
+        """How the file looks now, if it is the one with that identity.
 
         Where only inode or change time differ, as after a copy or a ``chmod``, the checksums in the file decide.
         """
@@ -121,21 +98,17 @@ class Recognizer:
         now = identify(path, words)
         return words if now is not None and now.fingerprint == known.fingerprint else None
 
-    def sources(self, entries: Sequence[tuple[str, Identity]]) -> list[Seen]:
-        """The same for many, whose files are looked at in one go; with whether each is ordinary."""
+    def recognise(self, entries: Sequence[tuple[str, Identity]]) -> list[bool]:
+        """Is each file the one with its identity? They are looked at in one go."""
         looks = look_at([path for path, _ in entries])
         known = np.array([identity[:4] for _, identity in entries], _KNOWN)
         alike = looks["plain"].astype(bool)
         for name in _KNOWN.names or ():
             alike &= looks[name] == known[name].astype(np.uint64)
         alike &= looks["ctime_ns"] % SECOND_NS != 0
-        words = many_source_words(looks["size"], looks["mtime_ns"], looks["inode"]).tolist()
-        flags = np.where(looks["ordinary"], ORDINARY, 0).tolist()
         return [
-            Seen((low, high), flag)
-            if same and self._trusts(path.rpartition("/")[0])
-            else Seen(self.source(path, identity), flag)
-            for (path, identity), same, (low, high), flag in zip(entries, alike.tolist(), words, flags, strict=True)
+            (same and self._trusts(path.rpartition("/")[0])) or self.source(path, identity) is not None
+            for (path, identity), same in zip(entries, alike.tolist(), strict=True)
         ]
 
     def _trusts(self, folder: str) -> bool:
@@ -202,5 +175,5 @@ def _zip_directory(fd: int, size: int, start: int, tail: bytes) -> bytes | None:
     return directory if len(directory) == length and directory.startswith(b"PK\x01\x02") else None
 
 
-def _words(found: os.stat_result) -> tuple[int, int]:
-    return source_words(found.st_size, found.st_mtime_ns, found.st_ino)
+def _words(found: os.stat_result) -> Source:
+    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -17,9 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.cache.layout import parse
-from simpletuner_gh200.cache.record import EXPONENTS, Record, Unrepresentable, encode
-from simpletuner_gh200.cache.slots import FINITE, ORDINARY, many_source_words
 from simpletuner_gh200.held import bulk
 from simpletuner_gh200.held.bulk import (
     FILE_FIELDS,
@@ -28,6 +25,8 @@ from simpletuner_gh200.held.bulk import (
     UNKNOWN,
     inflating_library,
 )
+from simpletuner_gh200.held.layout import parse
+from simpletuner_gh200.held.record import EXPONENTS, Record, Unrepresentable, encode
 from simpletuner_gh200.memory.mapping import create_memfd
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -244,12 +243,6 @@ class FileTaker:
         )
         if refused:
             raise OSError(refused, os.strerror(refused))
-
-
-def described(files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Flags and source of taken files, in the words of slots."""
-    flags = files["finite"] * np.uint64(FINITE) | files["ordinary"] * np.uint64(ORDINARY)
-    return flags, many_source_words(files["size"], files["mtime_ns"], files["inode"])
 
 
 def look_at(paths: Sequence[str]) -> np.ndarray:

@@ -597,63 +597,6 @@ int gh200_put_payloads(const unsigned char *buffer, const struct shape *shapes, 
     return write_out(&out);
 }
 
-/* -- the index -------------------------------------------------------------------------------------------------- */
-
-#define SLOT_WORDS 8
-#define SEAL UINT64_C(0x9E3779B97F4A7C15)
-
-/* Which of these keys, two words each, have something published under them: held[i] becomes 1. A slot that is being written
- * counts as empty, as it does for any other reader. */
-void gh200_find_slots(const uint64_t *words, uint64_t slots, const uint64_t *keys, int count, unsigned char *held) {
-    for (int at = 0; at < count; at++, keys += 2) {
-        uint64_t index = keys[0] & (slots - 1), tried = 0;
-        const uint64_t *slot = words + index * SLOT_WORDS;
-        for (; slot[0] && (slot[0] != keys[0] || slot[1] != keys[1]) && tried < slots; tried++) {
-            index = (index + 1) & (slots - 1);
-            slot = words + index * SLOT_WORDS;
-        }
-        uint64_t check = SEAL;
-        for (int word = 0; word < SLOT_WORDS - 1; word++) check ^= slot[word];
-        held[at] = tried < slots && slot[0] && slot[2] && check == slot[SLOT_WORDS - 1];
-    }
-}
-
-/* Every store to the table of slots.py; row: seven words, key first. What was written before it, an entry's bytes above all,
- * is seen by whoever sees the slot. A reader sees words that don't fit together until the last one is there, and no key
- * before that. */
-static void write_slot(uint64_t *slot, const uint64_t *row) {
-    uint64_t check = SEAL;
-    for (int word = 0; word < 7; word++) check ^= row[word];
-    __atomic_store_n(slot + 7, ~check, __ATOMIC_SEQ_CST);
-    for (int word = 2; word < 7; word++) __atomic_store_n(slot + word, row[word], __ATOMIC_SEQ_CST);
-    __atomic_store_n(slot + 1, row[1], __ATOMIC_SEQ_CST);
-    __atomic_store_n(slot + 7, check, __ATOMIC_SEQ_CST);
-    __atomic_store_n(slot, row[0], __ATOMIC_SEQ_CST);
-}
-
-void gh200_write_slot(uint64_t *words, uint64_t index, const uint64_t *row) { write_slot(words + index * SLOT_WORDS, row); }
-
-/* Publishes entries in the table of slots.py, whose lock the caller holds, at most fresh of them under keys that are new
- * to it. rows: seven words each, key first. done[i] becomes 1 where entry i is published, 0 where something is published
- * under its key already, or the table is full: those are left alone. Returns how many keys were new. */
-int gh200_enter_slots(uint64_t *words, uint64_t slots, const uint64_t *rows, int count, uint64_t fresh, unsigned char *done) {
-    int added = 0;
-    for (int at = 0; at < count; at++, rows += 7) {
-        uint64_t index = rows[0] & (slots - 1), tried = 0;
-        uint64_t *slot = words + index * SLOT_WORDS;
-        for (; slot[0] && (slot[0] != rows[0] || slot[1] != rows[1]) && tried < slots; tried++) {
-            index = (index + 1) & (slots - 1);
-            slot = words + index * SLOT_WORDS;
-        }
-        done[at] = 0;
-        if (tried == slots || (slot[0] && slot[2]) || (!slot[0] && (uint64_t)added >= fresh)) continue;
-        added += !slot[0];
-        write_slot(slot, rows);
-        done[at] = 1;
-    }
-    return added;
-}
-
 /* -- batches ---------------------------------------------------------------------------------------------------- */
 
 /* Rows of one size, wherever they lie, without the bytes each begins with, one behind the other. */

@@ -1,8 +1,7 @@
-"""``bulk.c`` as Python calls it: many files, keys or rows at a time, without the interpreter lock.
+"""``bulk.c`` as Python calls it: many files or rows at a time, without the interpreter lock.
 
-Wheels have it built; else it is compiled on first use. Caches need it: their index is read by other processes without
-a lock, and Python has no barriers for processors that reorder stores, of which Grace is one. Data sets do without where
-it can't be built: each file is then read by itself, which takes longer.
+Wheels have it built; else it is compiled on first use. Caches need it. Data sets do without where it can't be built:
+each file is then read by itself, which takes longer.
 """
 
 from __future__ import annotations
@@ -104,9 +103,6 @@ def _with_types(library: ctypes.CDLL) -> ctypes.CDLL:
             *(pointer, ctypes.c_uint64, number, pointer, pointer),
         ),
         "put_payloads": (pointer, pointer, pointer, pointer, pointer, number, number, pointer),
-        "find_slots": (pointer, ctypes.c_uint64, pointer, number, pointer),
-        "write_slot": (pointer, ctypes.c_uint64, pointer),
-        "enter_slots": (pointer, ctypes.c_uint64, pointer, number, ctypes.c_uint64, pointer),
         "copy_rows": (pointer, pointer, number, size, size),
     }
     for name, arguments in types.items():

@@ -42,7 +42,7 @@ import numpy as np
 import xxhash
 
 from simpletuner_gh200.errors import CacheError
-from simpletuner_gh200.memory.mapping import CONTENT_SEALS, PAGE, SIZE_SEALS, is_sealed, map_file, seal
+from simpletuner_gh200.memory.mapping import CONTENT_SEALS, SIZE_SEALS, is_sealed, seal
 from simpletuner_gh200.memory.slab import Slab
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -166,6 +166,10 @@ class SegmentWriter:
             written = os.pwrite(self.fd, view, offset)
             view, offset = view[written:], offset + written
 
+    def layout_size(self, text: bytes) -> int:
+        """Bytes that a layout will still take."""
+        return 0 if text in self._layouts else aligned(len(text) + 8)
+
     def layout(self, text: bytes) -> tuple[int, int]:
         """Where a layout is, and its checksum; written once."""
         known = self._layouts.get(text)
@@ -230,6 +234,8 @@ class Segment:
         """Of the first byte; None for what is on disk."""
         self._layouts: dict[int, bytes] = {}
         self.size = os.fstat(fd).st_size
+        self.held_bytes = 0
+        """Of payloads and layouts."""
         self.rows, self.made_by, self._paths = self._read_index()
 
     @classmethod
@@ -313,15 +319,6 @@ class Segment:
         self.copy_into(made, row)
         return made
 
-    def private(self, row: int) -> Bytes | None:
-        """The same to be written to: what is written stays with the caller. None where it has to be copied instead."""
-        offset, length, _ = self._place(row)
-        if self._bytes is None or not length:
-            return None
-        start = offset // PAGE * PAGE
-        region = map_file(self.fd, offset + length - start, offset=start, private=True)
-        return region.array()[offset - start :]
-
     def copy_into(self, target: Bytes, row: int, skip: int = 0) -> None:
         """As much as ``target`` holds of an entry, from ``skip`` on. On disk all of it is checked: DamagedEntry."""
         offset, length, checksum = self._place(row)
@@ -379,6 +376,7 @@ class Segment:
         if len(index) != length or checksum_of(index) != checksum:
             raise self._damaged("the index's checksum is wrong")
         rows = np.frombuffer(index, np.uint8)[: count * _KINDS[kind].itemsize].view(_KINDS[kind])
+        self.held_bytes = at - HEADER_SIZE
         return rows, str(index[paths_at - maker : paths_at], "utf-8", "surrogateescape"), index[paths_at:]
 
     def _damaged(self, why: str) -> DamagedSegment:

@@ -20,7 +20,7 @@ from simpletuner_gh200.errors import DriverError, FeatureUnavailable, MemoryRoom
 from simpletuner_gh200.memory import advice, numa
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.host import ROOT, last_level_cache
-from simpletuner_gh200.memory.mapping import PAGE, Region
+from simpletuner_gh200.memory.mapping import PAGE, Region, map_file
 from simpletuner_gh200.memory.placement import Asked, SlabChoice, choose_kind
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.memory.slab import Slab, SlabKind
@@ -83,8 +83,17 @@ class SlabMaker:
             )
         return self._finish(self._raw(size, label, shared))
 
+    def prepare(self, fd: int, size: int) -> None:
+        """Have the pages of an empty memfd taken from the right memory, whoever writes them; it is ``size`` large then.
+
+        The policy belongs to the memory, not to this mapping of it.
+        """
+        os.ftruncate(fd, size)
+        region = map_file(fd, size)
+        numa.bind(region.address, size, near=self._near, device_node=self.caps.device_node)
+
     def attach(self, fd: int, size: int, *, label: str) -> Slab:
-        """Map another rank's slab and register this mapping."""
+        """Map what a rank of the node has made, and register this mapping."""
         return self._finish(Slab.attach(fd, size, label=label), bound="by the rank that made it")
 
     def _raw(self, size: int, label: str, shared: bool) -> Slab:

@@ -96,20 +96,18 @@ def map_anonymous(size: int) -> Region:
     return _mapped(size, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
 
 
-def map_file(fd: int, size: int, *, offset: int = 0, private: bool = False) -> Region:
+def map_file(fd: int, size: int, *, private: bool = False) -> Region:
     """Map a memfd: shared with everyone who maps it, read-only where it is sealed; or ``private``, where writes stay
-    with this mapping. ``offset``: a multiple of the page size."""
+    with this mapping."""
     actual = os.fstat(fd).st_size
-    if actual < offset + size:
+    if actual < size:
         raise MemoryRoomError(
-            f"the shared memory behind descriptor {fd} holds {actual} bytes, {offset + size} were to be mapped",
+            f"the shared memory behind descriptor {fd} holds {actual} bytes, {size} were to be mapped",
             remedy="attach with the size the creator used",
         )
     if private:
-        return _mapped(size, _MAP_PRIVATE | _MAP_NORESERVE, fd, offset)
-    return _mapped(
-        size, _MAP_SHARED, fd, offset, readonly=bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
-    )
+        return _mapped(size, _MAP_PRIVATE | _MAP_NORESERVE, fd)
+    return _mapped(size, _MAP_SHARED, fd, readonly=bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE))
 
 
 def create_memfd(label: str, size: int = 0, seals: int = 0) -> int:
@@ -153,11 +151,11 @@ def advise_pages(address: int, size: int, advice: int, _madvise: Callable[..., i
     return _madvise(address, size, advice) == 0
 
 
-def _mapped(size: int, flags: int, fd: int, offset: int = 0, *, readonly: bool = False) -> Region:
+def _mapped(size: int, flags: int, fd: int, *, readonly: bool = False) -> Region:
     if size <= 0:
         raise ValueError(f"a mapping needs at least one byte, {size} asked for")
     rights = _PROT_READ if readonly else _PROT_READ | _PROT_WRITE
-    address = _libc.mmap(None, size, rights, flags, fd, offset)
+    address = _libc.mmap(None, size, rights, flags, fd, 0)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise MemoryRoomError(

@@ -1,6 +1,50 @@
 from __future__ import annotations
 
 import pytest
+import torch
+
+from simpletuner_gh200.held.cache import HeldCache
+from simpletuner_gh200.held.fill import Filler
+
+
+def filled(*paths, packs=(), **options):
+    """A cache of this process with these files in it."""
+    cache = HeldCache.alone("test", *packs, look_for_nan=True)
+    Filler(cache, **options).fill(paths)
+    return cache
+
+
+@pytest.fixture
+def cache():
+    made = HeldCache.alone("test", look_for_nan=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Write a value as SimpleTuner would; returns the path as text."""
+
+    def save(value, name="entry.pt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(value, path)
+        return str(path)
+
+    return save
+
+
+@pytest.fixture
+def held(cache, saved):
+    """Write a value and take it in."""
+
+    def hold(value, name="entry.pt"):
+        path = saved(value, name)
+        Filler(cache).fill([path])
+        assert cache.find(path) is not None, cache.statistics.fallbacks
+        return path
+
+    return hold
 
 
 @pytest.fixture(params=["native", "python"])

@@ -94,16 +94,6 @@ def test_nobody_can_change_it_in_memory(entries: dict[str, bytes]) -> None:
         segment.payload(0)[:] = 0
 
 
-def test_what_is_written_to_a_private_view_stays_with_it(entries: dict[str, bytes]) -> None:
-    segment = in_memory(entries)
-    row = segment.find(key_of("/c"))
-    one, other = segment.private(row), segment.private(row)
-    assert one is not None and other is not None
-    one[:] = 0
-    assert other.tobytes() == segment.payload(row).tobytes() == BIG
-    assert segment.private(segment.find(key_of("/b"))) is None
-
-
 def test_part_of_an_entry_is_copied(entries: dict[str, bytes], tmp_path: Path) -> None:
     for segment in (in_memory(entries), open_pack(on_disk(tmp_path / "pack", entries))):
         part = np.empty(1000, np.uint8)

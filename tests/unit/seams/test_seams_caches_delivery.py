@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from simpletuner_gh200.cache import native
-from simpletuner_gh200.cache.batch import DeviceDelivery, HostDelivery
-from simpletuner_gh200.cache.hbm import HbmTier
 from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
+from simpletuner_gh200.held import bulk
+from simpletuner_gh200.held.batch import DeviceDelivery, HostDelivery
 from simpletuner_gh200.memory.lane import Copier, HostLane
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
@@ -65,10 +62,11 @@ def test_without_a_compiler_simpletuner_s_own_caches_are_used_and_that_is_said(m
     feature.runtime = Runtime(Launch())
     feature.runtime.settings = resolve({"cache_config": {"vae_cache_type": "unified_memory"}}, {})
     monkeypatch.setattr(caches, "find_caches", lambda _served: [SimpleNamespace(wanted=None)])
-    monkeypatch.setattr(native.CSource, "shipped", tmp_path / "none.so")
+    monkeypatch.setattr(bulk.CSource, "shipped", tmp_path / "none.so")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native.library.cache_clear()
+    bulk.library.cache_clear()
+    bulk.inflating_library.cache_clear()
     feature.data_ready(SimpleNamespace())
     assert feature.batch_path is None
     assert "SimpleTuner's own caches are used" in caplog.text and "needs a C compiler" in caplog.text
@@ -123,12 +121,11 @@ def test_packs_of_a_completed_run_are_written_whatever_else_fails_at_the_end(sta
     """After a failure somebody waits: then nothing more is written."""
     feature, done = CachesFeature(), []
     feature.runtime = SimpleNamespace(outcome=RunOutcome(status=status))
-    feature._hbm = Ending(done, "hbm", failing=True)
     feature._copier = Ending(done, "copier", failing=True)
     feature._caches = Ending(done, "caches")
     with pytest.raises(RuntimeError, match="the device is gone"):
         feature.close()
-    assert done == ["hbm", "copier", packs, "caches"]
+    assert done == ["copier", packs, "caches"]
     assert feature.summary() == {"held": 1}
 
 
@@ -146,59 +143,18 @@ def test_memory_that_was_given_back_is_not_kept_by_copies_that_are_done():
     assert gone() is None
 
 
-class Hopper(NullDriver):
-    """A device with little memory left once training has begun."""
-
-    def __init__(self):
-        super().__init__("a test")
-        self.free = 80 * GIB
-
-    def capabilities(self, ordinal):
-        return replace(super().capabilities(ordinal), mode="numa", device_total=96 * GIB, absence=None)
-
-    def memory_info(self, ordinal):
-        return self.free, 96 * GIB
-
-
-def feature_with(**keys):
-    feature = CachesFeature()
-    feature.runtime = Runtime(Launch())
-    feature.runtime.settings = resolve({"cache_config": keys}, {})
-    feature._copier = object()
-    return feature
-
-
-def test_embeds_take_device_memory_only_where_a_limit_says_so(monkeypatch, caplog):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    heard = []
-    monkeypatch.setattr(caches, "on_out_of_memory", heard.append)
-    assert feature_with(text_cache_type="unified_memory")._hbm_tier([FewDrops()]) is None
-    assert feature_with(text_cache_type="unified_memory", hbm_limit_gb=0)._hbm_tier([FewDrops()]) is None
-    tier = feature_with(text_cache_type="unified_memory", hbm_limit_gb=3)._hbm_tier([FewDrops()])
-    assert isinstance(tier, HbmTier)
-    assert heard == [tier.give_up]
-    assert feature_with(hbm_limit_gb=3)._hbm_tier([]) is None
-    assert "hbm_limit_gb has nothing to do here" in caplog.text
-
-
-class FewDrops:
-    """A table, as far as the tier looks at one that it was just given."""
-
-    control = SimpleNamespace(drops=0)
-
-
-def test_device_memory_for_embeds_is_measured_after_the_first_optimizer_step(monkeypatch):
-    device, allowed = Hopper(), []
-    monkeypatch.setattr(caches, "current", lambda: device)
-    feature = feature_with(text_cache_type="unified_memory", hbm_limit_gb=40)
-    feature._copier = None
-    feature._hbm = SimpleNamespace(allow=allowed.append)
-    trainer = SimpleNamespace(state={"global_step": 100})
-    feature.before_train(trainer)
-    for _micro_batch in range(3):
-        feature.batch_prepared(trainer, {})
-    assert allowed == [], "resumed at 100: this run has not stepped yet"
-    trainer.state["global_step"], device.free = 101, 20 * GIB
-    for _micro_batch in range(3):
-        feature.batch_prepared(trainer, {})
-    assert allowed == [20 * GIB - int(0.05 * 96 * GIB)], "once, of what training has left"
+@pytest.mark.parametrize(
+    ("keys", "remedy"), [({"slab": "managed"}, "'auto'"), ({"hbm_limit_gb": 3}, "remove cache_config.hbm_limit_gb")]
+)
+def test_what_is_not_done_any_more_is_refused_with_the_remedy_where_caches_are_on(keys, remedy):
+    for on in (False, True):
+        feature = CachesFeature()
+        feature.runtime = SimpleNamespace(
+            settings=resolve({"cache_config": keys}, {}), feature_on=lambda _name, on=on: on
+        )
+        if not on:
+            feature.configured()
+            continue
+        with pytest.raises(FeatureUnavailable) as refused:
+            feature.configured()
+        assert remedy in str(refused.value)

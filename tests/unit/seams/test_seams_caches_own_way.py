@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.fill import read_through
-from simpletuner_gh200.cache.tally import Statistics
 from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.held.buffers import BufferPool
+from simpletuner_gh200.held.tally import Statistics
 from simpletuner_gh200.seams.features.caches import own_way
 from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
@@ -29,35 +28,35 @@ FAILED = {"failed: MemoryRoomError": 1}
 
 
 @pytest.fixture
-def table():
-    return SimpleNamespace(find_all=failing, get=failing, admits=lambda key: False, statistics=Statistics())
+def cache():
+    return SimpleNamespace(find_all=failing, get=failing, wish=lambda path: None, statistics=Statistics())
 
 
 @pytest.fixture
-def path(table) -> BatchPath:
+def path(cache) -> BatchPath:
     tracker = SimpleNamespace(get_args=failing, get_accelerator=lambda: SimpleNamespace(device="cpu"))
     collate = SimpleNamespace(StateTracker=tracker)
-    return BatchPath(collate, {"images": table}, latents=None, embeds=BufferPool(), text_tables=[table])
+    return BatchPath(collate, {"images": cache}, latents=None, embeds=BufferPool(), text_caches=[cache])
 
 
-def test_latents_are_left_to_upstream_and_it_is_said_once_and_counted(path, table, caplog):
+def test_latents_are_left_to_upstream_and_it_is_said_once_and_counted(path, cache, caplog):
     assert path.compute_latents(["a.png"], "images") is None
     assert path.compute_latents(["b.png"], "images") is None
     assert caplog.text.count("SimpleTuner does it itself") == 1
     assert "copies to the device have ended" in caplog.text
-    assert table.statistics.declined == {"failed: MemoryRoomError": 2}
+    assert cache.statistics.declined == {"failed: MemoryRoomError": 2}
 
 
-def test_what_was_never_ours_is_not_counted(path, table):
+def test_what_was_never_ours_is_not_counted(path, cache):
     assert path.compute_latents(["a.png"], "other images") is None
     assert path.compute_latents([], "images") is None
-    assert table.statistics.declined == {}
+    assert cache.statistics.declined == {}
 
 
-def test_stacking_is_left_to_upstream(path, table, monkeypatch):
+def test_stacking_is_left_to_upstream(path, cache, monkeypatch):
     monkeypatch.setattr(path, "stack_of", failing)
     assert path.check_latent_shapes(lambda latents: ["upstream", len(latents)], [torch.zeros(1)]) == ["upstream", 1]
-    assert table.statistics.declined == FAILED
+    assert cache.statistics.declined == FAILED
 
 
 def test_what_upstream_itself_refuses_is_still_refused(path):
@@ -68,36 +67,27 @@ def test_what_upstream_itself_refuses_is_still_refused(path):
         path.check_latent_shapes(refusing, [torch.zeros(1)])
 
 
-def test_embeds_are_left_to_upstream(path, table, monkeypatch):
+def test_embeds_are_left_to_upstream(path, cache, monkeypatch):
     monkeypatch.setattr("simpletuner_gh200.seams.features.caches.batch_path.join_embeds", failing)
     model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
     assert path.collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 2)}]) == {}
-    assert table.statistics.declined == FAILED
+    assert cache.statistics.declined == FAILED
 
 
-def test_embeds_that_do_not_join_are_counted(path, table):
+def test_embeds_that_do_not_join_are_counted(path, cache):
     """Of four dimensions, which SimpleTuner joins in another way."""
     model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
     assert path.collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 1, 1, 2)}]) == {}
-    assert list(table.statistics.declined.values()) == [1]
+    assert list(cache.statistics.declined.values()) == [1]
 
 
-def test_an_entry_that_fails_is_read_from_its_file(tmp_path, table):
+def test_an_entry_that_fails_is_read_from_its_file(tmp_path, cache):
     file = tmp_path / "entry.pt"
     torch.save(torch.ones(3), file)
     backend = SimpleNamespace(
         torch_load=lambda filename: torch.load(filename), torch_save=None, write=None, delete=None
     )
-    served = ServedBackend(backend, [Route(str(tmp_path), table)])
+    served = ServedBackend(backend, [Route(str(tmp_path), cache)])
     loaded = served._load(backend.torch_load, backend, (str(file),), {})
     assert torch.equal(loaded, torch.ones(3))
-    assert (table.statistics.misses.value, table.statistics.fallbacks) == (1, FAILED)
-
-
-def test_an_entry_that_can_not_be_held_is_still_handed_out(tmp_path):
-    file = tmp_path / "entry.pt"
-    torch.save(torch.ones(3), file)
-    said: list[str] = []
-    table = SimpleNamespace(look_for_nan=False, publish=failing, statistics=SimpleNamespace(fall_back=said.append))
-    assert torch.equal(read_through(table, str(file), lambda: torch.load(file)), torch.ones(3))
-    assert said == ["not held: MemoryRoomError"]
+    assert (cache.statistics.misses.value, cache.statistics.fallbacks) == (1, FAILED)

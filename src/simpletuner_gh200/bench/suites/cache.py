@@ -15,14 +15,13 @@ from simpletuner_gh200.bench.cache_simpletuner import measure_simpletuner
 from simpletuner_gh200.bench.samples import make_latents
 from simpletuner_gh200.bench.sharing import measure_cache
 from simpletuner_gh200.bench.suite import Suite, measure, one_torch_thread
-from simpletuner_gh200.cache.batch import assemble, same_tensor
-from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.control import Control
-from simpletuner_gh200.cache.copying import PARALLEL_FROM
-from simpletuner_gh200.cache.fill import fill
-from simpletuner_gh200.cache.pack_folder import PackFolder
-from simpletuner_gh200.cache.service import Wanted, opened
-from simpletuner_gh200.cache.table import Table
+from simpletuner_gh200.held.batch import assemble, same_tensor
+from simpletuner_gh200.held.buffers import BufferPool
+from simpletuner_gh200.held.cache import HeldCache
+from simpletuner_gh200.held.caches import Wanted, opened
+from simpletuner_gh200.held.copying import PARALLEL_FROM
+from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.packs import PackFolder
 
 SHAPES = {"32KB": (4, 64, 64), "512KB": (16, 128, 128)}
 """Of bfloat16 latents."""
@@ -47,15 +46,15 @@ def measure_caches(quick: bool, _samples: int | None) -> dict[str, Any]:
 def measure_memory(folder: Path, size: str, count: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(batch16, hit) of one size."""
     paths = make_latents(folder, SHAPES[size], count)
-    with opened([Wanted("latents", "vae", str(folder), look_for_nan=True)]) as tables, one_torch_thread():
-        table = tables["latents"]
+    with opened([Wanted("latents", "vae", str(folder), look_for_nan=True)]) as caches, one_torch_thread():
+        cache = caches["latents"]
         order = random.Random(3).sample(paths, len(paths))
-        found = [table.find(path) for path in order]
+        found = [cache.find(path) for path in order]
         blocks = [entry.payload for entry in found if entry is not None]  # of a resident slab, for the plain copy
-        return _batches(table, order, blocks, repeats), _hits(table, order, blocks, repeats)
+        return _batches(cache, order, blocks, repeats), _hits(cache, order, blocks, repeats)
 
 
-def _batches(table: Table, paths: list[str], blocks: list[Any], repeats: int) -> dict[str, Any]:
+def _batches(cache: HeldCache, paths: list[str], blocks: list[Any], repeats: int) -> dict[str, Any]:
     import torch
 
     pool = BufferPool()
@@ -72,8 +71,8 @@ def _batches(table: Table, paths: list[str], blocks: list[Any], repeats: int) ->
         for batch in some:
             torch.stack([torch.load(path, weights_only=True) for path in batch])
 
-    _assemble(table, batches, pool)
-    subjects = {"ours": lambda: _assemble(table, batches, pool), "memcpy": memcpy, "torch_load": torch_load}
+    _assemble(cache, batches, pool)
+    subjects = {"ours": lambda: _assemble(cache, batches, pool), "memcpy": memcpy, "torch_load": torch_load}
     taken = measure(subjects, repeats=repeats)
     # Large batches are copied by several threads: then the wall clock rules.
     seconds = taken.wall if hot.nbytes >= PARALLEL_FROM else taken.thread
@@ -87,21 +86,21 @@ def _in_batches(paths: list[str]) -> list[list[str]]:
     return [paths[at : at + BATCH] for at in range(0, len(paths), BATCH)]
 
 
-def _assemble(table: Table, batches: list[list[str]], pool: BufferPool) -> None:
+def _assemble(cache: HeldCache, batches: list[list[str]], pool: BufferPool) -> None:
     for batch in batches:
-        entries = table.find_all(batch)
+        entries = cache.find_all(batch)
         assert entries is not None
         leaves: Any = [entry.layout.single for entry in entries]
         assert same_tensor(leaves) is not None
         assemble(entries, leaves, pool)
 
 
-def _hits(table: Table, paths: list[str], blocks: list[Any], repeats: int) -> dict[str, Any]:
+def _hits(cache: HeldCache, paths: list[str], blocks: list[Any], repeats: int) -> dict[str, Any]:
     hot = np.empty(blocks[0].nbytes, np.uint8)
 
     def hit() -> None:
         for path in paths:
-            table.get(path)
+            cache.get(path)
 
     def memcpy() -> None:
         for block in blocks:
@@ -120,28 +119,31 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
     paths = make_latents(folder / "latents", SHAPES["512KB"], count)
     packs = PackFolder(folder / "packs")
     packs.make(str(folder))
-    first = _table(count)
-    fill(first, paths, workers=2)
-    packs.save(first, paths)
+    first = _cache()
+    Filler(first).fill(paths, workers=2)
+    packs.save(first)
     first.close()
+    written = sorted(packs.folder.glob("*.pack"))
 
-    def from_packs(table: Table) -> None:
-        loaded = PackFolder(packs.folder).load(table, workers=os.cpu_count() or 1)
-        assert loaded.entries == count, loaded
+    def from_packs(cache: HeldCache) -> None:
+        again = PackFolder(packs.folder)
+        for segment in again.open_all():
+            cache.shelf.add(segment)
+        assert not list(again.recognise()) and again.account().entries == count, again.report
 
-    def from_files(table: Table) -> None:
-        fill(table, paths, workers=os.cpu_count() or 1)
+    def from_files(cache: HeldCache) -> None:
+        Filler(cache).fill(paths, workers=os.cpu_count() or 1)
 
-    def started(start: Callable[[Table], None], *, used: bool = False) -> None:
-        table = _table(count)
-        start(table)
+    def started(start: Callable[[HeldCache], None], *, used: bool = False) -> None:
+        cache = _cache()
+        start(cache)
         if used:
-            _assemble(table, _in_batches(paths), BufferPool())
-        table.close()
+            _assemble(cache, _in_batches(paths), BufferPool())
+        cache.close()
 
     subjects = {
         "packs": lambda: started(from_packs),
-        "read": lambda: _read(packs.packs()),
+        "read": lambda: _read(written),
         "pt": lambda: started(from_files),
         "packs_used": lambda: started(from_packs, used=True),
         "pt_used": lambda: started(from_files, used=True),
@@ -154,8 +156,8 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
     }
 
 
-def _table(count: int) -> Table:
-    return Table("warm", Control.create(count + 256, label="warm", shared=False), look_for_nan=True)
+def _cache() -> HeldCache:
+    return HeldCache.alone("warm", look_for_nan=True)
 
 
 def _read(paths: list[Path]) -> None:

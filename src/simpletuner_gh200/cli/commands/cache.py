@@ -31,7 +31,7 @@ def ls(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
 
       gh200 cache ls output/gh200/cache --json
     """
-    from simpletuner_gh200.cache.inspect import describe
+    from simpletuner_gh200.held.inspect import describe
 
     _run(
         cache_dir,
@@ -56,7 +56,7 @@ def verify(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> No
 
       gh200 cache verify output/gh200/cache -n vae-photos-1a2b3c4d
     """
-    from simpletuner_gh200.cache.inspect import verify as check
+    from simpletuner_gh200.held.inspect import verify as check
 
     _run(
         cache_dir,
@@ -75,7 +75,7 @@ def pack(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None
 
       gh200 cache pack output/gh200/cache
     """
-    from simpletuner_gh200.cache.inspect import pack_again
+    from simpletuner_gh200.held.inspect import pack_again
 
     _run(
         cache_dir,
@@ -96,7 +96,7 @@ def drop(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None
 
       gh200 cache drop output/gh200/cache -n text-embeds-1a2b3c4d
     """
-    from simpletuner_gh200.cache.inspect import drop as delete
+    from simpletuner_gh200.held.inspect import drop as delete
 
     _run(
         cache_dir,
@@ -119,7 +119,7 @@ def _run(
     line: Callable[[dict[str, Any]], str],
 ) -> None:
     """Act on each cache and print; exit 1 where something is wrong with one."""
-    from simpletuner_gh200.cache.inspect import packed_caches
+    from simpletuner_gh200.held.inspect import packed_caches
     from simpletuner_gh200.operate.run_folder import caches_of
 
     cache_dir = caches_of(cache_dir)

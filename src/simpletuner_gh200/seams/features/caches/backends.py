@@ -1,4 +1,4 @@
-"""Our tables behind SimpleTuner's own data backends: methods replaced on the instance, files left as they are."""
+"""Held caches behind SimpleTuner's own data backends: methods replaced on the instance, files left as they are."""
 
 from __future__ import annotations
 
@@ -7,112 +7,89 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from simpletuner_gh200.cache.fill import hold, read_through
-from simpletuner_gh200.cache.slots import key_of
-from simpletuner_gh200.cache.source import normal, source_of
-from simpletuner_gh200.cache.table import MISSING, Table
+from simpletuner_gh200.cache.source import normal
+from simpletuner_gh200.held.cache import MISSING, HeldCache
 from simpletuner_gh200.seams.features.caches.own_way import or_upstream
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 
 
 @dataclass(frozen=True)
 class Route:
-    """Files under ``folder`` belong to ``table``."""
+    """Files under ``folder`` belong to ``cache``."""
 
     folder: str
-    table: Table
+    cache: HeldCache
 
 
 class ServedBackend:
-    """One backend instance with tables behind it. ``patches`` are installed and taken out by whoever made it."""
+    """One backend instance with caches behind it. ``patches`` are installed and taken out by whoever made it."""
 
     def __init__(self, backend: Any, routes: Sequence[Route]) -> None:
-        self.backend = backend
         # The longest folder first: a cache may live inside another's.
         self._routes = sorted(
-            ((route.folder.rstrip("/") + "/", route.table) for route in routes), key=lambda item: -len(item[0])
+            ((route.folder.rstrip("/") + "/", route.cache) for route in routes), key=lambda item: -len(item[0])
         )
         self.patches: list[Patch] = [
             wrap_method(backend, "torch_load", self._load),
-            wrap_method(backend, "torch_save", self._save),
-            wrap_method(backend, "write", self._write),
-            wrap_method(backend, "delete", self._delete),
+            wrap_method(backend, "torch_save", partial(self._change, 1, "original_location")),
+            wrap_method(backend, "write", partial(self._change, 0, "filepath")),
+            wrap_method(backend, "delete", partial(self._change, 0, "filepath")),
         ]
 
-    def table_of(self, path: str) -> Table | None:
-        for folder, table in self._routes:
+    def cache_of(self, path: str) -> HeldCache | None:
+        for folder, cache in self._routes:
             if path.startswith(folder):
-                return table
+                return cache
         return None
 
     def _load(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
         path = _path(args, kwargs, 0, "filename")
-        table = self.table_of(path) if path is not None else None
-        if table is None or path is None:
+        cache = self.cache_of(path) if path is not None else None
+        if cache is None or path is None:
             return wrapped(*args, **kwargs)
-        value = or_upstream("a cached entry", lambda: table.get(path), MISSING, table.statistics.miss)
-        if value is not MISSING:
-            return value
-        _refuse_what_would_wait(path)
-        if not table.admits(key_of(path)):
+        return serve(cache, path, lambda: wrapped(*args, **kwargs))
+
+    def _change(
+        self, position: int, name: str, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """A file is written or deleted: its entry goes, and comes back with what is in the file by then."""
+        path = _path(args, kwargs, position, name)
+        cache = self.cache_of(path) if path is not None else None
+        if cache is None or path is None:
             return wrapped(*args, **kwargs)
-        return read_through(table, path, lambda: wrapped(*args, **kwargs))
-
-    def _save(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        path = _path(args, kwargs, 1, "original_location")
-        data = args[0] if args else kwargs.get("data")
-        return self._writing(path, data, lambda: wrapped(*args, **kwargs))
-
-    def _write(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        path = _path(args, kwargs, 0, "filepath")
-        data = args[1] if len(args) > 1 else kwargs.get("data")
-        return self._writing(path, data, lambda: wrapped(*args, **kwargs))
-
-    def _delete(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        path = _path(args, kwargs, 0, "filepath")
-        return self._withdrawing(path, lambda: wrapped(*args, **kwargs))
-
-    def _writing(self, path: str | None, data: Any, write: Callable[[], Any]) -> Any:
-        table = self.table_of(path) if path is not None else None
-        if table is None or path is None:
-            return write()
-        known = os.path.lexists(path)
-        result = self._withdrawing(path, write)
-        # A file that was there before may be written by another rank at the same time: the next load sorts that out.
-        if not known and table.admits(key_of(path)):
-            source = source_of(path)
-            if source is not None:
-                hold(table, path, data, source)
-        return result
-
-    def _withdrawing(self, path: str | None, change: Callable[[], Any]) -> Any:
-        table = self.table_of(path) if path is not None else None
-        if table is None or path is None:
-            return change()
-        table.invalidate(path)
+        cache.forget(path)
         try:
-            return change()
+            return wrapped(*args, **kwargs)
         finally:
-            # Again: a reader may have taken the old content in meanwhile.
-            table.invalidate(path)
+            cache.forget(path)  # again: a segment with the old content may have appeared meanwhile
+            cache.wish(path)
 
 
 class ServedGrounding:
     """A grounding embed cache, which reads its files past any backend."""
 
-    def __init__(self, cache: Any, table: Table) -> None:
+    def __init__(self, grounding: Any, cache: HeldCache) -> None:
+        self._grounding = grounding
         self._cache = cache
-        self._table = table
-        self.patches: list[Patch] = [wrap_method(cache, "retrieve", self._retrieve)]
+        self.patches: list[Patch] = [wrap_method(grounding, "retrieve", self._retrieve)]
 
     def _retrieve(self, wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        path = normal(self._cache._cache_path(*args, **kwargs))
-        value = or_upstream("a cached entry", lambda: self._table.get(path), MISSING, self._table.statistics.miss)
-        if value is not MISSING:
-            return value
-        return read_through(self._table, path, lambda: wrapped(*args, **kwargs))
+        path = normal(self._grounding._cache_path(*args, **kwargs))
+        return serve(self._cache, path, lambda: wrapped(*args, **kwargs))
+
+
+def serve(cache: HeldCache, path: str, load: Callable[[], Any]) -> Any:
+    """A hit, or what SimpleTuner's own ``load`` makes of the file, which is then held for the next time."""
+    value = or_upstream("a cached entry", lambda: cache.get(path), MISSING, cache.statistics.miss)
+    if value is not MISSING:
+        return value
+    _refuse_what_would_wait(path)
+    value = load()
+    cache.wish(path)
+    return value
 
 
 def _refuse_what_would_wait(path: str) -> None:

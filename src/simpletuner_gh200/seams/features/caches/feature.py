@@ -1,4 +1,4 @@
-"""Unified-memory caches: SimpleTuner's cached tensors served from slabs, attached to its backend instances."""
+"""Unified-memory caches: SimpleTuner's cached tensors served from held memory, attached to its backend instances."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.cache.batch import Delivery, DeviceDelivery, HostDelivery
-from simpletuner_gh200.cache.buffers import BufferPool
-from simpletuner_gh200.cache.hbm import HbmTier, through
-from simpletuner_gh200.cache.native import library
-from simpletuner_gh200.cache.service import Caches
-from simpletuner_gh200.cache.table import Table
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.held.batch import Delivery, DeviceDelivery, HostDelivery
+from simpletuner_gh200.held.buffers import BufferPool
+from simpletuner_gh200.held.bulk import inflating_library
+from simpletuner_gh200.held.cache import HeldCache
+from simpletuner_gh200.held.caches import Caches
 from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
-from simpletuner_gh200.memory.ceilings import embeds_allowance
 from simpletuner_gh200.memory.driver.detect import current
 from simpletuner_gh200.memory.lane import Copier, CudaLane
-from simpletuner_gh200.memory.out_of_memory import on_out_of_memory
 from simpletuner_gh200.memory.pace import waits_for_first_step
 from simpletuner_gh200.memory.pressure import Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
@@ -33,7 +30,7 @@ from simpletuner_gh200.seams.features.caches.backends import Route, ServedBacken
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 from simpletuner_gh200.seams.features.caches.found import FoundCache, find_caches
 from simpletuner_gh200.seams.patch import Patches
-from simpletuner_gh200.units import format_bytes, gib_to_bytes, parse_bytes
+from simpletuner_gh200.units import gib_to_bytes, parse_bytes
 from simpletuner_gh200.upstream.features import ON
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -49,11 +46,9 @@ class CachesFeature(Feature):
         self.batch_path: BatchPath | None = None
         self._caches: Caches | None = None
         self._patches = Patches()
-        self._tables: dict[int, Table] = {}
+        self._held: dict[int, HeldCache] = {}
         """By the identity of SimpleTuner's cache object."""
         self._copier: Any = None
-        self._hbm: HbmTier | None = None
-        self._hbm_allowed = False
         self._first_step = 0
         self._final: dict[str, Any] = {}
         self._slabs: SlabMaker | None = None
@@ -64,6 +59,8 @@ class CachesFeature(Feature):
         return "requested" if any(settings.part(CacheSettings).served().values()) else "off"
 
     def configured(self) -> None:
+        if self.runtime.feature_on(self.name):
+            _refuse_what_is_gone(self.settings.part(CacheSettings))
         if self.settings.given(ENABLE_PREFETCH) and not self.runtime.feature_on(self.name):
             logger.warning("gh200: enable_prefetch works on batches of unified caches, and none are asked for")
 
@@ -82,7 +79,7 @@ class CachesFeature(Feature):
             logger.warning("gh200: cache_config asks for unified_memory, but this run has no cache of that kind")
             return
         try:
-            library()
+            inflating_library()
         except FeatureUnavailable as missing:
             logger.warning("gh200: SimpleTuner's own caches are used: %s", missing)
             return
@@ -95,9 +92,9 @@ class CachesFeature(Feature):
         self._first_step = int(trainer.state.get("global_step", 0))
 
     def rebuild_cache(self, cache: Any) -> None:
-        table = self._tables.get(id(cache))
-        if table is not None:
-            table.drop()
+        held = self._held.get(id(cache))
+        if held is not None and self._caches is not None:
+            self._caches.drop(held.name)
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         if self._caches is not None and int(trainer.state.get("global_step", 0)) > self._first_step:
@@ -107,35 +104,36 @@ class CachesFeature(Feature):
         if self._copier is not None:
             # A cache that was given back or rebuilt copies no more: what its last copies read would stay held.
             self._copier.let_go()
-        if self._hbm is not None and not self._hbm_allowed:
-            self._allow_hbm(self._hbm, int(trainer.state.get("global_step", 0)))
         return batch
 
     def metrics(self, values: dict[str, Any]) -> None:
-        tables = self._caches.tables if self._caches is not None else {}
-        rates = {name: table.statistics.hit_rate for name, table in tables.items()}
+        rates = {name: cache.statistics.hit_rate for name, cache in self._all().items()}
         values.update({f"gh200/cache/{name}/hit_rate": rate for name, rate in rates.items() if rate is not None})
 
     def telemetry(self) -> dict[str, Any]:
-        tables = self._caches.tables if self._caches is not None else {}
         return {
             name: {
-                "hits": table.statistics.hits.value,
-                "misses": table.statistics.misses.value,
-                "hit_rate": table.statistics.hit_rate,
-                "batched": table.statistics.batched.value,
-                "fallbacks": table.statistics.fallbacks,
-                "fill_seconds": round(table.statistics.fill_seconds, 3),
-                "held_bytes": table.control.held,
-                "staging_lead_seconds": table.statistics.staging_lead_seconds,
+                "hits": cache.statistics.hits.value,
+                "misses": cache.statistics.misses.value,
+                "hit_rate": cache.statistics.hit_rate,
+                "batched": cache.statistics.batched.value,
+                "fallbacks": cache.statistics.fallbacks,
+                "fill_seconds": round(cache.statistics.fill_seconds, 3),
+                "held_bytes": cache.held_bytes,
+                "staging_lead_seconds": cache.statistics.staging_lead_seconds,
             }
-            for name, table in tables.items()
+            for name, cache in self._all().items()
         }
+
+    def _all(self) -> Mapping[str, HeldCache]:
+        return self._caches.caches if self._caches is not None else {}
 
     def memory_relief(self) -> list[Relief]:
         """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
-        tables = self._caches.tables if self._caches is not None else {}
-        return [Relief(f"cache {name}", partial(_held, table), table.give_back) for name, table in tables.items()]
+        return [
+            Relief(f"cache {name}", partial(getattr, cache, "held_bytes"), cache.give_back)
+            for name, cache in self._all().items()
+        ]
 
     def memory_to_come(self) -> int:
         return self._caches.memory_to_come if self._caches is not None else 0
@@ -151,9 +149,8 @@ class CachesFeature(Feature):
         self.batch_path = None
         with ExitStack() as ending:
             ending.callback(self._save_and_close)
-            for part in (self._copier, self._hbm):
-                if part is not None:
-                    ending.callback(part.close)
+            if self._copier is not None:
+                ending.callback(self._copier.close)
             ending.callback(self._patches.remove)
 
     def _save_and_close(self) -> None:
@@ -178,15 +175,11 @@ class CachesFeature(Feature):
             [cache.wanted for cache in found],
             allowed=gib_to_bytes(limit) if limit is not None else None,
             group=group,
-            slabs=maker,
-            tight=maker.choice.kind != "host",
-            mappable=maker.choice.kind != "managed",
+            maker=maker,
             copies=maker.caps.mode != "none",
             packs=packs,
             keep_free=keep_free,
             promised=sum(feature.memory_to_come() for feature in self.runtime.features_on if feature is not self),
-            # Packs on the host are served from the page cache, of which there is one: a second copy would be no nearer.
-            near=maker.caps.host_node if maker.choice.kind == "registered" else None,
         )
 
     def _attach(self, found: list[FoundCache]) -> None:
@@ -194,11 +187,11 @@ class CachesFeature(Feature):
         backends = {id(cache.backend): cache.backend for cache in found}
         for identity, backend in backends.items():
             mine = [cache for cache in found if id(cache.backend) == identity]
-            routes = [Route(cache.wanted.folder, self._caches.tables[cache.wanted.name]) for cache in mine]
+            routes = [Route(cache.wanted.folder, self._caches.caches[cache.wanted.name]) for cache in mine]
             reads_itself = not hasattr(backend, "torch_load")
-            served = ServedGrounding(backend, routes[0].table) if reads_itself else ServedBackend(backend, routes)
+            served = ServedGrounding(backend, routes[0].cache) if reads_itself else ServedBackend(backend, routes)
             self._patches.install(*served.patches)
-        self._tables = {id(cache.cache): self._caches.tables[cache.wanted.name] for cache in found}
+        self._held = {id(cache.cache): self._caches.caches[cache.wanted.name] for cache in found}
 
     def _batch_path(self, found: list[FoundCache]) -> BatchPath | None:
         collate = sys.modules.get(COLLATE)
@@ -207,16 +200,10 @@ class CachesFeature(Feature):
             logger.warning("gh200: batches are joined by SimpleTuner itself: the batch path is %s", source)
         if collate is None or not source.on:
             return None
-        tables = {dataset: self._tables[id(cache.cache)] for cache in found for dataset in cache.latents_of}
-        embeds = [self._tables[id(cache.cache)] for cache in found if cache.wanted.kind == "text"]
-        return BatchPath(
-            collate,
-            tables,
-            latents=self._delivery(),
-            embeds=BufferPool(),
-            hbm=self._hbm_tier(embeds),
-            text_tables=list(dict.fromkeys(embeds)),
-        )
+        latents = {dataset: self._held[id(cache.cache)] for cache in found for dataset in cache.latents_of}
+        embeds = [self._held[id(cache.cache)] for cache in found if cache.wanted.kind == "text"]
+        texts = list(dict.fromkeys(embeds))
+        return BatchPath(collate, latents, latents=self._delivery(), embeds=BufferPool(), text_caches=texts)
 
     def _delivery(self) -> Delivery:
         """Copies on a side stream where there is a device and prefetch is on; else batches in CPU memory."""
@@ -232,36 +219,21 @@ class CachesFeature(Feature):
         self._copier = Copier(CudaLane(torch.device("cuda", torch.cuda.current_device())))
         return DeviceDelivery(self._copier)
 
-    def _hbm_tier(self, embeds: list[Table]) -> HbmTier | None:
-        """None unless ``hbm_limit_gb`` asks for it: embeds are joined on the host then."""
-        if not self.settings.part(CacheSettings).hbm_limit_gb:
-            return None
-        if self._copier is None or not embeds:
-            why = "batches are not put on a device" if self._copier is None else "no text cache is served"
-            logger.warning("gh200: hbm_limit_gb has nothing to do here: %s", why)
-            return None
-        import torch
 
-        device = torch.device("cuda", torch.cuda.current_device())
-        self._hbm = HbmTier(embeds, through(self._copier, device))
-        on_out_of_memory(self._hbm.give_up)
-        return self._hbm
-
-    def _allow_hbm(self, tier: HbmTier, global_step: int) -> None:
-        """Once, after the first optimizer step: model, gradients and optimizer have what they need by then."""
-        limit = self.settings.part(CacheSettings).hbm_limit_gb
-        if limit is None or global_step <= self._first_step:
-            return
-        self._hbm_allowed = True
-        driver = current()
-        free, _total = driver.memory_info(driver.home)
-        allowed = embeds_allowance(driver.capabilities(driver.home), free, gib_to_bytes(limit))
-        logger.info("gh200: hot text embeds may take %s of device memory (%s)", format_bytes(allowed.size), allowed.why)
-        tier.allow(allowed.size)
-
-
-def _held(table: Table) -> int:
-    return table.control.held
+def _refuse_what_is_gone(settings: CacheSettings) -> None:
+    """Keys of earlier versions: what was asked for with them happens, or the run stops."""
+    if settings.slab == "managed":
+        raise FeatureUnavailable(
+            "cache_config.slab: 'managed' is not possible: managed memory can't be shared between processes, and pages "
+            "that CPU and GPU take turns on are slow",
+            remedy="set cache_config.slab to 'auto', which says what it chooses",
+        )
+    if settings.hbm_limit_gb:
+        raise FeatureUnavailable(
+            "cache_config.hbm_limit_gb: device copies of text embeds are not made any more: a batch of them is joined "
+            "on the host, and copied once",
+            remedy="remove cache_config.hbm_limit_gb, or set it to 0",
+        )
 
 
 def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:

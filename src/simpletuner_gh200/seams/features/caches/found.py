@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simpletuner_gh200.cache.service import Wanted
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.held.caches import Wanted
 from simpletuner_gh200.seams.features.caches.makers import made_by
 
 FILE_BACKENDS = ("local", "memory")
@@ -80,7 +80,7 @@ def _wanted(dataset: str, kind: str, folder: str, cache: Any, origin: str) -> Wa
 
 
 def _one_per_folder(found: list[FoundCache]) -> list[FoundCache]:
-    """Two caches on one folder share a table: a file has one entry, whoever asks for it. Names are made unique."""
+    """Two caches on one folder are one of ours: a file has one entry, whoever asks for it. Names are made unique."""
     tables: dict[str, Wanted] = {}
     taken: set[str] = set()
     for item in found:

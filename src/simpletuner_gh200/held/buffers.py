@@ -1,0 +1,87 @@
+"""Batch buffers that are used again: fresh memory costs a page fault per 4 KiB, more than the copy itself.
+
+A buffer is lent as a numpy array. torch keeps that array alive as long as any tensor on it exists, saved for backward
+or not, so the buffer comes back exactly when the last one is gone, and never before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+
+import numpy as np
+
+from simpletuner_gh200.held.segment import Bytes
+from simpletuner_gh200.memory.ceilings import IDLE_BUFFERS
+from simpletuner_gh200.memory.mapping import HUGE, LARGE_PAGE, PAGE, Region, advise_pages, map_anonymous
+
+SMALLEST = 64 * 1024
+"""Below this the allocator's own reuse is as good."""
+
+
+class _Lease:
+    __slots__ = ("__array_interface__", "_pool", "_region")
+
+    def __init__(self, pool: BufferPool, region: Region, size: int) -> None:
+        self._pool = pool
+        self._region = region
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (region.address, False)}
+
+    def __del__(self) -> None:
+        self._pool.take_back(self._region)
+
+
+class BufferPool:
+    """Keeps at most ``keep`` bytes that nobody uses. Safe from several threads."""
+
+    def __init__(self, keep: int = IDLE_BUFFERS) -> None:
+        self._keep = keep
+        self._free: defaultdict[int, list[Region]] = defaultdict(list)
+        self._idle = 0
+        self._returned: deque[Region] = deque()
+        """Given back and not sorted in yet."""
+        self._lock = threading.Lock()
+        self.made = 0
+        self.reused = 0
+
+    def get(self, size: int) -> Bytes:
+        """``size`` writable bytes with whatever was in them, page-aligned where they are pooled."""
+        if size < SMALLEST:
+            return np.empty(size, np.uint8)
+        capacity = -(-size // PAGE) * PAGE
+        with self._lock:
+            self._sort_in()
+            waiting = self._free[capacity]
+            region = waiting.pop() if waiting else None
+            if region is not None:
+                self._idle -= capacity
+                self.reused += 1
+            else:
+                self.made += 1
+        region = region or _fresh(capacity)
+        array: Bytes = np.asarray(_Lease(self, region, size))
+        return array
+
+    def take_back(self, region: Region) -> None:
+        """Called whenever a lease dies, which may be in mid-``get`` of the same thread: it never waits for the lock."""
+        self._returned.append(region)
+        # Whoever has the lock looks again after letting it go, so nothing stays behind.
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                self._sort_in()
+            finally:
+                self._lock.release()
+
+    def _sort_in(self) -> None:
+        while self._returned:
+            region = self._returned.popleft()
+            if self._idle + region.size <= self._keep:
+                self._idle += region.size
+                self._free[region.size].append(region)
+
+
+def _fresh(size: int) -> Region:
+    region = map_anonymous(size)
+    if PAGE < LARGE_PAGE:
+        advise_pages(region.address, size, HUGE)
+    return region

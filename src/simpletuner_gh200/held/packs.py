@@ -1,0 +1,394 @@
+"""The packs of one cache: segments on disk, opened newest last, added to, made into one when mostly dead.
+
+Dead is what nobody will want again: an entry whose source file is another now or gone, one that was found damaged,
+and one that a newer pack has too. An entry that another configuration made is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from simpletuner_gh200.cache.source import Identity, Recognizer, identify
+from simpletuner_gh200.errors import CacheError
+from simpletuner_gh200.held.cache import HeldCache
+from simpletuner_gh200.held.pack_place import PackPlace
+from simpletuner_gh200.held.segment import (
+    FINITE,
+    DamagedEntry,
+    DamagedSegment,
+    OutdatedSegment,
+    Segment,
+    SegmentWriter,
+    UntrustedSegment,
+)
+from simpletuner_gh200.units import format_bytes
+
+logger = logging.getLogger("simpletuner_gh200")
+
+MOSTLY_DEAD = 0.5
+KEEP_FREE = 0.1
+"""Share of the disk that packs leave to others: checkpoints are what a run is for, packs only make a start faster."""
+
+LOOK_EVERY = 64 << 20
+"""Others write to the disk too: after so many bytes it is asked again what is free."""
+
+MOST_ENTRIES = 256
+"""Neighbours that are looked at together."""
+
+UNKNOWN, ALIVE, CHANGED, DAMAGED = range(4)
+
+
+class PackingStopped(CacheError):
+    """The run is over, so its packs are not worth waiting for."""
+
+
+class DiskFull(Exception):
+    """Writing would take what has to stay free."""
+
+    def __init__(self, needed: int, free: int, reserve: int) -> None:
+        super().__init__()
+        self.needed, self.free, self.reserve = needed, free, reserve
+
+
+class Item(NamedTuple):
+    """An entry as it goes into a pack: where it is, and the file that it is of."""
+
+    segment: Segment
+    row: int
+    path: str
+    identity: Identity | None
+    """None: as its row has it."""
+
+
+@dataclass
+class PackReport:
+    """What became of the packs at start."""
+
+    entries: int = 0
+    bytes: int = 0
+    changed: int = 0
+    """Entries whose source file is another now, or gone."""
+    damaged: int = 0
+    of_others: int = 0
+    """Entries that another configuration made: another model, VAE, precision or resolution."""
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+class OpenPack:
+    """A pack of this configuration, and what is known of its entries."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.states = np.zeros(len(segment), np.uint8)
+
+
+class PackFolder:
+    """``folder`` holds nothing but packs of one cache. Safe to use from several jobs at once, on several machines.
+
+    ``made_by``: what of the configuration decides what entries hold; None stands for that of the newest pack.
+    ``keep_free``: bytes of the disk that packs leave to others, where that is more than a tenth of it.
+    """
+
+    def __init__(self, folder: Path, made_by: str | None = "", *, keep_free: int = 0) -> None:
+        self.folder = folder
+        self.made_by = made_by
+        self.report = PackReport()
+        self.packs: dict[str, OpenPack] = {}
+        """Ours, oldest first."""
+        self._keep_free = keep_free
+        self._recognizer = Recognizer()
+        self._names: dict[str, int] = {}
+        """Every pack that was there, with its inode."""
+        self._others: set[str] = set()
+        self._worthless: list[str] = []
+        self._reported_full = False
+
+    def make(self, cache_folder: str) -> None:
+        PackPlace.make(self.folder, cache_folder)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def open_all(self) -> list[Segment]:
+        """Our packs, oldest first: their headers and indexes are read, and nothing else."""
+        with PackPlace.open(self.folder) as place:
+            self._open_all(place)
+        return [pack.segment for pack in self.packs.values()]
+
+    def _open_all(self, place: PackPlace) -> None:
+        known, self.packs, self._others, self._worthless = self.packs, {}, set(), []
+        before, self._names = self._names, place.packs()
+        self.report.of_others, self.report.notes = 0, []
+        for name in reversed(self._names):
+            same = known.get(name) if before.get(name) == self._names[name] else None
+            segment = same.segment if same is not None else self._open(place, name)
+            if segment is None:
+                continue
+            self.made_by = segment.made_by if self.made_by is None else self.made_by
+            if segment.made_by == self.made_by:
+                self.packs[name] = same or OpenPack(segment)
+            else:
+                self._others.add(name)
+                self.report.of_others += len(segment)
+        self.packs = dict(reversed(self.packs.items()))
+
+    def _open(self, place: PackPlace, name: str) -> Segment | None:
+        try:
+            return place.pack(name)
+        except FileNotFoundError:
+            return None
+        except DamagedSegment as damaged:
+            self._worthless.append(name)
+            level = logging.INFO if isinstance(damaged, OutdatedSegment) else logging.WARNING
+            reason = damaged.message
+        except UntrustedSegment as refused:  # not ours to remove, and no reason to stop
+            level, reason = logging.WARNING, f"a pack can't be read: {refused}"
+        except OSError as refused:
+            level, reason = logging.WARNING, f"a pack can't be read: {self.folder / name}: {refused.strerror}"
+        self.report.notes.append(reason)
+        logger.log(level, "gh200: %s; its entries are made again", reason)
+        return None
+
+    def recognise(
+        self, *, share: tuple[int, int] = (0, 1), tick: Callable[[], bool] = lambda: False, closely: bool = False
+    ) -> Iterator[tuple[str, Segment, int]]:
+        """Look at the source files of entries that nobody looked at; (path, segment, row) of those that are another.
+
+        ``share`` (i, n): only the i-th of n parts of the keys. ``tick`` is asked between neighbours whether to end.
+        ``closely``: every byte of every payload is checked, too.
+        """
+        part, parts = share
+        for pack in self.packs.values():
+            mine = pack.segment.rows["key_low"] % np.uint64(parts) == part
+            waiting = np.flatnonzero(mine & (pack.states == UNKNOWN))
+            for first in range(0, len(waiting), MOST_ENTRIES):
+                if tick():
+                    return
+                some = waiting[first : first + MOST_ENTRIES].tolist()
+                paths = [pack.segment.path(row) for row in some]
+                alive = self._recognizer.recognise(list(zip(paths, identities(pack.segment, some), strict=True)))
+                pack.states[some] = np.where(alive, ALIVE, CHANGED)
+                for row in some if closely else ():
+                    if not is_whole(pack.segment, row):
+                        pack.states[row] = DAMAGED
+                yield from (
+                    (path, pack.segment, row)
+                    for path, row in zip(paths, some, strict=True)
+                    if pack.states[row] != ALIVE
+                )
+
+    def account(self) -> PackReport:
+        """What is known by now."""
+        report = self.report
+        report.entries = report.bytes = report.changed = report.damaged = 0
+        for pack in self.packs.values():
+            alive = pack.states == ALIVE
+            report.entries += int(alive.sum())
+            report.bytes += int(pack.segment.rows["length"][alive].sum())
+            report.changed += int((pack.states == CHANGED).sum())
+            report.damaged += int((pack.states == DAMAGED).sum())
+        return report
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def save(self, cache: HeldCache, *, into_one: bool = False, stop: Callable[[], bool] = lambda: False) -> int:
+        """Write what the packs lack of what is in memory, or with ``into_one`` one pack of everything: bytes written.
+
+        Another job at it, or a full disk, is no error: then nothing is written. ``stop`` is asked again and again.
+        """
+        with PackPlace.open(self.folder) as place, place.locked() as ours:
+            if not ours:
+                logger.info("gh200: packs of %s: another job is writing them", cache.name)
+                return 0
+            place.sweep()
+            if place.packs() != self._names:  # another job has been at it since
+                self._open_all(place)
+            try:
+                written = self._add(place, cache, stop, into_one=into_one)
+            except PackingStopped:
+                logger.info("gh200: packs of %s: stopped with the run; what was there stays", self.folder)
+                return 0
+            except DiskFull as full:
+                self._report_full(full)
+                return 0
+            self._remove_dead(place)
+            return written
+
+    def _add(self, place: PackPlace, cache: HeldCache, stop: Callable[[], bool], *, into_one: bool) -> int:
+        """One more pack: of what is lacking and, where the others are mostly dead, of what is alive in those."""
+        for _ in self.recognise(tick=stop):
+            pass
+        newest = self._newest(cache)
+        lacking = list(self._lacking(cache, newest))
+        replaced = {item.path for item in lacking}
+        kept = [
+            Item(pack.segment, row, path, None)
+            for path, (pack, row) in newest.items()
+            if pack.states[row] == ALIVE and path not in replaced
+        ]
+        total = sum(int(pack.segment.rows["length"].sum()) for pack in self.packs.values())
+        alive = sum(int(item.segment.rows["length"][item.row]) for item in kept)
+        everything = into_one or (total > 0 and alive < total * (1 - MOSTLY_DEAD))
+        items = lacking + (kept if everything else [])
+        old = list(self.packs)
+        size = self._write(place, items, stop) if items else 0
+        dead = (
+            old
+            if everything
+            else [name for name in old if not any(item.segment is self.packs[name].segment for item in kept)]
+        )
+        for name in dead:
+            self._worthless.append(name)
+            del self.packs[name]
+        return size
+
+    def _newest(self, cache: HeldCache) -> dict[str, tuple[OpenPack, int]]:
+        """By path, the entry of the newest pack that has one."""
+        newest = {}
+        for pack in self.packs.values():
+            for row in range(len(pack.segment)):
+                path = pack.segment.path(row)
+                if path in cache.damaged:
+                    pack.states[row] = DAMAGED
+                newest[path] = pack, row
+        return newest
+
+    def _lacking(self, cache: HeldCache, newest: dict[str, tuple[OpenPack, int]]) -> Iterator[Item]:
+        """What is in memory, and not in a pack as it is, and whose file is still the one it was taken from."""
+        for _, segment, row in cache.shelf.current():
+            if segment.is_pack:
+                continue
+            path, (taken,) = segment.path(row), identities(segment, [row])
+            pack, at = newest.get(path, (None, 0))
+            if pack is not None and pack.states[at] == ALIVE and _same(pack.segment.rows[at], segment.rows[row]):
+                continue
+            identity = identify(path, (taken.size, taken.mtime_ns, taken.inode))
+            if identity is not None:
+                yield Item(segment, row, path, identity)
+
+    def _write(self, place: PackPlace, items: list[Item], stop: Callable[[], bool]) -> int:
+        name, disk = place.next_name(), _Disk(place.fd, self._keep_free)
+        needed = sum(int(item.segment.rows["length"][item.row]) for item in items)
+        written = 0
+        with place.new_file(name) as fd:
+            writer = SegmentWriter(fd)
+            try:
+                disk.check(needed)
+                for item in items:
+                    if stop():
+                        raise PackingStopped("packing was stopped")
+                    size = put(writer, item)
+                    if written // LOOK_EVERY < (written + size) // LOOK_EVERY:
+                        disk.check(max(needed - written, 0))
+                    written += size
+                size = writer.finish(self.made_by or "")
+            except OSError as failed:
+                raise disk.refused(failed, needed) or CacheError(
+                    f"{self.folder / name} could not be written: {failed}", remedy="check cache_config.cache_dir"
+                ) from failed
+        fresh = OpenPack(place.pack(name))
+        fresh.states[:] = ALIVE
+        self.packs[name] = fresh
+        self._names = place.packs()
+        return size
+
+    def _remove_dead(self, place: PackPlace) -> None:
+        for name in [*self._worthless, *(name for name in self._others if self._is_dead(place, name))]:
+            try:
+                place.remove(name)
+            except OSError as refused:
+                logger.warning("gh200: %s holds nothing of use and can't be removed: %s", self.folder / name, refused)
+        self._worthless = []
+        self._names = place.packs()
+
+    def _is_dead(self, place: PackPlace, name: str) -> bool:
+        """Of another configuration: may anybody still want something in it?"""
+        try:
+            segment = place.pack(name)
+        except (OSError, CacheError):
+            return False
+        rows = range(len(segment))
+        looked = zip(map(segment.path, rows), identities(segment, rows), strict=True)
+        return not any(self._recognizer.source(path, identity) for path, identity in looked)
+
+    def _report_full(self, full: DiskFull) -> None:
+        if not self._reported_full:
+            self._reported_full = True
+            logger.warning(
+                "gh200: no pack written to %s: it needs %s, %s are free, of which %s stay free for checkpoints; "
+                "the next start reads SimpleTuner's own files",
+                self.folder,
+                format_bytes(full.needed),
+                format_bytes(full.free),
+                format_bytes(full.reserve),
+            )
+
+
+def identities(segment: Segment, rows: Iterable[int]) -> list[Identity]:
+    return [Identity(*row[2:7]) for row in segment.rows[list(rows)].tolist()]
+
+
+def _same(packed: np.void, held: np.void) -> bool:
+    """Was it copied from there, or taken from the very same file?"""
+    names = ["size", "mtime_ns", "ctime_ns", "inode"]
+    return bool(held["checksum"] and held["checksum"] == packed["checksum"]) or bool(packed[names] == held[names])
+
+
+def is_whole(segment: Segment, row: int) -> bool:
+    try:
+        segment.layout(row)
+        segment.payload(row)
+    except DamagedEntry:
+        return False
+    return True
+
+
+def put(writer: SegmentWriter, item: Item) -> int:
+    """Bytes written; none where the entry is damaged, which costs the next start that entry."""
+    segment, row = item.segment, item.row
+    identity = item.identity or identities(segment, [row])[0]
+    try:
+        payload, layout = segment.payload(row), segment.layout(row)
+    except DamagedEntry:
+        return 0
+    path = item.path.encode("utf-8", "surrogateescape")
+    key = segment.rows[["key_low", "key_high"]][row].tobytes()
+    flags = int(segment.rows["flags"][row]) & FINITE
+    writer.put(key, payload, path=path, layout=layout, flags=flags, **identity._asdict())
+    return payload.nbytes
+
+
+class _Disk:
+    """The one that an open folder is on."""
+
+    def __init__(self, folder: int, keep_free: int) -> None:
+        self._folder = folder
+        self._keep_free = keep_free
+
+    def check(self, needed: int) -> None:
+        """DiskFull where ``needed`` more bytes are too many."""
+        found = os.fstatvfs(self._folder)
+        total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        reserve = must_stay_free(total, self._keep_free)
+        if needed > free - reserve:
+            raise DiskFull(needed, free, reserve)
+
+    def refused(self, failed: OSError, needed: int) -> DiskFull | None:
+        """The disk's own refusal, a quota included, as ours; None for any other error."""
+        if failed.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return None
+        found = os.fstatvfs(self._folder)
+        return DiskFull(needed, found.f_bavail * found.f_frsize, 0)
+
+
+def must_stay_free(total: int, keep_free: int) -> int:
+    """Bytes of a disk of ``total``: a tenth, or ``keep_free`` where that is more."""
+    return max(int(total * KEEP_FREE), keep_free)
