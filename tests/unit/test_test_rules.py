@@ -41,8 +41,8 @@ def test_any_other_runs_once(tmp_path: Path, source: str) -> None:
 
 
 def test_a_conftest_counts_for_its_folder() -> None:
-    files = list(releases.files_of(releases.TESTS / "unit" / "cache" / "test_of_tomorrow.py"))
-    assert releases.TESTS / "unit" / "cache" / "conftest.py" in files
+    files = list(releases.files_of(releases.TESTS / "unit" / "held" / "test_of_tomorrow.py"))
+    assert releases.TESTS / "unit" / "held" / "conftest.py" in files
     assert any(map(releases.depends, files[1:])), "its fixtures save with torch"
 
 
