@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simpletuner_gh200.held.bulk import look_at
-from simpletuner_gh200.held.walk import Part, Walk
+from simpletuner_gh200.held.walk import FolderPart, Walk
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -24,7 +24,7 @@ SAMPLES = 64
 class CacheListing:
     """The files of one cache. Paths are put together only when they are asked for: a start needs counts and sizes."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FolderPart] = field(default_factory=list)
 
     @property
     def count(self) -> int:

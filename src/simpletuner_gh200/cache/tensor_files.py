@@ -64,7 +64,7 @@ class _Shape(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Shape:
+class KnownPickle:
     """What every file with one pickle has in common."""
 
     pickle: bytes
@@ -78,7 +78,7 @@ class Shapes:
     """The pickles that were understood so far. Safe in threads: what is there never moves or changes."""
 
     def __init__(self) -> None:
-        self.known: list[Shape] = []
+        self.known: list[KnownPickle] = []
         self.table = (_Shape * MOST_SHAPES)()
         self._kept: list[Any] = []
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class Shapes:
         row.storage_sizes, row.storage_count = sizes.ctypes.data, len(sizes)
         row.payload_size, row.refused = (record.size if record is not None else 0), int(refusal is not None)
         layout = record.layout if record is not None else b""
-        self.known.append(Shape(pickle, layout, record.size if record is not None else 0, refusal))
+        self.known.append(KnownPickle(pickle, layout, record.size if record is not None else 0, refusal))
 
 
 def _understand(content: bytes, storages: Sequence[tuple[int, int]]) -> tuple[str | None, Record | None, np.ndarray]:

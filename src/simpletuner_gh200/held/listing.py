@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, compress
@@ -77,7 +77,10 @@ class Listing:
             start, before = end, ends[end - 1]
         self.files += count
         self.size += before
-        for ending, places in _by_ending(names).items():
+        places_of: defaultdict[bytes, list[int]] = defaultdict(list)
+        for at, name in enumerate(names):
+            places_of[name[name.rfind(b".") :]].append(at)
+        for ending, places in places_of.items():
             totals = self.extensions.setdefault(extension_of(ending), ExtensionTotals())
             # Files 1, 2, 4, 8 ... of an extension: spread over the folders without knowing how many there will be.
             while len(totals.samples) < SAMPLES_PER_EXTENSION:
@@ -115,11 +118,8 @@ def list_files(
     walk = Walk(top, skipped=_SKIPPED, trouble=partial(_note, listing.problems), tick=tick)
     for part in walk:
         assert part.sizes is not None
-        names, sizes = part.names, part.sizes.tolist()
-        if endings is not None or only is not None or _may_hold_bookkeeping(names):
-            wanted = [_is_wanted(part.folder, name, endings, only) for name in names]
-            names, sizes = list(compress(names, wanted)), list(compress(sizes, wanted))
-        listing.add(part.folder, names, sizes)
+        wanted = [_is_wanted(part.folder, name, endings, only) for name in part.names]
+        listing.add(part.folder, list(compress(part.names, wanted)), list(compress(part.sizes.tolist(), wanted)))
     listing.aliases = walk.aliases
     return listing
 
@@ -134,20 +134,3 @@ def _is_wanted(
     if is_bookkeeping(name) or (endings is not None and not name.lower().endswith(endings)):
         return False
     return only is None or only(folder + name)
-
-
-def _may_hold_bookkeeping(names: list[bytes]) -> bool:
-    """Asked of all at once, since it is hardly ever so."""
-    joined = b"/".join(names)
-    return b".json" in joined or b"aspect_ratio_bucket_" in joined
-
-
-def _by_ending(names: list[bytes]) -> Mapping[bytes, Sequence[int]]:
-    """Places of the names with each ending. Mostly there is one: that is asked of all at once."""
-    first = names[0][names[0].rfind(b".") :] if names else b""
-    if first.startswith(b".") and (b"/".join(names) + b"/").count(first + b"/") == len(names):
-        return {first: range(len(names))}
-    found: defaultdict[bytes, list[int]] = defaultdict(list)
-    for at, name in enumerate(names):
-        found[name[name.rfind(b".") :]].append(at)
-    return found

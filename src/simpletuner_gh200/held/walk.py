@@ -20,7 +20,7 @@ Trouble = Callable[[bytes, OSError, bool], None]
 
 
 @dataclass
-class Part:
+class FolderPart:
     """Some plain files of one folder, whose name ends with a slash."""
 
     folder: bytes
@@ -50,7 +50,7 @@ class Walk:
         self.aliases: list[tuple[bytes, bytes]] = []
         """(other path of a folder, path under which it was entered), for folders that links reach."""
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[FolderPart]:
         waiting = [(self._root, os.path.realpath(self._root) != self._root)]
         while waiting:
             folder, through_link = waiting.pop()
@@ -76,7 +76,7 @@ class Walk:
             self.aliases.append((os.path.realpath(folder) + b"/", folder + b"/"))
         return before is folder
 
-    def _folder(self, fd: int, prefix: bytes, inside: list[tuple[bytes, bool]]) -> Iterator[Part]:
+    def _folder(self, fd: int, prefix: bytes, inside: list[tuple[bytes, bool]]) -> Iterator[FolderPart]:
         """Asked through the folder's descriptor: the kernel then need not walk the whole path again for every file."""
         for names, sizes in self._entries(fd):
             self._tick()
@@ -85,7 +85,7 @@ class Walk:
             if others:
                 names, sizes = list(compress(names, plain)), sizes[plain]
             if names:
-                yield Part(prefix, names, sizes if self._measure else None)
+                yield FolderPart(prefix, names, sizes if self._measure else None)
             if others:
                 yield from self._look_at(fd, prefix, others, inside)
 
@@ -97,7 +97,9 @@ class Walk:
         while (found := self._lister.next(fd))[0]:
             yield found
 
-    def _look_at(self, fd: int, prefix: bytes, names: list[bytes], inside: list[tuple[bytes, bool]]) -> Iterator[Part]:
+    def _look_at(
+        self, fd: int, prefix: bytes, names: list[bytes], inside: list[tuple[bytes, bool]]
+    ) -> Iterator[FolderPart]:
         """Links, folders, what can't be asked: one by one. The files among them; folders go to ``inside``."""
         files: list[tuple[bytes, int]] = []
         for name in names:
@@ -112,4 +114,4 @@ class Walk:
             elif stat.S_ISREG(found.st_mode) and name.endswith(self._suffix):
                 files.append((name, found.st_size))
         if files:
-            yield Part(prefix, [name for name, _ in files], np.array([size for _, size in files], np.uint64))
+            yield FolderPart(prefix, [name for name, _ in files], np.array([size for _, size in files], np.uint64))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -103,17 +102,21 @@ class ServedFromMemory(Local):  # type: ignore[misc]
     def read_image_batch(self, filepaths: Any, delete_problematic_images: bool = False) -> tuple[list[str], list[Any]]:
         if not isinstance(filepaths, list):
             raise ValueError(f"read_image_batch takes a list of paths, not {type(filepaths)}")
-        keys: list[str] = []
-        images: list[Any] = []
-        for path, image, error in read_in_parallel(self.read_image, filepaths, delete_problematic_images):
-            if error is not None:
-                logger.warning("gh200: left out %s, which does not decode: %s", printable(path), error)
-            elif image is None:
-                logger.warning("gh200: left out %s, which could not be loaded", printable(path))
-            else:
-                keys.append(path)
-                images.append(image)
-        return keys, images
+        threads = max(1, min(len(os.sched_getaffinity(0)), len(filepaths)))
+        with ThreadPoolExecutor(threads, thread_name_prefix="gh200-decode") as pool:
+            images = list(pool.map(lambda path: self._image_if_any(path, delete_problematic_images), filepaths))
+        read = [(path, image) for path, image in zip(filepaths, images, strict=True) if image is not None]
+        return [path for path, _ in read], [image for _, image in read]
+
+    def _image_if_any(self, path: str, delete_problematic_images: bool) -> Any:
+        try:
+            image = self.read_image(path, delete_problematic_images)
+        except Exception as error:  # noqa: BLE001 - as upstream: one that does not decode is left out of the batch
+            logger.warning("gh200: left out %s, which does not decode: %s", printable(path), error)
+            return None
+        if image is None:
+            logger.warning("gh200: left out %s, which could not be loaded", printable(path))
+        return image
 
     def write(self, filepath: Any, data: Any) -> None:
         self.staged.forget(filepath)
@@ -159,26 +162,6 @@ def decode_image(content: bytes) -> Any:
     from simpletuner.helpers.image_manipulation.load import load_image
 
     return load_image(content)
-
-
-ReadImage = tuple[str, Any, Exception | None]
-
-
-def read_in_parallel(read: Callable[[str, bool], Any], paths: list[str], delete: bool) -> Iterator[ReadImage]:
-    """(path, image or None, error or None) for each path, in the order given."""
-
-    def one(path: str) -> ReadImage:
-        try:
-            return path, read(path, delete), None
-        except Exception as error:  # noqa: BLE001 - handed to the caller, who decides as upstream does
-            return path, None, error
-
-    threads = min(len(os.sched_getaffinity(0)), len(paths))
-    if threads <= 1:
-        yield from map(one, paths)
-        return
-    with ThreadPoolExecutor(threads, thread_name_prefix="gh200-decode") as pool:
-        yield from pool.map(one, paths)
 
 
 @lru_cache(maxsize=1)
