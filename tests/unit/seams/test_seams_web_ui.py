@@ -48,6 +48,9 @@ class TestBackgroundCommands:
         command = BackgroundCommand()
         command.start("import sys; print('no such machine', file=sys.stderr); sys.exit(2)")
         assert ended(command) == {"state": "failed", "message": "no such machine"}
+        refusal = """print('{"ok": false, "reason": "why"}')"""
+        command.start(f"import sys; {refusal}; print('tracing failed', file=sys.stderr); sys.exit(1)")
+        assert ended(command) == {"state": "failed", "message": "tracing failed"}
         command.start("import sys; sys.exit(3)")
         assert "exit code 3" in ended(command)["message"]
 

@@ -66,8 +66,9 @@ class BackgroundCommand:
         except ValueError:
             document = None
         with self._lock:
-            # Exit 1 is a verdict too: something does not fit, or a check failed.
-            if isinstance(document, dict) and process.returncode in (0, 1):
+            # Exit 1 is a verdict too: something does not fit, or a check failed. A refusal gives its reason instead.
+            verdict = isinstance(document, dict) and "reason" not in document
+            if verdict and process.returncode in (0, 1):
                 self._state = {"state": "done", "document": document}
             else:
                 message = errors.strip() or f"ended with exit code {process.returncode}"
