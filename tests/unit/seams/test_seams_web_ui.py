@@ -20,6 +20,7 @@ from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
 from simpletuner_gh200.seams.web_ui.fields import fold_into, split_form
 from simpletuner_gh200.seams.web_ui.panel import Panel, live_numbers, opened_configuration, output_of
 from simpletuner_gh200.seams.web_ui.templates_of_ours import EDITS, PageLoader, edited
+from tests.unit.operate.browser import CHROMIUM, Browser
 from tests.unit.telemetry.run_samples import write_ranks
 
 CACHES = "gh200_cache_config_"
@@ -244,3 +245,55 @@ class TestForms:
         fold_into(bundle, {CACHES + "slab": "host"}, sent, replace=False)
         assert bundle.save_config == {"cache_config": {"slab": "host"}}
         assert bundle.complete_config == {"--cache_config": {"slab": "host"}}
+
+
+PAGE = """<!DOCTYPE html><html data-theme="dark"><body><script>
+    window.state = {doctor: {state: 'idle'}, plan: {state: 'idle', of: null}, job: null, working: false};
+    window.asked = [];
+    window.fetch = async (address) => {
+        window.asked.push(address);
+        return new Response(JSON.stringify(window.state), {headers: {'Content-Type': 'application/json'}});
+    };
+    const wait = window.setTimeout;  // a second of the page takes 20 ms
+    window.setTimeout = (what, pause, ...more) => wait(what, (pause || 0) / 50, ...more);
+    window.asks = async (seconds) => {
+        window.asked = [];
+        await new Promise((done) => setTimeout(done, seconds * 1000));
+        return window.asked.length;
+    };
+</script>PANEL</body></html>"""
+"""Just enough of a server for the panel to talk to."""
+
+
+@pytest.fixture(scope="module")
+def panel_page(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: scripts/dev/install_test_programs.sh installs Debian's")
+    panel = Environment(loader=PageLoader(DictLoader({})), autoescape=True).get_template("gh200/panel.html")
+    page = tmp_path_factory.mktemp("panel") / "panel.html"
+    page.write_text(PAGE.replace("PANEL", panel.render(gh200_needs={})))
+    browser = Browser()
+    browser.open(page, width=1000, height=600)
+    yield browser
+    browser.close()
+
+
+@pytest.mark.slow
+def test_the_panel_asks_while_something_works_and_is_silent_otherwise(panel_page, tmp_path):
+    page = panel_page
+    write_ranks(tmp_path, 1)
+    assert page.problems == [] and page.ask("asks(20)") == 0, "nothing has begun"
+    page.ask(f"state.job = {json.dumps(live_numbers(tmp_path))}; state.working = true; undefined")
+    page.ask("window.dispatchEvent(new CustomEvent('training-status', {detail: {status: 'starting'}}))")
+    assert page.ask("asks(20)") >= 3
+    shown = page.ask("document.querySelector('[data-gh200=job]').innerText")
+    assert "5 of 9" in shown and "cache hits" in shown and "no step for" in shown
+    page.ask("state.working = false; undefined")
+    assert page.ask("asks(20)") <= 2, "once as ever, and once more for what is written last"
+    assert page.ask("asks(20)") == 0
+    page.ask("state.doctor = {state: 'running', seconds: 1}; document.querySelector('[data-gh200-start]').click()")
+    assert page.ask("asks(20)") >= 3
+    page.ask("state.doctor = {state: 'done', document: {checks: [{status: 'pass'}]}}; undefined")
+    page.wait("document.querySelector('[data-gh200-verdict=pass]') !== null")
+    assert page.ask("asks(30)") <= 2 and page.ask("asks(20)") == 0
+    assert page.problems == []
