@@ -48,11 +48,13 @@ def live_numbers(output: Path) -> dict[str, Any] | None:
     try:
         view = RunView.glance(output)
     except OSError as unreadable:
-        return {"rows": [(f"{output / FILE} cannot be read", unreadable.strerror or str(unreadable))], "alerts": []}
+        why = f"{output / FILE} cannot be read: {unreadable.strerror or unreadable}"
+        return {"status": why, "rows": [], "alerts": []}
     if view is None:
         return None
-    rows = [*view.progress(), *view.latest()]
-    return {"rows": rows, "alerts": [asdict(alert) for alert in view.alerts()] if not view.run.end else []}
+    (_status, words), *progress = view.progress()
+    alerts = [asdict(alert) for alert in view.alerts()] if not view.run.end else []
+    return {"status": words, "rows": [*progress, *view.latest()], "alerts": alerts}
 
 
 def opened_configuration(store: Any) -> Path | None:
