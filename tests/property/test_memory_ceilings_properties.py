@@ -12,9 +12,7 @@ from simpletuner_gh200.memory.ceilings import (
     caches_allowance,
     dataset_allowance,
     divide,
-    embeds_allowance,
     low_mark,
-    node_allowance,
 )
 from simpletuner_gh200.memory.driver.null import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
@@ -50,11 +48,6 @@ def test_more_memory_never_means_a_lower_ceiling(host: HostMemory, more: int, li
         assert fewer <= more_of_it
 
 
-@given(sizes)
-def test_shares_leave_something_for_others(free: int) -> None:
-    assert 0 <= node_allowance(free) <= free * 0.8
-
-
 @given(hosts(), st.integers(0, 1 << 42))
 def test_in_one_pool_the_gpu_keeps_its_half(host: HostMemory, wanted: int) -> None:
     staged = min(wanted, dataset_allowance(None, host, single_pool=True).size)
@@ -79,15 +72,3 @@ def test_shares_stay_within_the_whole(needs: dict[str, tuple[int, int]], allowed
     assert sum(given_out) <= allowed
     if sum(size for _, size in needs.values()) <= allowed:
         assert all((shares[name] or 0) >= size for name, (_, size) in needs.items()), "what fits whole is whole"
-
-
-@given(st.integers(1, 1 << 42), sizes, sizes, st.booleans(), st.sampled_from(["none", "numa", "discrete"]))
-def test_embeds_leave_the_headroom(total: int, free: int, limit: int, integrated: bool, mode: str) -> None:
-    caps = replace(NOTHING, mode=mode, device_total=total, integrated=integrated)
-    free = min(free, total)
-    allowed = embeds_allowance(caps, free, limit)
-    assert 0 <= allowed.size <= max(0, free - max(2 * GIB, int(0.05 * total)))
-    assert allowed.size <= limit
-    assert allowed.why
-    if mode == "none" or integrated:
-        assert allowed.size == 0

@@ -50,7 +50,10 @@ class CacheSettings(PartModel):
         None, "Memory limit", "Host budget in GiB; unset: from MemAvailable and the cgroup.", gt=0
     )
     hbm_limit_gb: float | None = _decimal(
-        None, "HBM for text embeds", "Device copies of text embeds, GiB; unset: none.", ge=0
+        None,
+        "HBM for text embeds",
+        "Device copies of text embeds, GiB; not made any more: anything but 0 is refused.",
+        ge=0,
     )
     slab: Literal["auto", "registered", "managed", "host"] = _key(
         "auto",

@@ -1,6 +1,6 @@
 """Making slabs: kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
 
->>> maker = SlabMaker(current(), asked="auto", ranks=world_on_node)
+>>> maker = SlabMaker(current(), asked="auto")
 >>> slab = maker.make(size, label="latents", shared=True)
 >>> maker.records[-1]                                   # what was made, and why
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from simpletuner_gh200.errors import DriverError, FeatureUnavailable, MemoryRoomError
+from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory import advice, numa
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.host import ROOT, last_level_cache
@@ -55,7 +55,6 @@ class SlabMaker:
         *,
         asked: Asked = "auto",
         ordinal: int | None = None,
-        ranks: int = 1,
         measured: Mapping[SlabKind, float] | None = None,
         near: int | None = None,
     ) -> None:
@@ -71,17 +70,13 @@ class SlabMaker:
         self._near = self.caps.host_node if near is None else near
         if measured is None and asked == "auto":
             measured = copy_speeds(driver, ordinal)
-        self.choice = choose_kind(asked, self.caps, ranks=ranks, measured=measured)
+        self.choice = choose_kind(asked, self.caps, measured=measured)
         self.records: deque[SlabRecord] = deque(maxlen=KEPT_RECORDS)
         logger.info("gh200: slabs are %s memory: %s", self.choice.kind, self.choice.reason)
 
     def make(self, size: int, *, label: str, shared: bool = False) -> Slab:
         """A slab of exactly ``size`` bytes. ``shared`` puts it behind a memfd for other ranks."""
-        if shared and self.choice.kind == "managed":
-            raise FeatureUnavailable(
-                f"slab {label!r} is to be shared, and managed memory can't be", remedy="set cache_config.slab to 'auto'"
-            )
-        return self._finish(self._raw(size, label, shared))
+        return self._finish(Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label))
 
     def prepare(self, fd: int, size: int) -> None:
         """Have the pages of an empty memfd taken from the right memory, whoever writes them; it is ``size`` large then.
@@ -89,23 +84,15 @@ class SlabMaker:
         The policy belongs to the memory, not to this mapping of it.
         """
         os.ftruncate(fd, size)
-        region = map_file(fd, size)
-        numa.bind(region.address, size, near=self._near, device_node=self.caps.device_node)
+        self._bind(map_file(fd, size))
 
     def attach(self, fd: int, size: int, *, label: str) -> Slab:
         """Map what a rank of the node has made, and register this mapping."""
         return self._finish(Slab.attach(fd, size, label=label), bound="by the rank that made it")
 
-    def _raw(self, size: int, label: str, shared: bool) -> Slab:
-        if self.choice.kind != "managed":
-            return Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label)
-        address = self.driver.alloc_managed(size, self.ordinal)
-        region = Region(address, size, partial(give_back, self.driver, address, self.ordinal, os.getpid()))
-        return Slab(region, kind="managed", label=label)
-
     def _finish(self, slab: Slab, *, bound: str | None = None) -> Slab:
         try:
-            bound = bound or self._bind(slab)
+            bound = bound or self._bind(slab.region)
             choice = self._register(slab)
         except BaseException:
             slab.close()
@@ -115,11 +102,8 @@ class SlabMaker:
         self.records.append(SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, advised))
         return slab
 
-    def _bind(self, slab: Slab) -> str:
-        if slab.kind == "managed":
-            return "managed memory: the driver places it"
-        binding = numa.bind(slab.address, slab.size, near=self._near, device_node=self.caps.device_node)
-        return binding.reason
+    def _bind(self, region: Region) -> str:
+        return numa.bind(region.address, region.size, near=self._near, device_node=self.caps.device_node).reason
 
     def _register(self, slab: Slab) -> SlabChoice:
         if self.choice.kind != "registered":
@@ -139,22 +123,13 @@ class SlabMaker:
             return advice.Advised(False, "pinned memory never moves: none needed")
         # The mapping is whole pages, whatever the slab's size: the last one is ours too.
         page = self.caps.page_size
-        span = (slab.address, slab.size if slab.kind == "managed" else -(-slab.size // page) * page)
-        outcome = advice.prefer(self.driver, self.caps, span, "cpu")
-        if not outcome and slab.kind == "managed":
-            logger.warning("gh200: advice for slab %r is not in force: %s", slab.label, outcome.reason)
+        outcome = advice.prefer(self.driver, self.caps, (slab.address, -(-slab.size // page) * page), "cpu")
         return replace(outcome, size=slab.size) if outcome else outcome
 
 
 def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:
     if os.getpid() == pid:  # in a forked child the registration is the parent's
         driver.unregister_host(address, ordinal)
-
-
-def give_back(driver: Driver, address: int, ordinal: int, pid: int) -> None:
-    """The release of a region that a driver allocated; a forked child leaves it to its parent."""
-    if os.getpid() == pid:
-        driver.free(address, ordinal)
 
 
 # -- how fast the device copies from each kind of host memory, so that auto needn't guess -------------------

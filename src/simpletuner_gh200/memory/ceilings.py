@@ -44,9 +44,6 @@ CACHES_SHARE = 0.8
 GPU_SHARE = 0.5
 """Of a pool that CPU and GPU share, kept for the model, its gradients, its optimizer and its activations."""
 
-NODE_SHARE = 0.8
-"""Of what is free on one memory node: the rest is for everything that is not a cache."""
-
 IDLE_BUFFERS = 2 * GIB
 """Batch buffers that nobody uses and that are kept to be used again."""
 
@@ -131,11 +128,6 @@ def divide(needs: Mapping[str, tuple[int, int]], allowed: int | None) -> dict[st
     return {name: (share or 0) + extra for name, share in shares.items()}
 
 
-def node_allowance(free: int) -> int:
-    """Of a copy of the caches on one memory node."""
-    return int(free * NODE_SHARE)
-
-
 def activations_allowance(limit_gb: float | None, host: HostMemory, ranks: int) -> Allowance:
     """Of one rank's saved activations in Grace: its limit, or its part of a share, never more than there is."""
     spare = max(host.available - int(host.total * DATASET_HEADROOM), 0)
@@ -160,19 +152,6 @@ def end_mark(total: int) -> int:
 
 
 # -- device memory -----------------------------------------------------------------------------------------
-
-
-def embeds_allowance(caps: Capabilities, free: int, limit: int) -> Allowance:
-    """Of hot text embeds on the device: the limit, as far as ``free`` after the first step and the headroom allow."""
-    if caps.mode == "none":
-        return Allowance(0, "no CUDA device")
-    if caps.integrated:
-        return Allowance(0, "one physical pool: a device copy would be a second copy of the same memory")
-    headroom = device_headroom(caps.device_total)
-    spare = max(0, free - headroom)
-    if limit <= spare:
-        return Allowance(limit, "hbm_limit_gb")
-    return Allowance(spare, f"{format_bytes(free)} free less {format_bytes(headroom)} headroom")
 
 
 def device_headroom(total: int) -> int:

@@ -11,11 +11,9 @@ from simpletuner_gh200.memory.ceilings import (
     caches_allowance,
     dataset_allowance,
     divide,
-    embeds_allowance,
     end_mark,
     low_mark,
     managed_room,
-    node_allowance,
     staging_must_stop,
     trial_fits,
     trial_size,
@@ -48,7 +46,6 @@ def test_staging_stops_when_half_its_working_memory_is_gone() -> None:
 def test_caches_get_their_limit_or_a_share_of_the_host() -> None:
     assert caches_allowance(3 * GIB, host(GIB)) == 3 * GIB, "a limit is taken at its word"
     assert caches_allowance(None, host(100 * GIB)) == 80 * GIB
-    assert node_allowance(100 * GIB) == 80 * GIB
 
 
 def test_in_a_pool_shared_with_the_gpu_datasets_and_caches_leave_it_half_together() -> None:
@@ -71,16 +68,6 @@ def test_caches_of_small_entries_come_first_and_what_is_over_is_room_for_all() -
     assert divide(needs, 700) == {"latents": 200, "text": 500}
     assert divide(needs, 1700) == {"latents": 1100, "text": 600}
     assert divide({}, 5) == {}
-
-
-def test_embeds_keep_headroom_and_obey_their_limit() -> None:
-    headroom = int(0.05 * 96 * GIB)
-    assert embeds_allowance(HOPPER, 50 * GIB, 80 * GIB).size == 50 * GIB - headroom
-    assert embeds_allowance(HOPPER, GIB, GIB).size == 0
-    by_limit = embeds_allowance(HOPPER, 50 * GIB, 3 * GIB)
-    assert (by_limit.size, by_limit.why) == (3 * GIB, "hbm_limit_gb")
-    assert embeds_allowance(replace(HOPPER, integrated=True), 50 * GIB, GIB).size == 0
-    assert embeds_allowance(NOTHING, 0, GIB).why == "no CUDA device"
 
 
 def test_the_pool_is_a_multiple_of_hbm() -> None:

@@ -143,18 +143,14 @@ def test_memory_that_was_given_back_is_not_kept_by_copies_that_are_done():
     assert gone() is None
 
 
-@pytest.mark.parametrize(
-    ("keys", "remedy"), [({"slab": "managed"}, "'auto'"), ({"hbm_limit_gb": 3}, "remove cache_config.hbm_limit_gb")]
-)
-def test_what_is_not_done_any_more_is_refused_with_the_remedy_where_caches_are_on(keys, remedy):
+def test_device_copies_of_embeds_are_refused_with_the_remedy_where_caches_are_on():
     for on in (False, True):
+        settings = resolve({"cache_config": {"hbm_limit_gb": 3}, "gh200_optimizations": {"enable_prefetch": False}}, {})
         feature = CachesFeature()
-        feature.runtime = SimpleNamespace(
-            settings=resolve({"cache_config": keys}, {}), feature_on=lambda _name, on=on: on
-        )
+        feature.runtime = SimpleNamespace(settings=settings, feature_on=lambda _name, on=on: on)
         if not on:
             feature.configured()
             continue
         with pytest.raises(FeatureUnavailable) as refused:
             feature.configured()
-        assert remedy in str(refused.value)
+        assert "remove cache_config.hbm_limit_gb" in str(refused.value)

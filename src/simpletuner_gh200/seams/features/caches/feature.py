@@ -59,9 +59,14 @@ class CachesFeature(Feature):
         return "requested" if any(settings.part(CacheSettings).served().values()) else "off"
 
     def configured(self) -> None:
-        if self.runtime.feature_on(self.name):
-            _refuse_what_is_gone(self.settings.part(CacheSettings))
-        if self.settings.given(ENABLE_PREFETCH) and not self.runtime.feature_on(self.name):
+        on = self.runtime.feature_on(self.name)
+        if on and self.settings.part(CacheSettings).hbm_limit_gb:
+            raise FeatureUnavailable(
+                "cache_config.hbm_limit_gb: device copies of text embeds are not made any more: a batch of them is "
+                "joined on the host, and copied once",
+                remedy="remove cache_config.hbm_limit_gb, or set it to 0",
+            )
+        if not on and self.settings.given(ENABLE_PREFETCH):
             logger.warning("gh200: enable_prefetch works on batches of unified caches, and none are asked for")
 
     def demo_config(self) -> dict[str, Any]:
@@ -170,7 +175,7 @@ class CachesFeature(Feature):
         limit = settings.memory_limit_gb
         driver = current()
         speeds = node_speeds(group, driver, driver.home) if settings.slab == "auto" else None
-        self._slabs = maker = SlabMaker(driver, asked=settings.slab, ranks=group.local_world_size, measured=speeds)
+        self._slabs = maker = SlabMaker(driver, asked=settings.slab, measured=speeds)
         return Caches(
             [cache.wanted for cache in found],
             allowed=gib_to_bytes(limit) if limit is not None else None,
@@ -218,22 +223,6 @@ class CachesFeature(Feature):
             return HostDelivery(BufferPool())
         self._copier = Copier(CudaLane(torch.device("cuda", torch.cuda.current_device())))
         return DeviceDelivery(self._copier)
-
-
-def _refuse_what_is_gone(settings: CacheSettings) -> None:
-    """Keys of earlier versions: what was asked for with them happens, or the run stops."""
-    if settings.slab == "managed":
-        raise FeatureUnavailable(
-            "cache_config.slab: 'managed' is not possible: managed memory can't be shared between processes, and pages "
-            "that CPU and GPU take turns on are slow",
-            remedy="set cache_config.slab to 'auto', which says what it chooses",
-        )
-    if settings.hbm_limit_gb:
-        raise FeatureUnavailable(
-            "cache_config.hbm_limit_gb: device copies of text embeds are not made any more: a batch of them is joined "
-            "on the host, and copied once",
-            remedy="remove cache_config.hbm_limit_gb, or set it to 0",
-        )
 
 
 def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
