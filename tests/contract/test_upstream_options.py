@@ -217,7 +217,7 @@ def test_a_slip_is_refused_with_what_was_meant(checker: Checker, slip: str, mean
     assert problem.remedy == f"did you mean '--{meant}'?"
 
 
-@pytest.mark.one_release("4.")
+@pytest.mark.matrix  # the child imports SimpleTuner; tests/integration/test_command_line.py uses what it hands out
 def test_the_child_hands_out_the_same_table_and_keeps_it(
     table: OptionTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

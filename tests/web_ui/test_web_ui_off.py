@@ -1,4 +1,7 @@
-"""Off means off: what SimpleTuner's server answers where we are installed is what it answers where we are not."""
+"""Off means off: what SimpleTuner's server answers where we are installed is what it answers where we are not.
+
+Three servers; in `make test` stands for it, within one process, tests/contract/test_web_ui_fields.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pytest
 from simpletuner_gh200.demo.project import dataset_list
 from tests.web_ui.server import NAME, Server, free_port, write_page_project
 
-pytestmark = [pytest.mark.real, pytest.mark.one_release("4.")]
+pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.one_release("4.")]
 
 OURS = {
     "cache_config": {"vae_cache_type": "unified_memory", "of_tomorrow": 1},
