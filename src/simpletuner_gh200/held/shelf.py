@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -94,6 +95,7 @@ class Shelf:
         self._seen = board.new_sight()
         self._generation = bytes(len(board.generation()))
         self._lock = threading.RLock()
+        _shelves.add(self)
 
     @property
     def segments(self) -> list[Segment]:
@@ -181,3 +183,15 @@ class Shelf:
         """Clear the shelves of all ranks, for good."""
         self.board.give_back()
         self.clear()
+
+
+_shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()
+
+
+def _unlock_in_child() -> None:
+    """A thread that is not in the child may have had the lock when it was forked."""
+    for shelf in list(_shelves):
+        shelf._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)

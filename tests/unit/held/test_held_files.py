@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,30 @@ def test_another_rank_serves_the_same_memory_and_tells_of_its_writes(tmp_path: P
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert leader.view(root / "b.txt") is None, "the other rank wrote it"
     assert leader.holds(root / "a.png")
+
+
+def test_a_child_that_is_forked_while_something_is_published_waits_for_nobody(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.txt": b"1"})
+    forgotten, board = Forgotten.alone(), Board.create(2)
+    leader, other = (HeldFiles(board, rank, forgotten) for rank in range(2))
+    leader.publish(stage(StagingRequest(tmp_path), host=roomy)[0])
+    locked, done = threading.Event(), threading.Event()
+
+    def publishing() -> None:
+        with other._shelf._lock:
+            locked.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=publishing)
+    thread.start()
+    assert locked.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if other.view(tmp_path / "a.txt") == b"1" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    done.set()
+    thread.join()
 
 
 def test_where_two_paths_have_one_byte_both_are_read_from_disk() -> None:
