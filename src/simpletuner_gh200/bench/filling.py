@@ -11,12 +11,12 @@ from typing import Any
 
 from simpletuner_gh200.bench.samples import make_cache_files, training_step
 from simpletuner_gh200.bench.suite import measure, one_torch_thread
-from simpletuner_gh200.cache.tensor_files import FileTaker, Shapes
 from simpletuner_gh200.held.bulk import TAKEN
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.segment import Segment
+from simpletuner_gh200.held.tensor_files import FileTaker, Shapes
 from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.pace import Effort, Pace
 

@@ -105,9 +105,9 @@ def _be_a_dataset_rank(folder: Path) -> None:
 
 
 def _be_a_cache_rank(folder: Path) -> None:
-    from simpletuner_gh200.cache.listing import cache_files
     from simpletuner_gh200.held.caches import Caches, Wanted
     from simpletuner_gh200.held.fill import load_file
+    from simpletuner_gh200.held.listing import cache_files
 
     paths = list(cache_files(str(folder)).paths())
     load_file(paths[0])  # torch's own first-use memory is not ours

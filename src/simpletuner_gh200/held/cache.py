@@ -16,12 +16,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simpletuner_gh200.cache.source import Identity, Recognizer, Source, normal
 from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.layout import parse
 from simpletuner_gh200.held.record import tensor_maker, tensor_on
 from simpletuner_gh200.held.segment import FINITE, Bytes, DamagedEntry, Segment, key_of
 from simpletuner_gh200.held.shelf import Board, Shelf
+from simpletuner_gh200.held.source import Identity, Recognizer, Source, normal
 from simpletuner_gh200.held.tally import Statistics
 from simpletuner_gh200.held.watch import FolderWatch
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from simpletuner_gh200.cache.listing import CacheListing, cache_files
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.listing import CacheListing, cache_files
 from simpletuner_gh200.held.pack_place import folder_for
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.segment import Segment, key_of, keys_of

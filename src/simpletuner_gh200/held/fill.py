@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.cache.tensor_files import MOST_FILES, MOST_SHAPES, FileTaker, Shapes
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.held.bulk import CHANGED, GONE, REFUSED, TAKEN
 from simpletuner_gh200.held.cache import HeldCache
@@ -37,6 +36,7 @@ from simpletuner_gh200.held.segment import (
     key_of,
     keys_of,
 )
+from simpletuner_gh200.held.tensor_files import MOST_FILES, MOST_SHAPES, FileTaker, Shapes
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.mapping import MAP_NOW, advise_pages, create_memfd
 from simpletuner_gh200.memory.pace import AT_ONCE, Pace

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.cache.listing import cache_files
-from simpletuner_gh200.cache.source import Recognizer
 from simpletuner_gh200.errors import CacheError, UsageError
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.listing import cache_files
 from simpletuner_gh200.held.pack_place import LOCK, MARKER, SUFFIX, PackPlace
 from simpletuner_gh200.held.packs import ALIVE, PackFolder, identities, is_whole
 from simpletuner_gh200.held.segment import Segment, key_of
+from simpletuner_gh200.held.source import Recognizer
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simpletuner_gh200.cache.source import Identity, Recognizer, identify
 from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.pack_place import PackPlace
@@ -29,6 +28,7 @@ from simpletuner_gh200.held.segment import (
     SegmentWriter,
     UntrustedSegment,
 )
+from simpletuner_gh200.held.source import Identity, Recognizer, identify
 from simpletuner_gh200.units import format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")

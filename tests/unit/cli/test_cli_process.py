@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.cli import main as cli
 from simpletuner_gh200.cli.process import ensure_stack
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.held.listing import cache_files
 from tests.unit.held.held_samples import fill, image
 
 

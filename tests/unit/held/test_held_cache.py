@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from simpletuner_gh200.cache.source import normal
 from simpletuner_gh200.held.buffers import SMALLEST
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.source import normal
 
 LARGE = SMALLEST // 4 + 1000
 """Elements of a float32 tensor whose hits lie in memory that is used again."""

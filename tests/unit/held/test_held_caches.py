@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from simpletuner_gh200.cache.listing import cache_files
 from simpletuner_gh200.held import caches as module
 from simpletuner_gh200.held import fill as filling
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.caches import Caches, Wanted
+from simpletuner_gh200.held.listing import cache_files
 from simpletuner_gh200.memory import background, pace
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.pace import BackgroundPace
@@ -335,7 +335,7 @@ def test_what_is_still_to_come_is_told_to_others(files, opened):
 
 def test_sizes_are_asked_one_by_one_only_where_a_budget_is_near(files, saved, opened, monkeypatch):
     """And a sample that missed one large entry among many small ones is corrected once they are known."""
-    monkeypatch.setattr("simpletuner_gh200.cache.listing.SAMPLES", 4)
+    monkeypatch.setattr("simpletuner_gh200.held.listing.SAMPLES", 4)
     paths = [*files, saved(torch.zeros(100_000), "vae/sub/large.pt")]
     exact = sum(Path(path).stat().st_size for path in paths)
     for allowed, measured, complete in ((10**9, False, True), (100_000, True, False), (exact - 1, False, False)):

@@ -9,12 +9,12 @@ import socket
 import pytest
 import torch
 
-from simpletuner_gh200.cache.listing import cache_files
-from simpletuner_gh200.cache.source import identify
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.fill import NOT_READ_NATIVELY, read_file
+from simpletuner_gh200.held.listing import cache_files
 from simpletuner_gh200.held.pack_place import LOCK, MARKER
 from simpletuner_gh200.held.packs import PackFolder
+from simpletuner_gh200.held.source import identify
 from tests.unit.bounded import bounded
 from tests.unit.held.conftest import filled
 

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from simpletuner_gh200.cache import source
-from simpletuner_gh200.cache.source import Identity, Recognizer, fingerprint, identify, untouched
+from simpletuner_gh200.held import source
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.packs import PackFolder, identities
+from simpletuner_gh200.held.source import Identity, Recognizer, fingerprint, identify, untouched
 from simpletuner_gh200.seams.features.caches.makers import made_by
 from tests.unit.held.conftest import filled
 

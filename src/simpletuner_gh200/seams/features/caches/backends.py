@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from simpletuner_gh200.cache.source import normal
 from simpletuner_gh200.held.cache import MISSING, HeldCache
+from simpletuner_gh200.held.source import normal
 from simpletuner_gh200.seams.features.caches.own_way import or_upstream
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 

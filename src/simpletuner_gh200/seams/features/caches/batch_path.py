@@ -10,12 +10,12 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from simpletuner_gh200.cache.source import normal
 from simpletuner_gh200.held.batch import Delivery, same_tensor, stacked
 from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.cache import DAMAGED, Found, HeldCache
 from simpletuner_gh200.held.record import copying_maker
 from simpletuner_gh200.held.segment import DamagedEntry
+from simpletuner_gh200.held.source import normal
 from simpletuner_gh200.seams.features.caches.own_way import or_upstream
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from simpletuner_gh200.cache.tensor_files import look_at
 from simpletuner_gh200.held.file_system import keeps_change_times, open_folder
+from simpletuner_gh200.held.tensor_files import look_at
 from simpletuner_gh200.memory.regular_files import open_regular
 
 SECOND_NS = 1_000_000_000

@@ -14,8 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simpletuner_gh200.cache import tensor_files
 from simpletuner_gh200.held import fill as filling
+from simpletuner_gh200.held import tensor_files
 from simpletuner_gh200.held.cache import MISSING, HeldCache
 from simpletuner_gh200.held.fill import Filler
 

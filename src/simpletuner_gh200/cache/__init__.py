@@ -1,1 +1,0 @@
-"""Unified caches: tensor records, fill, packs, tiers. Knows no SimpleTuner."""
