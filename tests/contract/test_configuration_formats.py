@@ -10,9 +10,13 @@ import pytest
 
 env_file = pytest.importorskip("simpletuner.helpers.configuration.env_file", reason="needs SimpleTuner")
 
-from simpletuner_gh200.config.files import Located, as_mapping, read_training_config  # noqa: E402
+from simpletuner_gh200.config.files import (  # noqa: E402
+    LAST_RESORT,
+    Located,
+    as_mapping,
+    read_training_config,
+)
 from simpletuner_gh200.config.training import Training, read_training  # noqa: E402
-from simpletuner_gh200.config.upstream_options import LAST_RESORT  # noqa: E402
 from simpletuner_gh200.plan.machines import MACHINES  # noqa: E402
 from simpletuner_gh200.plan.planning import make_plan, quick_plan  # noqa: E402
 from simpletuner_gh200.seams.probe import read_options  # noqa: E402

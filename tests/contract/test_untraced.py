@@ -63,7 +63,7 @@ def test_who_traces_himself_goes_on(untraced):
 
 
 def test_all_else_of_the_module_is_there(untraced):
-    from simpletuner_gh200.seams.untraced import Untraced
+    from simpletuner_gh200.seams.points.data_backends import Untraced
 
     assert Untraced(lambda: True).is_tracing() is False
     assert Untraced(lambda: True).Filter is tracemalloc.Filter

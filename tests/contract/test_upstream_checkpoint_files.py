@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
-from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.operate.preflight import PLACES_KEPT
 from simpletuner_gh200.seams.checkpoints import ASIDE
 from simpletuner_gh200.upstream.checkpoints import guarded

@@ -17,7 +17,7 @@ cmd_args = pytest.importorskip("simpletuner.helpers.configuration.cmd_args", rea
 from simpletuner.helpers.configuration import cli_utils, env_file  # noqa: E402
 from simpletuner.helpers.training import optimizer_param  # noqa: E402
 
-from simpletuner_gh200.config.packages import find_package  # noqa: E402
+from simpletuner_gh200.config.files import find_package  # noqa: E402
 from simpletuner_gh200.errors import Problem  # noqa: E402
 from simpletuner_gh200.seams.probe import read_options  # noqa: E402
 from simpletuner_gh200.upstream.importing import check_import  # noqa: E402

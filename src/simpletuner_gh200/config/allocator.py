@@ -16,7 +16,7 @@ from typing import Any
 
 from simpletuner_gh200.config.blocks import STATE_VARIABLES, StateSettings, part_with
 from simpletuner_gh200.config.environment import ACTIVATIONS, ALLOCATOR
-from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.files import find_package
 
 OUR_KEYS = STATE_VARIABLES
 """Keys of the earlier guides, which only privately patched torch knows, and the variables that carry their meaning."""

@@ -1,21 +1,83 @@
-"""SimpleTuner's training configuration: where it is, its file, flags and dataset list, read as it reads them."""
+"""SimpleTuner's training configuration: where it is, its file, flags and dataset list, read as it reads them.
+
+What has to be known of SimpleTuner's options for that, its variables and its defaults, a release tells itself
+(``upstream.option_table``). Where it can't be asked, because it is not installed or does not import, there is a last
+resort: what a plan looks at, as the releases that are tested have it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
-from simpletuner_gh200.config.upstream_options import LAST_RESORT, UpstreamOptions
 from simpletuner_gh200.errors import ConfigError, Problem, UsageError
 
 FILE_NAMES = {"json": "config.json", "toml": "config.toml", "env": "config.env"}
+
+
+class UpstreamOptions(Protocol):
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Variable of a ``config.env`` -> the option it sets, in one case with the value: ``option=value``."""
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Option -> its value where nobody sets it; options without one are left out."""
+
+
+@dataclass(frozen=True)
+class _LastResort:
+    variables: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+LAST_RESORT: UpstreamOptions = _LastResort(
+    variables={
+        "ACCELERATE_CONFIG_PATH": "accelerate_config",
+        "ACCELERATE_EXTRA_ARGS": "accelerate_extra_args",
+        "CHECKPOINTING_LIMIT": "checkpoints_total_limit",
+        "DATALOADER_CONFIG": "data_backend_config",
+        "MAX_NUM_STEPS": "max_train_steps",
+        "MODEL_NAME": "pretrained_model_name_or_path",
+        "NUM_EPOCHS": "num_train_epochs",
+        "RESUME_CHECKPOINT": "resume_from_checkpoint",
+        "TRAINING_NUM_MACHINES": "num_machines",
+        "TRAINING_NUM_PROCESSES": "num_processes",
+        "USE_GRADIENT_CHECKPOINTING": "gradient_checkpointing",
+        **{
+            name.upper(): name
+            for name in (
+                *("base_model_precision", "gradient_accumulation_steps", "mixed_precision", "model_family"),
+                *("model_type", "optimizer", "output_dir", "resolution", "resolution_type", "train_batch_size"),
+                "use_ema",
+            )
+        },
+    },
+    defaults={
+        "base_model_precision": "no_change",
+        "checkpoints_total_limit": 5,
+        "ema_device": "cpu",
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": True,
+        "mixed_precision": "bf16",
+        "model_type": "full",
+        "num_train_epochs": 1,
+        "optimizer": "adamw_bf16",
+        "resolution": 1024,
+        "resolution_type": "pixel_area",
+        "train_batch_size": 4,
+        "vae_batch_size": 4,
+    },
+)
 
 
 def read_training_config(
@@ -183,6 +245,23 @@ def _candidates(environment: Mapping[str, str], backend: str | None, name: str |
 
 def _first(environment: Mapping[str, str], *names: str) -> str | None:
     return next((environment[name] for name in names if environment.get(name)), None)
+
+
+def find_package(name: str, search_path: Sequence[str] | None = None) -> Path | None:
+    """The folder of a top-level package (or the file of a module); None if there is none.
+
+    Without a search path it is this interpreter's own import, editable installs included.
+    """
+    try:
+        given = search_path is not None
+        spec = PathFinder.find_spec(name, list(search_path or ())) if given else importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec.origin and spec.origin != "built-in" else None
 
 
 # -- flags: ``--key=value``, ``--key value``, ``key=value``, ``--switch`` -----------------------------

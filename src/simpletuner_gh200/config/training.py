@@ -17,12 +17,20 @@ from typing import Any
 from simpletuner_gh200.config.allocator import carried_over
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.datasets import Dataset, with_in_memory_for_all
-from simpletuner_gh200.config.files import Located, as_mapping, options_in, read_datasets, read_written, sourced
+from simpletuner_gh200.config.files import (
+    LAST_RESORT,
+    Located,
+    UpstreamOptions,
+    as_mapping,
+    options_in,
+    read_datasets,
+    read_written,
+    sourced,
+)
 from simpletuner_gh200.config.job import Job, read_job
 from simpletuner_gh200.config.legacy import Modern, modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve, without_effect
-from simpletuner_gh200.config.upstream_options import LAST_RESORT, UpstreamOptions
 from simpletuner_gh200.errors import ConfigError, GH200Error, Problem
 
 

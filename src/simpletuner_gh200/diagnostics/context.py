@@ -14,8 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path, PurePosixPath
 
 from simpletuner_gh200.config.allocator import TorchBuild, find_torch
-from simpletuner_gh200.config.files import Located
-from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.files import Located, find_package
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.config.files import Located, flag_words, locate_training_config, take
+from simpletuner_gh200.config.files import Located, find_package, flag_words, locate_training_config, take
 from simpletuner_gh200.config.legacy import LEGACY_FLAG, OLDER_KEYS
-from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
 from simpletuner_gh200.config.training import Training, read_stock, read_training

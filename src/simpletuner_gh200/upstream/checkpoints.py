@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.files import find_package
 
 GUARD = ".guard"
 MANIFEST = "checkpoint_manifest.json"

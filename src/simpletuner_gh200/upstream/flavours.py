@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.upstream import syntax
 
 _REGISTERED = re.compile(r"^ModelRegistry\.register\(\s*[\"']([^\"']+)[\"']\s*,\s*(\w+)", re.MULTILINE)

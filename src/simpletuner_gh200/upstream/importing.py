@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child, text
-from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import user_cache
 from simpletuner_gh200.upstream.option_table import OptionTable

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.datasets import survey
-from simpletuner_gh200.config.files import read_datasets, read_training_config
+from simpletuner_gh200.config.files import find_package, read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import modernise
-from simpletuner_gh200.config.packages import find_package
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish, decide

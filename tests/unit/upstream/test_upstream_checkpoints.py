@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from simpletuner_gh200.config.packages import find_package
+from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.upstream.checkpoints import checkpoints, flaw, guarded, missing_from, newest_whole
 from tests.unit.nobody import as_nobody
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import resource
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
@@ -11,7 +14,7 @@ from simpletuner_gh200.config.datasets import IN_MEMORY, with_in_memory_for_all
 from simpletuner_gh200.seams.patch import Patch, put
 from simpletuner_gh200.seams.runtime import Runtime
 from simpletuner_gh200.seams.seam import Seam, wrapping
-from simpletuner_gh200.seams.untraced import Untraced
+from simpletuner_gh200.units import KIB
 
 
 def _load_configuration(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -66,6 +69,40 @@ def _memory_usage(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
         return []
     wanted = ("store", "caches")
     return [put(module, "tracemalloc", Untraced(lambda: any(map(runtime.feature_on, wanted))))]
+
+
+class Untraced:
+    """What SimpleTuner's data factory gets in place of ``tracemalloc``: nothing is traced while ``spares()``.
+
+    The factory starts tracing to log how much memory it uses, and never stops: every object that Python makes from then
+    on, in every thread and in every step of training, is entered in a table under a lock. A plain loop takes ten times
+    as long so. The numbers it logs are those of the process instead, unless somebody else has asked for tracing.
+    """
+
+    def __init__(self, spares: Callable[[], bool]) -> None:
+        self._spares = spares
+
+    def start(self, *frames: int) -> None:
+        if not self._spares():
+            tracemalloc.start(*frames)
+
+    def get_traced_memory(self) -> tuple[int, int]:
+        """(now, at most) in bytes: of what is traced, or of the process."""
+        if tracemalloc.is_tracing() or not self._spares():
+            return tracemalloc.get_traced_memory()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+        return _resident(peak), peak
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tracemalloc, name)
+
+
+def _resident(otherwise: int) -> int:
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return otherwise
+    return int(pages) * resource.getpagesize()
 
 
 SEAMS = (
