@@ -93,14 +93,17 @@ class Number(NamedTuple):
 
     def of_the_run(self, values: list[float]) -> str:
         """The first step is left out of medians and means: it pays for the others' warm-up."""
-        picks: dict[str, Callable[[list[float]], float]] = {
-            "median": lambda values: median(values[1:] or values),
-            "mean": lambda values: mean(values[1:] or values),
-            "least": min,
-            "most": max,
-            "last": lambda values: values[-1],
-        }
-        return self.unit(picks[self.whole](values))
+        settled = values[1:] or values
+        match self.whole:
+            case "median":
+                return self.unit(median(settled))
+            case "mean":
+                return self.unit(mean(settled))
+            case "least":
+                return self.unit(min(values))
+            case "most":
+                return self.unit(max(values))
+        return self.unit(values[-1])
 
 
 NUMBERS = (

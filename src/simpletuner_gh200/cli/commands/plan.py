@@ -14,6 +14,7 @@ from rich.text import Text
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
+from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.units import format_bytes
 
@@ -115,10 +116,7 @@ def _draw(made: Plan, path: Path) -> None:
     from simpletuner_gh200.plan.pictures import as_html, as_svg
 
     content = as_svg(made) if path.suffix.lower() == ".svg" else as_html(made)
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as refused:
-        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
+    save(content, path)
 
 
 def _print(made: Plan, console: Console) -> None:

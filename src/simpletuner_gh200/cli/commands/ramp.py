@@ -14,6 +14,7 @@ from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
+from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.ramp.preview import RampPreview, as_png, as_svg, in_characters, preview
 from simpletuner_gh200.units import counted
@@ -60,21 +61,13 @@ def ramp(
     options = check_import(say_on_a_terminal).table if located.backend == "env" else None
     report, notes = preview(read_training(located, {}, options=options), world=world, batches=batches)
     if output is not None:
-        _draw(report, output)
+        save(as_svg(report) if output.suffix.lower() == ".svg" else as_png(report), output)
     if as_json:
         print(json.dumps({**report.to_json(), "notes": notes}))
         return
     _print(report, notes, screen())
     if output is not None:
         say(f"drawn into {output}")
-
-
-def _draw(report: RampPreview, path: Path) -> None:
-    content = as_svg(report).encode() if path.suffix.lower() == ".svg" else as_png(report)
-    try:
-        path.write_bytes(content)
-    except OSError as refused:
-        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
 
 
 def _print(report: RampPreview, notes: list[str], console: Console) -> None:

@@ -10,7 +10,8 @@ import typer
 
 from simpletuner_gh200.cli.command import Command
 from simpletuner_gh200.cli.terminal import say
-from simpletuner_gh200.operate.report.page import build, write
+from simpletuner_gh200.draw import save
+from simpletuner_gh200.operate.report.page import build
 
 
 def report(
@@ -40,7 +41,7 @@ def report(
 
       gh200 report output/my-run -o my-run.html --doctor gh200_diagnostic_report.json
     """
-    write(build(run, doctor=doctor, other_nodes=nodes or ()), output)
+    save(build(run, doctor=doctor, other_nodes=nodes or ()), output)
     say(json.dumps({"report": str(output)}) if as_json else output)
 
 

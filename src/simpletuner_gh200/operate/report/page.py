@@ -36,13 +36,6 @@ def build(run: Path, *, doctor: Path | None = None, other_nodes: Sequence[Path] 
     return page(view, title=f"Run {run_name(path)}", doctor=_doctor_report(doctor, path.parent))
 
 
-def write(content: str, path: Path) -> None:
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as refused:
-        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with -o") from None
-
-
 def page(view: RunView, *, title: str, doctor: Mapping[str, Any] | None = None) -> str:
     """The whole report as text, without the secrets that records of others may hold."""
     view = RunView(_without_secrets(view.run), [_without_secrets(other) for other in view.others])
