@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic.fields import FieldInfo
 
 from simpletuner_gh200.config.blocks import parts_of
@@ -135,14 +134,10 @@ def form_field(part: Part, key: str) -> FormField:
     info = part.model.model_fields[key]
     branches = _branches(info.annotation)
     choices = tuple(str(value) for branch in branches if get_origin(branch) is Literal for value in get_args(branch))
-    limits = info.metadata
-    low = next((limit.ge for limit in limits if isinstance(limit, annotated_types.Ge)), None)
-    above = next((limit.gt for limit in limits if isinstance(limit, annotated_types.Gt)), None)
-    high = next((limit.le for limit in limits if isinstance(limit, annotated_types.Le)), None)
     kind = _kind(branches)
     if kind == "choice" and bool in branches:
         choices = ("true", "false")
-    return FormField(part, key, kind, choices if kind == "choice" else (), _number(low, above), _number(high))
+    return FormField(part, key, kind, choices if kind == "choice" else (), _limit(info, "ge", "gt"), _limit(info, "le"))
 
 
 def _kind(branches: tuple[Any, ...]) -> Kind:
@@ -164,8 +159,9 @@ def _branches(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
-def _number(*candidates: Any) -> float | None:
-    return next((float(value) for value in candidates if value is not None), None)
+def _limit(info: FieldInfo, *names: str) -> float | None:
+    limits = (getattr(limit, name, None) for limit in info.metadata for name in names)
+    return next((float(limit) for limit in limits if limit is not None), None)
 
 
 # -- a configuration, there and back --------------------------------------------------------------------
