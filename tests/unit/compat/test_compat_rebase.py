@@ -92,7 +92,7 @@ def test_every_file_of_the_package_arrives_even_from_rooms_nobody_listed(finishe
 
 
 def test_every_room_of_the_real_package_says_what_it_is_for() -> None:
-    rooms = [part for part in tree.all_parts() if part.step.startswith("vendor")]
+    rooms = [part for part in tree.all_components() if part.step.startswith("vendor")]
     assert len(rooms) > 10
     assert all(room.purpose.endswith(".") for room in rooms)
 
@@ -278,7 +278,7 @@ def test_a_failed_smoke_test_stops_before_anything_is_brought_in_and_a_repaired_
     assert workflow.status(repository).step("upstream smoke tests").status == "failed"
     assert "contract: failed" in (repository / checklist.CHECKLIST).read_text(encoding="utf-8")
     for name in ("smoke", "integration"):
-        monkeypatch.setattr(trials, name, lambda _root: [trials.Trial("contract", "passed", "")])
+        monkeypatch.setattr(trials, name, lambda _root: [trials.TreeTest("contract", "passed", "")])
     assert workflow.go_on(repository, silent).finished
 
 

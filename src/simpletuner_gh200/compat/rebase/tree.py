@@ -84,7 +84,7 @@ PROGRAMS: dict[str, tuple[str, str, list[str]]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """One commit of the new branch, and one row of its manifest."""
 
     name: str
@@ -95,15 +95,15 @@ class Part:
     risk: str = "none: new files"
 
 
-def all_parts() -> tuple[Part, ...]:
+def all_components() -> tuple[Component, ...]:
     """Nothing is listed here: the rooms are the package's folders, their purpose the first line that they say."""
     on = "low: registers import hooks, `SIMPLETUNER_GH200=0` disables"
     operators = f"`scripts`, `config`, `{PAGES}`, `gh200` and the programs of the guides"
     return (
         *_rooms(package_folder()),
-        Part("entry", "`simpletuner.gh200`, the way in", partial(_write_all, entry_files), "entry"),
-        Part("hook", f"end of `{HOOKED}`", add_hook, "hook", on),
-        Part("operator files", operators, write_operator_files, "operator files"),
+        Component("entry", "`simpletuner.gh200`, the way in", partial(_write_all, entry_files), "entry"),
+        Component("hook", f"end of `{HOOKED}`", add_hook, "hook", on),
+        Component("operator files", operators, write_operator_files, "operator files"),
     )
 
 
@@ -111,7 +111,7 @@ def package_folder() -> Path:
     return Path(next(iter(simpletuner_gh200.__path__)))
 
 
-def _rooms(package: Path) -> Iterator[Part]:
+def _rooms(package: Path) -> Iterator[Component]:
     # What a wheel ships beside the code is copied to where an operator looks for it.
     folders = [path for path in sorted(package.iterdir()) if path.is_dir() and path.name != shipped.FOLDER]
     rooms = {"foundation": sorted(path for path in package.iterdir() if path.is_file())}
@@ -120,7 +120,7 @@ def _rooms(package: Path) -> Iterator[Part]:
         kept = [path for path in files if "__pycache__" not in path.parts]
         purpose = "What everything else uses." if name == "foundation" else _purpose(package / name / "__init__.py")
         if kept:
-            yield Part(name, purpose, partial(_vendor, package, kept), f"vendor {name}")
+            yield Component(name, purpose, partial(_vendor, package, kept), f"vendor {name}")
 
 
 def _purpose(description: Path) -> str:

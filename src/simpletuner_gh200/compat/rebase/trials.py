@@ -20,7 +20,7 @@ SUITES = ("upstream", "gh200", "combined")
 
 
 @dataclass(frozen=True)
-class Trial:
+class TreeTest:
     """``outcome``: passed, failed, skipped."""
 
     name: str
@@ -31,12 +31,12 @@ class Trial:
         return f"{self.name}: {self.outcome}" + (f" ({self.detail})" if self.detail else "")
 
 
-def smoke(root: Path) -> list[Trial]:
+def smoke(root: Path) -> list[TreeTest]:
     """Upstream as it is: every module parses, every seam holds, the package can be imported."""
     return [_parses(root, "simpletuner"), _contract(root), _imports(root, "import simpletuner", "import")]
 
 
-def integration(root: Path) -> list[Trial]:
+def integration(root: Path) -> list[TreeTest]:
     """With our package in: seams still hold, the way in works, and off is off."""
     on = (
         "from simpletuner.gh200 import gh200_uvm_enabled, optimize_batch_for_gh200; import simpletuner.gh200.uvm; "
@@ -53,26 +53,26 @@ def integration(root: Path) -> list[Trial]:
     ]
 
 
-def matrices(root: Path) -> list[Trial]:
+def matrices(root: Path) -> list[TreeTest]:
     """The three feature matrices, from the tree and with its own SimpleTuner and package: real runs of a tiny model."""
     return [_matrix(root, f"scripts/test_{suite}_features.sh") for suite in SUITES]
 
 
-def _matrix(root: Path, script: str) -> Trial:
+def _matrix(root: Path, script: str) -> TreeTest:
     environment = for_child({"PYTHONPATH": python_path(root / VENDOR, root), "GH200_PYTHON": sys.executable})
     done = subprocess.run(["bash", script, "--json"], cwd=root, env=environment, capture_output=True, text=True)
     try:
         found = json.loads(_last_line(done.stdout))
     except json.JSONDecodeError:
-        return Trial(script, "failed", _last_line(done.stderr))
+        return TreeTest(script, "failed", _last_line(done.stderr))
     failed = [
         f"{row['test']} {row['scenario']}: {row['detail']}" for row in found["rows"] if row["outcome"] == "failed"
     ]
     counts = f"{found.get('passed', 0)} passed, {len(failed)} failed, {found.get('skipped', 0)} skipped"
-    return Trial(script, "failed" if failed else "passed", "; ".join([counts, *failed]))
+    return TreeTest(script, "failed" if failed else "passed", "; ".join([counts, *failed]))
 
 
-def _parses(root: Path, folder: str) -> Trial:
+def _parses(root: Path, folder: str) -> TreeTest:
     broken = []
     paths = sorted((root / folder).rglob("*.py"))
     for path in paths:
@@ -80,17 +80,17 @@ def _parses(root: Path, folder: str) -> Trial:
             ast.parse(path.read_bytes())
         except SyntaxError as error:
             broken.append(f"{path.relative_to(root)}: {error.msg}")
-    return Trial("syntax", "failed" if broken else "passed", "; ".join(broken[:3]) or counted(len(paths), "file"))
+    return TreeTest("syntax", "failed" if broken else "passed", "; ".join(broken[:3]) or counted(len(paths), "file"))
 
 
-def _contract(root: Path) -> Trial:
+def _contract(root: Path) -> TreeTest:
     verdict = check(with_installed_accelerate(FolderSource(root)))
     broken = [f"{row.name}: {row.found}" for row in verdict.broken]
     detail = "; ".join(broken) or f"SimpleTuner {verdict.version}, {len(verdict.seams)} seams"
-    return Trial("contract", "failed" if broken else "passed", detail)
+    return TreeTest("contract", "failed" if broken else "passed", detail)
 
 
-def _imports(root: Path, code: str, name: str, added: dict[str, str] | None = None) -> Trial:
+def _imports(root: Path, code: str, name: str, added: dict[str, str] | None = None) -> TreeTest:
     """Import from the tree; skipped where what SimpleTuner needs is not installed in this Python."""
     environment = for_child({"PYTHONPATH": python_path(root), NO_BYTECODE: "1", **(added or {})})
     guarded = (
@@ -98,10 +98,10 @@ def _imports(root: Path, code: str, name: str, added: dict[str, str] | None = No
     )
     done = subprocess.run([sys.executable, "-c", guarded], env=environment, capture_output=True, text=True, cwd=root)
     if done.returncode == 0:
-        return Trial(name, "passed", "")
+        return TreeTest(name, "passed", "")
     last = _last_line(done.stderr)
     missing = last.startswith("ModuleNotFoundError") and "simpletuner" not in last
-    return Trial(name, "skipped" if missing else "failed", last)
+    return TreeTest(name, "skipped" if missing else "failed", last)
 
 
 def _last_line(text: str) -> str:

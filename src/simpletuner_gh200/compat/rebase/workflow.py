@@ -131,7 +131,7 @@ class Rebase:
             "fork report": self._fork_report,
             "fresh branch": self._fresh_branch,
             SMOKE: partial(self._tests, trials.smoke),
-            **{part.step: partial(self._bring_in, part) for part in tree.all_parts()},
+            **{component.step: partial(self._bring_in, component) for component in tree.all_components()},
             "manifest": self._manifest,
             INTEGRATION: partial(self._tests, trials.integration),
             MATRICES: self._feature_matrices,
@@ -158,7 +158,7 @@ class Rebase:
         self.repository.switch(BRANCH)
         return f"{BRANCH} at {self.repository.head()[:12]}"
 
-    def _tests(self, run: Callable[[Path], list[trials.Trial]]) -> str:
+    def _tests(self, run: Callable[[Path], list[trials.TreeTest]]) -> str:
         if self.journal.skip_tests:
             raise StepSkipped("--skip-tests")
         found = run(self.root)
@@ -167,15 +167,15 @@ class Rebase:
             raise RunFailed(text, remedy="repair the tree and run `gh200 rebase continue`, or `gh200 rebase rollback`")
         return text
 
-    def _bring_in(self, part: tree.Part) -> str:
+    def _bring_in(self, component: tree.Component) -> str:
         self._require_branch()
-        kept = tree.kept_files(self.root) if part.name == "operator files" else []
-        done = self._commit(part.name, part.purpose, part.write(self.root))
+        kept = tree.kept_files(self.root) if component.name == "operator files" else []
+        done = self._commit(component.name, component.purpose, component.write(self.root))
         return done + (f"; kept as they were: {', '.join(kept)}" if kept else "")
 
     def _manifest(self) -> str:
         self._require_branch()
-        rows = [(part.name, part.purpose, part.risk) for part in tree.all_parts()]
+        rows = [(component.name, component.purpose, component.risk) for component in tree.all_components()]
         write_whole(self.root / MANIFEST, checklist.manifest(self.repository, self.journal, rows))
         return self._commit("manifest", "What was brought in for GH200, with size and risk", [MANIFEST])
 
@@ -242,7 +242,7 @@ def status(folder: Path) -> Journal:
     return Rebase.under_way(folder).journal
 
 
-def run_tests(folder: Path, *, runs: bool = False) -> list[trials.Trial]:
+def run_tests(folder: Path, *, runs: bool = False) -> list[trials.TreeTest]:
     """The integration tests again, or real ``runs``, on the tree as it is now; recorded if the rebase got so far."""
     rebase = Rebase.under_way(folder)
     found = trials.matrices(rebase.root) if runs else trials.integration(rebase.root)
