@@ -1,6 +1,6 @@
 """How capabilities plug in: a package folder in which every module exports the contributions of one family.
 
-There is no central list. Adding a seam, a doctor check, a benchmark suite or a subcommand
+There is no central list. Adding a seam, a benchmark suite or a subcommand
 means adding an entry to the tuple of the module it belongs with, or one more module to the folder concerned.
 """
 

@@ -13,7 +13,7 @@ from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.held.codecs import PACKAGES
 from simpletuner_gh200.units import counted, format_seconds
 from simpletuner_gh200.upstream.check import check_remembered
-from simpletuner_gh200.upstream.source import FolderSource, JoinedSource, Source
+from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
 from simpletuner_gh200.upstream.tested import setup_command, versions_in_words
 
 _BINDINGS = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
@@ -104,10 +104,10 @@ def simpletuner_version(context: Context) -> CheckResult:
 @check("GH105", "seams")
 def seams(context: Context) -> CheckResult:
     """Each feature hooks SimpleTuner at a few places; where one has changed, what stands on it is off."""
-    source = _installed_packages(context)
-    if source is None:
+    package = context.package("simpletuner")
+    if package is None:
         return skipped("SimpleTuner is not installed here")
-    verdict = check_remembered(source)
+    verdict = check_remembered(with_installed_accelerate(FolderSource(package.parent)))
     if verdict.ok:
         here = sum(row.status == "ok" for row in verdict.seams)
         missing = len(verdict.seams) - here
@@ -134,16 +134,6 @@ def simpletuner_imports(context: Context) -> CheckResult:
         fix = "see what takes long: python -X importtime -m simpletuner_gh200.seams.probe"
         return failed(f"not found out: {verdict.cause}; {versions}", fix)
     return failed(f"SimpleTuner {verdict.version}: {verdict.cause}; {versions}", setup_command(verdict.version))
-
-
-def _installed_packages(context: Context) -> JoinedSource | None:
-    """Each package from where an import with this search path would take it."""
-    packages: dict[str, Source] = {}
-    for package in ("simpletuner", "accelerate"):
-        folder = context.package(package)
-        if folder is not None:
-            packages[package] = FolderSource(folder.parent)
-    return JoinedSource(packages) if "simpletuner" in packages else None
 
 
 @check("GH106", "codec libraries")

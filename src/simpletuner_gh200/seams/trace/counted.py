@@ -34,11 +34,7 @@ class Counted:
 # -- text embeds, by what a model's configuration says ----------------------------------------------------
 
 _TEXT_WIDTHS = (
-    "joint_attention_dim",
-    "caption_channels",
-    "text_dim",
-    "text_embed_dim",
-    "cap_feat_dim",
+    *("joint_attention_dim", "caption_channels", "text_dim", "text_embed_dim", "cap_feat_dim"),
     "cross_attention_dim",
 )
 """What models call the width of a text embed in their configuration; the first that is there counts."""

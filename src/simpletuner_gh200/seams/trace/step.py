@@ -112,22 +112,17 @@ def make_batch(latents: Sequence[int], *, tokens: int, config: Mapping[str, Any]
     if pooled:
         text["pooled_prompt_embeds"] = torch.zeros(size, pooled)
     height, width = latents[-2:]
+    conditioning = (f"conditioning_{kind}" for kind in ("pixel_values", "latents", "image_embeds", "type"))
     return {
         "latent_batch": torch.zeros(*latents),
-        "latent_metadata": None,
         "prompts": [""] * size,
         "text_encoder_output": text,
         "prompt_embeds": embeds,
         "add_text_embeds": text.get("pooled_prompt_embeds"),
         "batch_time_ids": torch.tensor([[height * 8.0, width * 8.0, 0, 0, height * 8.0, width * 8.0]] * size),
-        "conditioning_pixel_values": None,
-        "conditioning_latents": None,
-        "conditioning_image_embeds": None,
         "encoder_attention_mask": mask,
-        "is_regularisation_data": False,
-        "is_i2v_data": False,
-        "conditioning_type": None,
-        "loss_mask_type": None,
+        **dict.fromkeys(("is_regularisation_data", "is_i2v_data"), False),
+        **dict.fromkeys(("latent_metadata", "loss_mask_type", *conditioning)),
     }
 
 
