@@ -85,7 +85,7 @@ def skipped_in_words(examination: Examination) -> str:
 
 
 def runs_of(codes: Sequence[str]) -> list[str]:
-    """Codes in a row as one: ``GH211-GH217``."""
+    """Codes in a row as one: ``GH213-GH217``."""
     runs: list[list[str]] = []
     for code in codes:
         if runs and int(code[2:]) == int(runs[-1][-1][2:]) + 1:

@@ -17,11 +17,8 @@ from tests.unit.machine_driver import MachineDriver
 from tests.unit.nobody import as_nobody
 
 ON_EMULATED_LIBRARIES = {
-    "GH211",
-    "GH212",
     "GH213",
     "GH214",
-    "GH215",
     "GH216",
     "GH217",
     "GH501",

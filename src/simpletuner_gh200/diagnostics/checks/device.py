@@ -7,7 +7,6 @@ from collections.abc import Callable
 from simpletuner_gh200.diagnostics.check import (
     Check,
     CheckResult,
-    CheckStatus,
     check,
     docstring,
     failed,
@@ -54,10 +53,8 @@ def _without_device(context: Context) -> CheckResult:
     return warned(f"driver {context.kernel_driver} is loaded, but: {context.no_device}", fix)
 
 
-def _capability(
-    code: str, what: str, means: str, lacking: CheckStatus = "warn"
-) -> Callable[[Callable[[Capabilities], bool]], Check]:
-    """``lacking`` is the status where a device says no, and ``means`` what follows from that."""
+def _capability(code: str, what: str, means: str) -> Callable[[Callable[[Capabilities], bool]], Check]:
+    """``means`` is what follows where a device says no."""
 
     def made(has: Callable[[Capabilities], bool]) -> Check:
         def look(context: Context) -> CheckResult:
@@ -65,7 +62,7 @@ def _capability(
             devices = [context.driver.capabilities(ordinal) for ordinal in range(context.driver.device_count())]
             without = [f"{device.ordinal} ({device.name})" for device in devices if not has(device)]
             if without:
-                return CheckResult(lacking, f"no, on device {', '.join(without)}", means)
+                return warned(f"no, on device {', '.join(without)}", means)
             return passed(f"yes, on {counted(len(devices), 'device')} ({first.name})")
 
         return Check(code, f"capability: {what}", docstring(has), look)
@@ -94,18 +91,6 @@ def nvml_memory(context: Context) -> CheckResult:
     return passed(shown)
 
 
-@_capability("GH211", "managed memory", "no run needs it", "fail")
-def managed(device: Capabilities) -> bool:
-    """The trial beyond HBM allocates managed memory; nothing of a run does."""
-    return device.managed
-
-
-@_capability("GH212", "concurrent managed access", "no run needs it")
-def concurrent_managed(device: Capabilities) -> bool:
-    """Without it CPU and GPU may not touch managed memory at the same time."""
-    return device.concurrent_managed
-
-
 @_capability(
     "GH213",
     "GPU access to pageable memory",
@@ -124,16 +109,6 @@ def pageable_access(device: Capabilities) -> bool:
 def host_page_tables(device: Capabilities) -> bool:
     """Hardware translation (ATS); without it advice on plain host memory does nothing."""
     return device.host_page_tables
-
-
-@_capability(
-    "GH215",
-    "direct host access to managed memory",
-    "managed memory moves when the CPU touches it: none of a run's data is in it",
-)
-def direct_managed_from_host(device: Capabilities) -> bool:
-    """With it the CPU reads managed memory in HBM without moving it."""
-    return device.direct_managed_from_host
 
 
 @_capability(

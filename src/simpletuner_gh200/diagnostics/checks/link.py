@@ -76,7 +76,7 @@ def beyond_hbm(context: Context) -> CheckResult:
     try:
         intact = written_and_read_back(context.driver, 0, size)
     except DriverError as refused:
-        return failed(f"{format_bytes(size)}: {refused.message}", "see GH211; try a smaller --oversubscription-scale")
+        return failed(f"{format_bytes(size)}: {refused.message}", "try a smaller --oversubscription-scale")
     shown = f"{format_bytes(size)}, {context.oversubscription_scale:g} times HBM ({format_bytes(device.device_total)})"
     if not intact:
         wrong = f"{shown}: what was read back is not what was written"
