@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.terminal import screen
+from simpletuner_gh200.upstream.features import FEATURES
 
 if TYPE_CHECKING:
     from simpletuner_gh200.upstream.check import Verdict
@@ -141,8 +143,6 @@ def support(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
 ) -> None:
     """Show which features work on which SimpleTuner release."""
-    from simpletuner_gh200.cli.tables import show_table
-    from simpletuner_gh200.cli.terminal import screen
     from simpletuner_gh200.upstream.releases import sweep
     from simpletuner_gh200.upstream.support import (
         known_releases,
@@ -158,8 +158,7 @@ def support(
     if as_json:
         typer.echo(json.dumps({**support_document(known_releases()), "renewed": renewed}))
     elif write is None:
-        headings = ("SimpleTuner", "releases", "checked", "features")
-        show_table(screen(), headings, support_rows(known_releases()))
+        _show(("SimpleTuner", "releases", "checked", "features"), support_rows(known_releases()))
     else:
         typer.echo(f"{write}: {'renewed' if renewed else 'up to date'}")
 
@@ -168,16 +167,10 @@ def _print_one(verdict: Verdict, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(verdict.to_json()))
         return
-    from simpletuner_gh200.cli.tables import show_table
-    from simpletuner_gh200.cli.terminal import screen
-    from simpletuner_gh200.upstream.features import FEATURES
-
-    console = screen()
     seams = [(row.name, row.status, row.feature, "" if row.status == "ok" else row.found) for row in verdict.seams]
-    headings = ("seam", "status", "features", "found")
-    show_table(console, headings, seams, title=f"SimpleTuner {verdict.version}: seams")
+    _show(("seam", "status", "features", "found"), seams, f"SimpleTuner {verdict.version}: seams")
     features = [(name, info.title, str(verdict.features[name])) for name, info in FEATURES.items()]
-    show_table(console, ("feature", "what", "verdict"), features, title="what that means")
+    _show(("feature", "what", "verdict"), features, "what that means")
     broken = len(verdict.broken)
     typer.echo(f"SimpleTuner {verdict.version}: " + ("every seam holds" if verdict.ok else f"{broken} broken"))
 
@@ -187,17 +180,19 @@ def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
         document = {"ok": all(verdict.ok for verdict in verdicts), "releases": [v.to_json() for v in verdicts]}
         typer.echo(json.dumps(document))
         return
-    from simpletuner_gh200.cli.tables import show_table
-    from simpletuner_gh200.cli.terminal import screen
-    from simpletuner_gh200.upstream.features import FEATURES
-
     rows = [(v.version, *("on" if v.features[name].on else "off" for name in FEATURES)) for v in verdicts]
-    show_table(screen(), ("SimpleTuner", *FEATURES), rows, title="features per release")
+    _show(("SimpleTuner", *FEATURES), rows, "features per release")
     for verdict in verdicts:
         for row in verdict.broken:
             typer.echo(f"{verdict.version}: {row.name}: {row.found} -> off: {row.feature}")
     good = sum(verdict.ok for verdict in verdicts)
     typer.echo(f"{good} of {len(verdicts)} releases hold every seam")
+
+
+def _show(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    from simpletuner_gh200.cli.tables import show_table
+
+    show_table(screen(), headings, rows, title=title)
 
 
 COMMAND = Command("upstream", app, panel="Upstream", order=10)
