@@ -71,7 +71,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MetricChange:
     """``change`` is relative to the first run (for shares: the difference); ``error`` is its standard error."""
 
     metric: str
@@ -90,12 +90,12 @@ class Comparison:
         return self.metric, before, after, change, self.judgement
 
 
-def compare(before: Recorded, after: Recorded, tolerance: float) -> list[Comparison]:
+def compare(before: Recorded, after: Recorded, tolerance: float) -> list[MetricChange]:
     """Every metric that could be compared, and those that could not, with the reason."""
     return [_compare(name, metric, before, after, tolerance) for name, metric in METRICS.items()]
 
 
-def regressed(found: Sequence[Comparison]) -> bool:
+def regressed(found: Sequence[MetricChange]) -> bool:
     return any(row.judgement == "worse" for row in found)
 
 
@@ -123,23 +123,23 @@ def parse_tolerance(text: str) -> float:
     return value
 
 
-def _compare(name: str, metric: Metric, before: Recorded, after: Recorded, tolerance: float) -> Comparison:
+def _compare(name: str, metric: Metric, before: Recorded, after: Recorded, tolerance: float) -> MetricChange:
     old, new = describe(before)[name], describe(after)[name]
     values = old.value if old else None, new.value if new else None
     if old is None or new is None:
         which = "the first" if old is None else "the second"
-        return Comparison(name, *values, reason=f"{which} run has too few steps with this number")
+        return MetricChange(name, *values, reason=f"{which} run has too few steps with this number")
     if metric.share:
         change, error = new.value - old.value, math.hypot(old.error, new.error)
     elif old.value == 0:
-        return Comparison(name, *values, reason="the first run has none of it")
+        return MetricChange(name, *values, reason="the first run has none of it")
     else:
         ratio = new.value / old.value
         spread = math.hypot(old.error / old.value, new.error / new.value if new.value else 0.0)
         change, error = ratio - 1, abs(ratio) * spread
     if abs(change) - CERTAIN * error <= tolerance:
-        return Comparison(name, *values, change, error, "same")
-    return Comparison(name, *values, change, error, "better" if (change > 0) == metric.more_is_better else "worse")
+        return MetricChange(name, *values, change, error, "same")
+    return MetricChange(name, *values, change, error, "better" if (change > 0) == metric.more_is_better else "worse")
 
 
 # -- capturing -----------------------------------------------------------------------------------------------
