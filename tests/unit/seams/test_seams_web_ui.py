@@ -15,10 +15,10 @@ from jinja2 import DictLoader, Environment, TemplateNotFound
 
 from simpletuner_gh200.config.blocks import parts_of
 from simpletuner_gh200.config.form import fields_of
-from simpletuner_gh200.seams.web_ui import background, routes
-from simpletuner_gh200.seams.web_ui.background import BackgroundCommand
+from simpletuner_gh200.seams.web_ui import panel as panel_module
+from simpletuner_gh200.seams.web_ui import routes
 from simpletuner_gh200.seams.web_ui.fields import fold_into, split_form
-from simpletuner_gh200.seams.web_ui.panel import Panel, live_numbers, opened_configuration, output_of
+from simpletuner_gh200.seams.web_ui.panel import BackgroundCommand, Panel, live_numbers, opened_configuration, output_of
 from simpletuner_gh200.seams.web_ui.templates_of_ours import EDITS, PageLoader, edited
 from tests.unit.operate.browser import CHROMIUM, Browser
 from tests.unit.telemetry.run_samples import write_ranks
@@ -35,7 +35,7 @@ def ended(command: BackgroundCommand) -> dict:
 @pytest.fixture
 def any_command(monkeypatch):
     """The interpreter in place of gh200: what it is told to do comes as the first argument."""
-    monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c"))
+    monkeypatch.setattr(panel_module, "COMMAND", (sys.executable, "-c"))
 
 
 class TestBackgroundCommands:
@@ -120,7 +120,7 @@ class TestPanel:
         assert output_of(file) is None
 
     def test_a_plan_is_shown_under_the_name_it_is_made_of(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(background, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+        monkeypatch.setattr(panel_module, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
         panel = Panel()
         panel.start_plan(tmp_path / "first.json")
         panel.start_plan(tmp_path / "second.json")

@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.form import form_problems, our_values
-from simpletuner_gh200.seams.web_ui.background import COMMAND, environment
 from simpletuner_gh200.seams.web_ui.fields import values_for_page
-from simpletuner_gh200.seams.web_ui.panel import Panel, opened_configuration, output_folder, output_of
+from simpletuner_gh200.seams.web_ui.panel import (
+    COMMAND,
+    Panel,
+    environment,
+    opened_configuration,
+    output_folder,
+    output_of,
+)
 
 PREFIX = "/api/gh200"
 _SERVICES = "simpletuner.simpletuner_sdk.server.services"
