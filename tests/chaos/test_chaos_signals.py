@@ -1,6 +1,6 @@
 """Signals to a run: it ends soon, says what is kept, and leaves nothing; those that are ignored stay ignored.
 
-In `make test` tests/integration/test_command_line.py stands for them: interrupted, and terminated.
+In `make test` tests/integration stands for them: test_command_line.py, interrupted; test_ramp_resumed_runs.py, terminated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @pytest.mark.chaos
-@pytest.mark.only_release("3.")
 def test_terminated_at_its_second_checkpoint(laboratory, train):
     """SIGTERM asks for a checkpoint; 75: try again."""
     laboratory.configure(checkpoint_step_interval=1)
