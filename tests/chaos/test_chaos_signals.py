@@ -1,6 +1,6 @@
 """Signals to a run: it ends soon, says what is kept, and leaves nothing; those that are ignored stay ignored.
 
-In `make test` tests/integration stands for them: test_command_line.py, interrupted; test_ramp_resumed_runs.py, terminated.
+In `make test` tests/integration stands for them: test_command_line.py, and for SIGTERM test_ramp_resumed_runs.py.
 """
 
 from __future__ import annotations
