@@ -107,7 +107,7 @@ def compare_in(workbench: Workbench, folder: Path, wanted: list[tuple[str, bool,
     assert wrong == []
 
 
-@pytest.mark.one_release("4.")
+@pytest.mark.matrix  # test_plan_training.py has a whole run against its plan, traced as these are
 def test_two_that_stand_for_the_others(compare):
     compare(FEW)
 

@@ -21,7 +21,7 @@ from tests.integration.workbench import probe
 PROBE = probe("plan")
 
 
-@pytest.mark.one_release("3.")
+@pytest.mark.one_release("4.")
 def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
     options = check_import().table
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # so that it is traced now
