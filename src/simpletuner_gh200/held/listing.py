@@ -98,7 +98,7 @@ class Listing:
             totals.size += sum(map(sizes.__getitem__, places))
 
     def part(self, wanted: Callable[[bytes], bool]) -> Listing:
-        """Those files whose path is wanted, as a listing of their own."""
+        """Those files whose path is wanted, as a listing of their own; problems that were met so far stay here."""
         part = Listing(self.root, aliases=self.aliases)
         for batch in self.batches:
             chosen = [wanted(path) for path in batch.paths()]
@@ -111,12 +111,11 @@ def list_files(
     root: str | os.PathLike[str],
     extensions: tuple[str, ...] | None = None,
     *,
-    only: Callable[[bytes], bool] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Listing:
     """List every regular file under ``root`` (of these extensions, if given). An empty folder is an empty listing.
 
-    ``only`` is asked about the path of each file where it is given; ``tick`` is called again and again meanwhile.
+    ``tick`` is called again and again meanwhile.
     """
     top = os.fsencode(os.path.abspath(os.fspath(root)))
     endings = tuple(b"." + os.fsencode(ending.lower().lstrip(".")) for ending in extensions) if extensions else None
@@ -124,7 +123,9 @@ def list_files(
     walk = Walk(top, skipped=_SKIPPED, trouble=partial(_note, listing.problems), tick=tick)
     for part in walk:
         assert part.sizes is not None
-        wanted = [_is_wanted(part.folder, name, endings, only) for name in part.names]
+        wanted = [
+            not is_bookkeeping(name) and (endings is None or name.lower().endswith(endings)) for name in part.names
+        ]
         listing.add(part.folder, list(compress(part.names, wanted)), list(compress(part.sizes.tolist(), wanted)))
     listing.aliases = walk.aliases
     return listing
@@ -132,14 +133,6 @@ def list_files(
 
 def _note(problems: FileProblems, path: bytes, error: OSError, link: bool) -> None:
     problems.add(FileProblem.from_error(path, error, link=link))
-
-
-def _is_wanted(
-    folder: bytes, name: bytes, endings: tuple[bytes, ...] | None, only: Callable[[bytes], bool] | None
-) -> bool:
-    if is_bookkeeping(name) or (endings is not None and not name.lower().endswith(endings)):
-        return False
-    return only is None or only(folder + name)
 
 
 # -- caches ------------------------------------------------------------------------------------------

@@ -81,16 +81,18 @@ def look_over(
     request: StagingRequest,
     *,
     host: Callable[[], HostMemory] = host_memory,
-    only: Callable[[bytes], bool] | None = None,
+    wanted: Callable[[bytes], bool] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Listing:
-    """Everything that would be staged; an error where it is known already that it would not fit."""
+    """Everything that would be staged, of paths that are ``wanted``; an error where it is known not to fit already."""
     if not request.root.is_dir():
         raise StoreError(
             f"instance_data_dir {printable(str(request.root))!r} is not a folder",
             remedy="correct the path of the dataset",
         )
-    listing = list_files(request.root, request.extensions, only=only, tick=tick)
+    listing = list_files(request.root, request.extensions, tick=tick)
+    if wanted is not None:
+        listing = replace(listing.part(wanted), problems=listing.problems)
     limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
     _check_before(listing, choose(request.compression, listing), limit)
     return listing
@@ -269,7 +271,8 @@ def _keep_on_cpu_nodes(fd: int, at_most: int) -> None:
     """
     if len(read_nodes()) >= 2:
         os.ftruncate(fd, at_most)
-        bind(map_file(fd, at_most).address, at_most)
+        mapped = map_file(fd, at_most)
+        bind(mapped.address, mapped.size)
 
 
 def _report(

@@ -43,11 +43,6 @@ def test_extensions_choose_without_regard_to_case_or_dots(tmp_path: Path) -> Non
     assert names(list_files(tmp_path, ("png", ".WebP"))) == {"a.PNG", "c.webp"}
 
 
-def test_only_picks_paths(tmp_path: Path) -> None:
-    fill(tmp_path, {"a.png": b"", "b.png": b""})
-    assert names(list_files(tmp_path, only=lambda path: path.endswith(b"a.png"))) == {"a.png"}
-
-
 def test_links_are_followed_even_out_of_the_folder_and_each_real_folder_once(tmp_path: Path) -> None:
     outside = fill(tmp_path / "outside", {"x.png": b"1"})
     root = fill(tmp_path / "root", {"a.png": b"22"})

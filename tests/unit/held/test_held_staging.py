@@ -513,7 +513,13 @@ def test_memory_that_is_refused_is_the_ceiling(tmp_path: Path, monkeypatch: pyte
 def test_beside_a_node_without_cpus_the_memory_is_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[int] = []
     monkeypatch.setattr(staging, "read_nodes", lambda: (Node(0, True, 1 << 40), Node(1, False, 1 << 40)))
-    monkeypatch.setattr(staging, "bind", lambda _address, size: bound.append(size) or Binding((0,), True, "bound"))
+
+    def bind(address: int, size: int) -> Binding:
+        assert f"{address:x}-" in Path("/proc/self/maps").read_text(), "the kernel is asked about memory that is mapped"
+        bound.append(size)
+        return Binding((0,), True, "bound")
+
+    monkeypatch.setattr(staging, "bind", bind)
     fill(tmp_path, {"a.txt": b"1"})
     dataset, report = staged(tmp_path)
     assert dataset.view(tmp_path / "a.txt") == b"1"

@@ -240,7 +240,7 @@ def test_a_share_includes_the_files_beside_each_sample(tmp_path: Path) -> None:
         aspect_ratio_bucket_indices={"1.0": [str(tmp_path / "a.png")], "2.0": [str(tmp_path / "sub/c.png")]}
     )
     wanted = node.dealt_stems(metadata)
-    listing = list_files(tmp_path, only=lambda path: node.stem(path) in wanted)
+    listing = list_files(tmp_path).part(lambda path: node.stem(path) in wanted)
     assert sorted(name for batch in listing.batches for name in batch.names) == [b"a.png", b"a.txt", b"c.png"]
 
 

@@ -144,7 +144,9 @@ class StoreFeature(Feature):
         entry = self._entries[name]
         request = request_for(entry.folder, entry.settings)
         with self._failing(share, name):
-            listing = look_over(request, host=self._host_left, only=lambda path: stem(path) in wanted, tick=self._beat)
+            listing = look_over(
+                request, host=self._host_left, wanted=lambda path: stem(path) in wanted, tick=self._beat
+            )
             self._stage(name, request, listing)
         self._group.share(share)
 
@@ -271,9 +273,8 @@ class StoreFeature(Feature):
         if entry.settings.wait or entry.is_cache:
             self._stage(name, request, listing)
             return
-        captions, rest = listing.part(is_caption), listing.part(lambda path: not is_caption(path))
-        rest.problems = listing.problems
-        self._stage(name, request, captions)
+        self._stage(name, request, listing.part(is_caption))
+        rest = listing.part(lambda path: not is_caption(path))
         with self._beginning:
             self._coming.append(_Coming(name, request, rest, expected_size(request, rest)))
             self._promise()
