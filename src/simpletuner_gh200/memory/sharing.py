@@ -3,11 +3,11 @@
 Every rank makes the same ``NodeGroup`` from its environment and joins it. Joining is the only step in which the
 leader (local rank 0) waits for the others. After that the leader only ever sends: ``share`` and ``fail`` return at
 once, and the others ``receive`` by name, in any order, whenever they get there. So it can't deadlock with the
-barriers of a training framework. A leader that dies is noticed at once, one that hangs after ``patience``: whoever is
+barriers of a training framework. A leader that dies is noticed at once, one that hangs after ten minutes: whoever is
 at long work beats.
 The way back, ``tell`` and ``hear``, is for moments that all ranks reach together: there the leader does wait.
 
-Changes that any rank makes are told through shared memory: share a memfd and write into its mapping.
+Changes that any rank makes show in shared memory: share a memfd and write into its mapping.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import array
 import hashlib
 import json
 import logging
-import math
 import os
 import select
 import socket
@@ -24,7 +23,6 @@ import struct
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,29 +67,18 @@ class NodePosition:
 class NodeGroup:
     """The ranks of one node. Collective to make and to join; afterwards see the module's description."""
 
-    def __init__(
-        self, position: NodePosition, *, folder: Path | None = None, patience: float | None = PATIENCE_SECONDS
-    ) -> None:
-        """``patience``: seconds without a sign of life after which another rank is taken for hung; None for never."""
+    def __init__(self, position: NodePosition, *, folder: Path | None = None) -> None:
         self.position = position
-        self.patience = patience
         self._folder = folder
         self._peers: list[socket.socket] = []
         self._leader: socket.socket | None = None
         self._waiting: dict[str, tuple[dict[str, object], list[int]]] = {}
         self._last_beat = 0.0
-        self._owner = os.getpid()
         _groups.add(self)
 
     @classmethod
-    def from_environment(
-        cls,
-        purpose: str,
-        environment: Mapping[str, str] | None = None,
-        *,
-        patience: float | None = PATIENCE_SECONDS,
-    ) -> NodeGroup:
-        return cls(NodePosition.from_environment(purpose, environment), patience=patience)
+    def from_environment(cls, purpose: str, environment: Mapping[str, str] | None = None) -> NodeGroup:
+        return cls(NodePosition.from_environment(purpose, environment))
 
     @property
     def local_rank(self) -> int:
@@ -139,7 +126,7 @@ class NodeGroup:
         if self._leader is None:
             raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
         while name not in self._waiting:
-            header, fds = _next_message(self._leader, "local rank 0", name, self.patience)
+            header, fds = _next_message(self._leader, "local rank 0", name)
             if "name" in header:
                 self._waiting[str(header["name"])] = (header, fds)
         header, fds = self._waiting.pop(name)
@@ -161,7 +148,7 @@ class NodeGroup:
             header: dict[str, object] = {"beat": True}
             while "beat" in header:
                 self._beat_until_readable(connection)
-                header, fds = _next_message(connection, f"local rank {rank}", name, self.patience)
+                header, fds = _next_message(connection, f"local rank {rank}", name)
             if header.get("name") != name:
                 raise SharingError(f"local rank {rank} told {header.get('name')!r} where {name!r} was due")
             note = header.get("note")
@@ -179,21 +166,15 @@ class NodeGroup:
 
     def _beat_until_readable(self, connection: socket.socket) -> None:
         """Ranks that have told theirs already wait for the leader, who waits for the slowest."""
-        end = math.inf if self.patience is None else time.monotonic() + self.patience
+        end = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < end and not select.select([connection], [], [], BEAT_SECONDS)[0]:
             self.beat()
 
-    def hang_up(self) -> None:
-        """Close, and wake a thread of ours that waits for the others."""
-        for connection in (*self._peers, *([self._leader] if self._leader else [])):
-            with suppress(OSError):  # the other side has hung up already
-                connection.shutdown(socket.SHUT_RDWR)
-        self.close()
-
     def close(self) -> None:
         """Hang up. Descriptors and mappings that were handed out live on."""
-        for connection in (*self._peers, *([self._leader] if self._leader else [])):
-            connection.close()
+        for connection in (*self._peers, self._leader):
+            if connection is not None:
+                connection.close()
         for _header, fds in self._waiting.values():
             for fd in fds:
                 os.close(fd)
@@ -237,21 +218,18 @@ class NodeGroup:
         came[rank] = connection
 
     def _reach_leader(self, where: Meeting, deadline: float) -> socket.socket:
-        while True:
-            connection = call(where)
+        while (connection := call(where)) is None or _peer_user(connection) != os.getuid():
             if connection is not None:
-                if _peer_user(connection) == os.getuid():
-                    connection.send(str(self.local_rank).encode())
-                    return connection
                 connection.close()
             if time.monotonic() >= deadline:
+                missing = f"local rank {self.local_rank} did not find local rank 0 of its node"
                 raise SharingError(
-                    "; ".join(
-                        (f"local rank {self.local_rank} did not find local rank 0 of its node", *where.obstacles())
-                    ),
+                    "; ".join((missing, *where.obstacles())),
                     remedy="look for the error of rank 0 further up; all ranks need the same configuration",
                 )
             time.sleep(_POLL_SECONDS)
+        connection.send(str(self.local_rank).encode())
+        return connection
 
 
 def _send_to(
@@ -275,14 +253,14 @@ def _send(connection: socket.socket, header: Mapping[str, object], fds: tuple[in
     connection.sendmsg([message], rights, flags)
 
 
-def _next_message(
-    connection: socket.socket, who: str, name: str, patience: float | None
-) -> tuple[dict[str, object], list[int]]:
-    connection.settimeout(patience)
+def _next_message(connection: socket.socket, who: str, name: str) -> tuple[dict[str, object], list[int]]:
+    connection.settimeout(PATIENCE_SECONDS)
     try:
         message, fds, _flags, _address = socket.recv_fds(connection, _LARGEST_MESSAGE, 64)
     except TimeoutError as silent:
-        raise SharingError(f"{who} gave no sign of life for {patience:.0f} s while we wait for {name!r}") from silent
+        raise SharingError(
+            f"{who} gave no sign of life for {PATIENCE_SECONDS:.0f} s while we wait for {name!r}"
+        ) from silent
     except ConnectionResetError:
         # It left beats of ours unread, which the kernel reports before the last words that it sent.
         message, fds, _flags, _address = socket.recv_fds(connection, _LARGEST_MESSAGE, 64)

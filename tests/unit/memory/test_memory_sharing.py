@@ -30,7 +30,7 @@ FORK = multiprocessing.get_context("fork")
 
 def group(rank: int, size: int, folder: Path) -> NodeGroup:
     environment = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": "29511"}
-    return NodeGroup(NodePosition.from_environment("test", environment), folder=folder, patience=10)
+    return NodeGroup(NodePosition.from_environment("test", environment), folder=folder)
 
 
 def start(work: Callable[..., None], *arguments: object) -> multiprocessing.Process:
@@ -288,7 +288,7 @@ def test_a_rank_at_long_work_is_waited_for_as_long_as_it_beats(tmp_path: Path, m
     other = start(beats_then_tells, tmp_path)
     leader = group(0, 2, tmp_path)
     leader.join(10)
-    leader.patience = 0.2
+    monkeypatch.setattr("simpletuner_gh200.memory.sharing.PATIENCE_SECONDS", 0.2)
     assert leader.hear("listed") == [({"files": 3}, [])]
     assert ended_well(other)
 
