@@ -102,10 +102,10 @@ def _chosen(text: str | None) -> str | None:
 def cores_for_workers(context: Context) -> CheckResult:
     """More workers than cores only take turns. A container's CPU quota counts, not what nproc of the host says."""
     usable = context.cores
-    asked = (
+    requested = (
         {name: block.num_workers for name, _folder, block in context.training.in_memory()} if context.training else {}
     )
-    over = {name: workers for name, workers in asked.items() if workers and workers > usable}
+    over = {name: workers for name, workers in requested.items() if workers and workers > usable}
     if over:
         shown = ", ".join(f"{name}: {workers}" for name, workers in over.items())
         fix = f"set num_workers to {usable}, or leave it out; or give the container more CPUs"

@@ -89,7 +89,7 @@ def datasets_fit(context: Context) -> CheckResult:
 
 
 def _whole_run(context: Context, shown: str) -> CheckResult:
-    """The datasets fit by themselves: do they beside everything else of the run?"""
+    """The datasets fit by themselves: do they with everything else of the run?"""
     plan = context.plan
     if plan is None:
         return passed(shown)

@@ -144,7 +144,7 @@ def codec_libraries(context: Context) -> CheckResult:
     wanted = {"lz4" if block.compression == "auto" else block.compression for block in blocks}
     if missing & wanted:
         names = ", ".join(sorted(missing & {name for name in wanted if name}))
-        return failed(f"asked for, and no library here has it: {names}", "pip install 'simpletuner-gh200[codecs]'")
+        return failed(f"requested, and no library here has it: {names}", "pip install 'simpletuner-gh200[codecs]'")
     if missing:
         return warned(f"no library for: {', '.join(sorted(missing))}", "pip install 'simpletuner-gh200[codecs]'")
     return passed("lz4, snappy, zstd, zlib")

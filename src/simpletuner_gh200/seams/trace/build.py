@@ -35,7 +35,7 @@ def trainer_for(options: Mapping[str, Any]) -> Iterator[Any]:
     """A trainer of these options that has loaded nothing; what it writes goes to a folder of its own."""
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(True)  # the question before this one may have asked for another precision
+    AcceleratorState._reset_state(True)  # the request before this one may have had another precision
     with tempfile.TemporaryDirectory(prefix="gh200-trace-") as folder:
         with contextlib.chdir(folder):  # where SimpleTuner is imported it empties debug.log, which may be a run's
             from simpletuner.helpers.training.trainer import Trainer
