@@ -38,7 +38,7 @@ def test_asked_in_any_order_nothing_is_fetched_twice_or_too_far_ahead(
 def test_in_its_own_order_the_next_two_are_always_there(given_order: tuple[LearnedOrder, frozenset[int]]) -> None:
     order, stayed = given_order
     ahead = order.ahead(sorted(stayed))
-    assert ahead.queue == tuple(at for at in order.asked if at not in stayed)
-    for index in order.asked:
+    assert ahead.queue == tuple(at for at in order.requested if at not in stayed)
+    for index in order.requested:
         passed, until = ahead.window[index]
         assert min(AT_LEAST, len(ahead.queue) - passed) <= until - passed <= AT_MOST

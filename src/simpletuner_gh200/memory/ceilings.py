@@ -165,19 +165,19 @@ def state_reserve(host_total: int) -> int:
 
 
 def state_allowance(
-    *, ratio: float, device_total: int, host: HostMemory, claimed: int, ranks: int, beside: int | None = None
+    *, ratio: float, device_total: int, host: HostMemory, claimed: int, ranks: int, on_node: int | None = None
 ) -> Allowance:
     """Of one rank's optimizer state and EMA in Grace.
 
     At most ``uvm_oversubscription_ratio`` times HBM, and no more than its share of what the host can really give:
-    ``claimed`` is what caches and datasets have been promised and not taken yet, ``beside`` what is free on the CPU
+    ``claimed`` is what caches and datasets have been promised and not taken yet, ``on_node`` what is free on the CPU
     node of the device, to which it is bound. Without a device only the host counts.
     """
     reserve = state_reserve(host.total)
     share = max(host.available - claimed - reserve, 0) // max(ranks, 1)
-    if beside is not None and beside - reserve // 4 < min(share, int(ratio * device_total)):
-        size = max(beside - reserve // 4, 0)
-        return Allowance(size, f"{format_bytes(beside)} on the device's CPU node, less {format_bytes(reserve // 4)}")
+    if on_node is not None and on_node - reserve // 4 < min(share, int(ratio * device_total)):
+        size = max(on_node - reserve // 4, 0)
+        return Allowance(size, f"{format_bytes(on_node)} on the device's CPU node, less {format_bytes(reserve // 4)}")
     wanted = int(ratio * device_total)
     if device_total and wanted <= share:
         return Allowance(wanted, f"{ratio:g} x HBM")

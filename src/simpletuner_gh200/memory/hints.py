@@ -94,7 +94,7 @@ class HintResult(int):
         return f"HintResult({bool(self)}, {self.reason!r})"
 
 
-_said: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
 def prefer_cpu_residency(tensor: torch.Tensor) -> HintResult:
@@ -123,8 +123,8 @@ def _hint(
     name: str, tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any = None
 ) -> HintResult:
     result = _attempt(tensor, act, device_index)
-    if not result and (name, result.reason) not in _said:
-        _said.add((name, result.reason))
+    if not result and (name, result.reason) not in _reported:
+        _reported.add((name, result.reason))
         logger.info("gh200: %s did nothing: %s (said once)", name, result.reason)
     return result
 

@@ -54,8 +54,8 @@ class Binding:
 def choose_nodes(nodes: Sequence[Node], *, near: int | None, device_node: int | None, size: int) -> tuple[int, ...]:
     """The node next to the GPU if the slab fits there, else every CPU node; the device's own node never."""
     cpu = [node for node in nodes if node.has_cpus and node.index != device_node]
-    beside = [node for node in cpu if node.index == near and node.free >= size]
-    return tuple(node.index for node in beside or cpu)
+    near_it = [node for node in cpu if node.index == near and node.free >= size]
+    return tuple(node.index for node in near_it or cpu)
 
 
 def read_nodes(root: Path = _SYS) -> tuple[Node, ...]:
@@ -121,10 +121,10 @@ def stay_on_cpu_nodes(root: Path = _SYS) -> Binding | None:
     if not cpu or len(cpu) == len(nodes):
         return None
     policy = ctypes.c_int(_MPOL_DEFAULT)
-    asked = _call("get_mempolicy", ctypes.byref(policy), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
-    if asked is None and policy.value != _MPOL_DEFAULT:
+    refused = _call("get_mempolicy", ctypes.byref(policy), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
+    if refused is None and policy.value != _MPOL_DEFAULT:
         return Binding((), False, "a memory policy is set already (numactl?) and stays")
-    refused = asked or _call("set_mempolicy", ctypes.c_int(_MPOL_BIND), *_mask(cpu))
+    refused = refused or _call("set_mempolicy", ctypes.c_int(_MPOL_BIND), *_mask(cpu))
     if refused is not None:
         binding = Binding(tuple(cpu), False, f"set_mempolicy refused: {refused}")
         _warn_once(binding)

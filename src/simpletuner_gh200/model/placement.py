@@ -48,18 +48,18 @@ def split(sizes: Iterable[int], placement: Placement) -> tuple[int, int]:
     return hbm, pool
 
 
-def automatic_budget(*, total: int, elsewhere: int, peak: int, at_step: int, outliving: int = 0) -> Allowance:
+def automatic_budget(*, total: int, others: int, peak: int, at_step: int, outliving: int = 0) -> Allowance:
     """What ``gpu_first`` may keep in HBM: what the first forward and backward left, less a headroom.
 
-    ``elsewhere`` is device memory that is not torch's (contexts, other processes), ``peak`` torch's own so far without
+    ``others`` is device memory that is not torch's (contexts, other processes), ``peak`` torch's own so far without
     the pool, ``at_step`` what the optimizer step and the EMA update need on top of what is held when they begin,
     ``outliving`` gradients that the first forward pass did not meet yet and every later one does.
     """
     headroom = device_headroom(total)
     needed = max(peak + outliving, at_step)
-    size = max(total - elsewhere - needed - headroom, 0)
+    size = max(total - others - needed - headroom, 0)
     why = (
         f"{format_bytes(total)} less {format_bytes(needed)} at the peak of a step, "
-        f"{format_bytes(elsewhere)} of others and {format_bytes(headroom)} headroom"
+        f"{format_bytes(others)} of others and {format_bytes(headroom)} headroom"
     )
     return Allowance(size, why)

@@ -117,7 +117,7 @@ def _divide_state(placed: Placed) -> tuple[int, int]:
     held = step.weights + step.gradients
     at_step = held + max(placed.copy_of_trained, placed.ema_update)
     automatic = automatic_budget(
-        total=machine.hbm, elsewhere=machine.context, peak=held + placed.transient, at_step=at_step
+        total=machine.hbm, others=machine.context, peak=held + placed.transient, at_step=at_step
     )
     budget = facts.state_budget if facts.state_budget is not None else automatic.size
     placement = Placement(facts.state_pattern, SMALLEST_PLACED, budget if facts.state_pattern == "gpu_first" else 0)

@@ -21,7 +21,7 @@ VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(hints, "_said", set())
+    monkeypatch.setattr(hints, "_reported", set())
     with detect.using(NullDriver("a test without a GPU")):
         yield
     hints.set_uvm_hint_override(None)

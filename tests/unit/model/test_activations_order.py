@@ -31,7 +31,7 @@ def test_what_is_in_hbm_is_passed_over() -> None:
 
 
 def test_asked_twice_counts_once() -> None:
-    assert LearnedOrder([1, 1], [1, 0, 1]).asked == (1, 0)
+    assert LearnedOrder([1, 1], [1, 0, 1]).requested == (1, 0)
 
 
 def test_a_walk_beforehand_is_kept_as_long_as_the_same_things_stay() -> None:

@@ -39,9 +39,9 @@ def test_small_tensors_and_counters_stay() -> None:
 
 
 def test_the_automatic_budget_is_what_the_first_step_left() -> None:
-    found = automatic_budget(total=HBM, elsewhere=2 * GIB, peak=50 * GIB, at_step=40 * GIB)
+    found = automatic_budget(total=HBM, others=2 * GIB, peak=50 * GIB, at_step=40 * GIB)
     assert found.size == HBM - 52 * GIB - int(0.05 * HBM)
-    assert automatic_budget(total=HBM, elsewhere=0, peak=40 * GIB, at_step=95 * GIB).size == 0
+    assert automatic_budget(total=HBM, others=0, peak=40 * GIB, at_step=95 * GIB).size == 0
     assert "50 GiB at the peak" in found.why
 
 
@@ -72,7 +72,7 @@ def test_the_limit_is_the_least_of_all(
 
 
 def test_the_node_it_is_bound_to_limits_it_too() -> None:
-    found = state_allowance(ratio=5.0, device_total=HBM, host=GRACE, claimed=0, ranks=1, beside=100 * GIB)
+    found = state_allowance(ratio=5.0, device_total=HBM, host=GRACE, claimed=0, ranks=1, on_node=100 * GIB)
     assert found.size == 100 * GIB - int(0.03 * 480 * GIB) // 4
     assert "CPU node" in found.why
 

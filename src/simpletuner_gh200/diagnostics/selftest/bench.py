@@ -60,7 +60,7 @@ def measure_machine(driver: Driver, ordinal: int = 0) -> dict[str, Any]:
             "d2h": measure_link(driver, ordinal, "to host", node=caps.host_node).rate / 1e9,
         },
         "pool": {**{name: _rates(trial) for name, trial in trials.items()}, "managed": NOT_OFFERED},
-        "questions": {str(number): _asked(question, machine) for number, question in QUESTIONS.items()},
+        "questions": {str(number): _answer(question, machine) for number, question in QUESTIONS.items()},
     }
 
 
@@ -79,7 +79,7 @@ def _rates(trial: Tried) -> dict[str, Any]:
     return {"read": trial.read / 1e9, "write": trial.write / 1e9}
 
 
-def _asked(question: Callable[[Machine], Answer], machine: Machine) -> Answer:
+def _answer(question: Callable[[Machine], Answer], machine: Machine) -> Answer:
     try:
         return question(machine)
     except RuntimeError as failed:  # torch's own errors, out of memory among them
@@ -91,7 +91,7 @@ def _asked(question: Callable[[Machine], Answer], machine: Machine) -> Answer:
 
 def _what_pointers_are(machine: Machine) -> Answer:
     """1: what the driver says of such memory, and whether a copy to HBM takes it at full speed."""
-    told: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name, trial in machine.trials.items():
         if trial.error is not None:
             continue
@@ -101,14 +101,14 @@ def _what_pointers_are(machine: Machine) -> Answer:
             continue
         try:
             place = machine.driver.physical_location(address)
-            told[name] = {
+            answers[name] = {
                 "memory_type": machine.driver.pointer_kind(address),
                 "location": None if place is None else str(place),
                 "copy_gb_per_s": trial.read / 1e9,
             }
         finally:
             allocator.free(address, 2 * MIB, machine.caps.ordinal)
-    return told or None
+    return answers or None
 
 
 def allocator_held() -> int:
@@ -278,6 +278,6 @@ QUESTIONS: dict[int, Callable[[Machine], Answer]] = {
 
 
 if __name__ == "__main__":
-    wanted, device, beside = sys.argv[1:]
-    told = _ask_for_too_much(wanted, int(device), int(beside) if beside else None)  # type: ignore[arg-type]
-    sys.stdout.write(json.dumps(told) + "\n")
+    wanted, device, node = sys.argv[1:]
+    found = _ask_for_too_much(wanted, int(device), int(node) if node else None)  # type: ignore[arg-type]
+    sys.stdout.write(json.dumps(found) + "\n")

@@ -65,8 +65,8 @@ class SelfTest:
         for row in self.rows:
             if row.status == "skip":
                 reasons.setdefault(row.found.removeprefix("there is "), []).append(row.name)
-        told = "; ".join(f"{reason} ({', '.join(_by_group(names))})" for reason, names in reasons.items())
-        return f"{self.count('skip')} skipped: {told}" if told else ""
+        reported = "; ".join(f"{reason} ({', '.join(_by_group(names))})" for reason, names in reasons.items())
+        return f"{self.count('skip')} skipped: {reported}" if reported else ""
 
     @property
     def closing_line(self) -> str:

@@ -132,7 +132,7 @@ class Offloader:
         One that was not asked for anything yet may still be, with the next one."""
         while self._under_way:
             self._release_oldest()
-        for step in [step for step in self._unlearned if step.asked]:
+        for step in [step for step in self._unlearned if step.requested]:
             self._unlearned.remove(step)
             step.learn()
             self.surprises += step.surprised
@@ -288,14 +288,14 @@ class Offloader:
 
     def _unpack(self, handle: Any) -> torch.Tensor:
         if type(handle) is Saved:
-            there = self._asked(handle)
+            there = self._requested(handle)
             return there if handle.source is None else self._source(handle, handle.layout, 0)
         saved, view = handle[0], handle[1]
         if type(saved) is not Saved:
             if view is not None and saved._version != view:
                 raise changed(saved.dtype, saved.shape, view, saved._version)
             return saved
-        there = self._asked(saved)
+        there = self._requested(saved)
         if saved.place is None:
             return view
         return view_of(there, view, handle[2]) if saved.source is None else self._source(saved, view, handle[2])
@@ -308,7 +308,7 @@ class Offloader:
         fresh = torch.empty(0, dtype=dtype, device=self.device)
         return fresh.set_(storage, offset + saved.start // dtype.itemsize, shape, stride)
 
-    def _asked(self, saved: Saved) -> torch.Tensor:
+    def _requested(self, saved: Saved) -> torch.Tensor:
         """Its bytes on the device, the current stream behind their arrival, and the next few on their way.
 
         Of what stayed, only that it is unchanged."""

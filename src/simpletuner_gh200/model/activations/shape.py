@@ -43,9 +43,9 @@ class Ahead(NamedTuple):
 class LearnedOrder:
     """Sizes in the order of saving, and indices into them in the order of asking."""
 
-    def __init__(self, sizes: Sequence[int], asked: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], requested: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
-        self.asked = tuple(dict.fromkeys(asked))
+        self.requested = tuple(dict.fromkeys(requested))
         self._ahead: tuple[tuple[int, ...], Ahead] | None = None
 
     def ahead(self, stayed: Sequence[int]) -> Ahead:
@@ -56,10 +56,10 @@ class LearnedOrder:
         return self._ahead[1]
 
     def _walked(self, stayed: frozenset[int]) -> Ahead:
-        queue = tuple(at for at in self.asked if at not in stayed)
+        queue = tuple(at for at in self.requested if at not in stayed)
         window: dict[int, tuple[int, int]] = {}
         passed = until = 0
-        for index in self.asked:
+        for index in self.requested:
             passed += index not in stayed
             until = max(until, passed)
             while until < len(queue) and self._may_all_be_there(queue[passed : until + 1]):

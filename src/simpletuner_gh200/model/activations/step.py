@@ -76,7 +76,7 @@ class Step:
         self.held: list[int] = []
         """Weak references to the storages that ``known`` has got: while they are held, no other gets their identity."""
         self._inputs: Mapping[int, Any] = {}
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.late = 0
         """Of those that left, so many were not there when they were asked for."""
         self._ahead: Ahead | None = None
@@ -172,7 +172,7 @@ class Step:
         """It is needed now; what is to be fetched ahead. The order is a guess: torch promises none.
 
         Where it is another, nothing more is fetched than is there in vain already, so that the device never fills."""
-        self.asked.append(index)
+        self.requested.append(index)
         ahead = self._ahead
         if ahead is None:  # this step teaches the order
             return ()
@@ -213,13 +213,13 @@ class Step:
         if self._ahead is not None and self.late > A_FEW + MOSTLY * len(self.sizes):
             self._ahead, self.surprised = None, True
         shape.unsure = self.surprised
-        if not self.complete or not self.asked:
+        if not self.complete or not self.requested:
             return
         if self.measuring and shape.mix is None:
             self._read_times()
             shape.measured = self.measured
         if self._ahead is None:
-            shape.learn_order(LearnedOrder(self.sizes, self.asked))
+            shape.learn_order(LearnedOrder(self.sizes, self.requested))
 
     def _read_times(self) -> None:
         for part, began, ended in self._marks:

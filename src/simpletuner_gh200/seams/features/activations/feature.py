@@ -49,7 +49,7 @@ class ActivationsFeature(Feature):
         self._patches = Patches()
         self._checkpointing = False
         self._last: tuple[Hashable, float, bool] | None = None
-        self._told: dict[Hashable, str] = {}
+        self._reported: dict[Hashable, str] = {}
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         return {"off": "off", "grace": "requested", "auto": "auto"}[settings.part(ActivationSettings).activations]  # type: ignore[return-value]
@@ -194,14 +194,14 @@ class ActivationsFeature(Feature):
         self._last = ((shape, steps_after), now, known is not None and known.known)
         verdict = self._trial.verdict
         if verdict is not None:
-            logger.info("gh200: activations %s: %s", _SAID[verdict.way], verdict.why)
+            logger.info("gh200: activations %s: %s", _IN_WORDS[verdict.way], verdict.why)
 
     def _chosen(self, shape: Hashable, known: Shape) -> None:
         assert known.mix is not None
-        told = f"{known.mix.counts()} {known.mix.fits}"
-        if self._told.get(shape) == told:
+        reported = f"{known.mix.counts()} {known.mix.fits}"
+        if self._reported.get(shape) == reported:
             return
-        self._told[shape] = told
+        self._reported[shape] = reported
         counted = {choice: known.block_choices.count(choice) for choice in ("keep", "offload", "recompute")}
         blocks = f"; of {len(known.block_choices)} checkpointed blocks {counted}" if known.block_choices else ""
         # Without a device there is no HBM, and nothing fits into it.
@@ -249,7 +249,7 @@ class ActivationsFeature(Feature):
             where = "Grace" if self._on_device else "CPU memory, standing in for Grace"
             return f"in {where}, as asked"
         verdict = self._trial.verdict
-        return f"{_SAID[verdict.way]}: {verdict.why}" if verdict is not None else "still comparing"
+        return f"{_IN_WORDS[verdict.way]}: {verdict.why}" if verdict is not None else "still comparing"
 
     def summary(self) -> dict[str, Any]:
         engine, arena = self._engine, self._arena
@@ -279,7 +279,7 @@ class ActivationsFeature(Feature):
 _OPTIONS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 """Of checkpointing. Not all are in its signature, and none where SimpleTuner 3 has put its own in front of it."""
 
-_SAID = {"with": "are moved to Grace", "without": "are left to SimpleTuner"}
+_IN_WORDS = {"with": "are moved to Grace", "without": "are left to SimpleTuner"}
 
 
 def checkpointing_past(engine: Callable[[], Offloader | None]) -> Patch:

@@ -186,7 +186,7 @@ class StateFeature(Feature):
         shadows = self._shadow.temporaries if self._shadow is not None else 0
         allowed = automatic_budget(
             total=total,
-            elsewhere=max(total - free - of_torch, 0),
+            others=max(total - free - of_torch, 0),
             peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated, 0),
             at_step=max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0) + max(at_once, shadows),
             outliving=outliving,
@@ -214,10 +214,10 @@ class StateFeature(Feature):
         from simpletuner_gh200.model.streaming import StreamedOptimizer
 
         assert self._pool is not None
-        asked, trial = self._settings.uvm_streaming, self._trial
+        requested, trial = self._settings.uvm_streaming, self._trial
         optimizer = str(getattr(self.runtime.trainer.config, "optimizer", ""))
-        why = "uvm_streaming is off" if asked == "off" else no_streaming(optimizer)
-        if why is None and asked == "auto":
+        why = "uvm_streaming is off" if requested == "off" else no_streaming(optimizer)
+        if why is None and requested == "auto":
             why = "no device was measured" if trial is None else self._no_gain(caught, optimizer, trial)
         if why is not None:
             self._streaming = f"taken in place: {why}"

@@ -76,7 +76,7 @@ def open_pool(settings: StateSettings, trainer: Any, trial: Tried | None, *, cla
         host=host,
         claimed=claimed,
         ranks=NodePosition.from_environment("state").local_size,
-        beside=next((node.free for node in read_nodes() if node.index == caps.host_node), None),
+        on_node=next((node.free for node in read_nodes() if node.index == caps.host_node), None),
     )
     from simpletuner_gh200.model.catching import HostPool
 
