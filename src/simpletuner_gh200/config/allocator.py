@@ -7,9 +7,10 @@ the library. So the library itself is asked: that is right for stock releases an
 
 from __future__ import annotations
 
+import logging
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from simpletuner_gh200.config.blocks import STATE_VARIABLES, StateSettings, part_with
 from simpletuner_gh200.config.environment import ACTIVATIONS, ALLOCATOR
 from simpletuner_gh200.config.files import find_package
+
+logger = logging.getLogger("simpletuner_gh200")
 
 OUR_KEYS = STATE_VARIABLES
 """Keys of the earlier guides, which only privately patched torch knows, and the variables that carry their meaning."""
@@ -150,3 +153,17 @@ def _assigned(text: str, name: str) -> str | None:
 def _holds_word(library: Path, word: bytes) -> bool:
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return re.search(rb"(?<![A-Za-z0-9_])" + word + rb"(?![A-Za-z0-9_])", content) is not None
+
+
+def activate(environment: MutableMapping[str, str]) -> None:
+    """Clean the allocator variables before torch's first CUDA use: stock torch raises there when it meets our keys.
+
+    What they ask for goes on as our own variables, which child processes inherit.
+    """
+    settled, notes = carried_over(environment)
+    for name in ALLOCATOR:
+        if name in environment and name not in settled:
+            del environment[name]
+    environment.update({name: value for name, value in settled.items() if environment.get(name) != value})
+    for note in notes:
+        logger.warning("gh200: %s", note)

@@ -53,28 +53,18 @@ class Pace:
         """A thread has done so many bytes."""
 
 
-class EndablePace(Pace):
-    """At full speed; ``end`` makes all threads stop at their next file."""
+class BackgroundPace(Pace):
+    """For all threads of one background job; ``end`` makes them stop at their next file."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 1.0) -> None:
         self._stop = threading.Event()
+        self._share = share
+        self._local = threading.local()
+        self._heard = time.monotonic()
 
     @property
     def ended(self) -> bool:  # type: ignore[override]
         return self._stop.is_set()
-
-    def end(self) -> None:
-        self._stop.set()
-
-
-class BackgroundPace(EndablePace):
-    """For all threads of one background job."""
-
-    def __init__(self, share: float = 1.0) -> None:
-        super().__init__()
-        self._share = share
-        self._local = threading.local()
-        self._heard = time.monotonic()
 
     def begin(self) -> None:
         if not hasattr(self._local, "since"):
@@ -83,7 +73,7 @@ class BackgroundPace(EndablePace):
 
     def end(self) -> None:
         self._heard = time.monotonic()
-        super().end()
+        self._stop.set()
 
     def silent_for(self) -> float:
         """Seconds since any of its threads was heard of, or since they were told to end."""

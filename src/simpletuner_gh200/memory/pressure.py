@@ -23,14 +23,6 @@ class Relief:
     give_back: Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Given:
-    """What went back, and how much that was."""
-
-    name: str
-    size: int
-
-
 def largest(reliefs: Iterable[Relief]) -> tuple[Relief, int]:
     """The one that holds most by now, and how much."""
     sized = [(relief, relief.size()) for relief in reliefs]
@@ -50,19 +42,20 @@ class PressureValve:
     def exhausted(self) -> bool:
         return not self._left
 
+    def _settling(self, now: float) -> bool:
+        return self._last is not None and now - self._last < self._settle
+
     def must_end(self, available: int, total: int, now: float) -> bool:
         """In a pool shared with the GPU: is it all but used up, with nothing to give back and no effect to wait for?"""
-        settling = self._last is not None and now - self._last < self._settle
-        return self.exhausted and not settling and available < end_mark(total)
+        return self.exhausted and not self._settling(now) and available < end_mark(total)
 
-    def observe(self, available: int, total: int, now: float) -> Given | None:
-        """Take the next step if memory is low and the last one has had its time; returns it."""
-        settling = self._last is not None and now - self._last < self._settle
-        if available >= low_mark(total) or settling or not self._left:
+    def observe(self, available: int, total: int, now: float) -> tuple[str, int] | None:
+        """Take the next step if memory is low and the last one has had its time; what went back, and how much."""
+        if available >= low_mark(total) or self._settling(now) or not self._left:
             return None
         relief, size = largest(self._left)
         self._left.remove(relief)
         self._last = now
         relief.give_back()
         self.given.append(relief.name)
-        return Given(relief.name, size)
+        return relief.name, size

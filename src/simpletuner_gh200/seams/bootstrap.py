@@ -18,9 +18,9 @@ from types import ModuleType
 
 import wrapt
 
+from simpletuner_gh200.config import allocator
 from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.errors import OwnershipError
-from simpletuner_gh200.memory import alloc_conf
 from simpletuner_gh200.memory.numa import Binding, stay_on_cpu_nodes
 from simpletuner_gh200.seams.patch import raise_together
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -37,7 +37,7 @@ def activate(launch: Launch | None = None) -> Runtime:
     global _active
     if _active is None:
         # Before torch's first CUDA use, which keys it doesn't know would crash.
-        alloc_conf.activate(os.environ)
+        allocator.activate(os.environ)
         keep_log_printable()
         # Before torch allocates and files are read: what is there stays where it is.
         _note(stay_on_cpu_nodes())

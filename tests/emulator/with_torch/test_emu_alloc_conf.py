@@ -8,7 +8,7 @@ import sys
 
 GUIDES = "use_uvm:True,uvm_oversubscription_ratio:5.0,uvm_access_pattern:gpu_first"
 USE_CUDA = "import torch; print(torch.empty(8, device='cuda').device)"
-ACTIVATE = "import os; from simpletuner_gh200.memory.alloc_conf import activate; activate(os.environ); "
+ACTIVATE = "import os; from simpletuner_gh200.config.allocator import activate; activate(os.environ); "
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -59,7 +59,7 @@ def test_no_cache_goes_before_a_larger_one(sizes: list[int]) -> None:
     held = [Relief(str(number), lambda size=size: size, lambda: None) for number, size in enumerate(sizes)]
     valve = PressureValve(held, settle_seconds=0)
     given_back = [valve.observe(GIB, TOTAL, now) for now in range(len(sizes))]
-    assert [one.size for one in given_back if one is not None] == sorted(sizes, reverse=True)
+    assert [one[1] for one in given_back if one is not None] == sorted(sizes, reverse=True)
 
 
 def test_sizes_are_those_of_the_moment_not_of_the_start() -> None:
@@ -71,4 +71,4 @@ def test_sizes_are_those_of_the_moment_not_of_the_start() -> None:
     )
     sizes["grows"] = GIB
     first = valve.observe(GIB, TOTAL, 0)
-    assert (first.name, first.size, done) == ("grows", GIB, ["grows"])
+    assert (*first, done) == ("grows", GIB, ["grows"])

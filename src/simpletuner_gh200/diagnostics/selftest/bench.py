@@ -10,19 +10,24 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.environment import EMULATED, text
 from simpletuner_gh200.diagnostics.bandwidth import measure as measure_link
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.host import host_memory
-from simpletuner_gh200.memory.lane import lanes, spot_of
+from simpletuner_gh200.memory.lane import Lane, lanes, spot_of
 from simpletuner_gh200.memory.pool.pool import MECHANISMS, Allocator, GracePool, Mechanism
 from simpletuner_gh200.memory.pool.probe import Tried, choose, try_out
 from simpletuner_gh200.units import GIB, MIB
+
+if TYPE_CHECKING:
+    import torch
 
 SIZE = GIB
 REPEATS = 5
@@ -34,12 +39,22 @@ NOT_OFFERED = {"read": None, "write": None}
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineUnderTest:
     """What the later questions build on."""
 
     driver: Driver
     caps: Capabilities
     trials: dict[Mechanism, Tried]
+
+    @property
+    def working(self) -> list[Mechanism]:
+        return [name for name, trial in self.trials.items() if trial.error is None]
+
+    @cached_property
+    def device(self) -> torch.device:
+        import torch
+
+        return torch.device("cuda", self.caps.ordinal)
 
     @property
     def taken(self) -> Mechanism | None:
@@ -53,7 +68,7 @@ def measure_machine(driver: Driver, ordinal: int = 0) -> dict[str, Any]:
     if caps.mode == "none":
         return nothing_measured()
     trials: dict[Mechanism, Tried] = {trial.mechanism: trial for trial in try_out(caps)}
-    machine = Machine(driver, caps, trials)
+    machine = MachineUnderTest(driver, caps, trials)
     return {
         "link": {
             "h2d": measure_link(driver, ordinal, "to device", node=caps.host_node).rate / 1e9,
@@ -79,7 +94,7 @@ def _rates(trial: Tried) -> dict[str, Any]:
     return {"read": trial.read / 1e9, "write": trial.write / 1e9}
 
 
-def _answer(question: Callable[[Machine], Answer], machine: Machine) -> Answer:
+def _answer(question: Callable[[MachineUnderTest], Answer], machine: MachineUnderTest) -> Answer:
     try:
         return question(machine)
     except RuntimeError as failed:  # torch's own errors, out of memory among them
@@ -89,135 +104,129 @@ def _answer(question: Callable[[Machine], Answer], machine: Machine) -> Answer:
 # -- with the driver alone ----------------------------------------------------------------------------------------
 
 
-def _what_pointers_are(machine: Machine) -> Answer:
-    """1: what the driver says of such memory, and whether a copy to HBM takes it at full speed."""
-    answers: dict[str, Any] = {}
-    for name, trial in machine.trials.items():
-        if trial.error is not None:
-            continue
-        allocator = Allocator(name, limit=4 * MIB + allocator_held(), node=machine.caps.host_node)
-        address = allocator.alloc(2 * MIB, machine.caps.ordinal)
-        if address is None:
-            continue
-        try:
-            place = machine.driver.physical_location(address)
-            answers[name] = {
-                "memory_type": machine.driver.pointer_kind(address),
-                "location": None if place is None else str(place),
-                "copy_gb_per_s": trial.read / 1e9,
-            }
-        finally:
-            allocator.free(address, 2 * MIB, machine.caps.ordinal)
-    return answers or None
+@contextmanager
+def _block(mechanism: Mechanism, ordinal: int, node: int | None, size: int) -> Iterator[int | None]:
+    """Memory as the pool takes it. What the one allocator of this process holds already counts, too."""
+    allocator = Allocator(mechanism, limit=2 * size + allocator_held(), node=node)
+    address = allocator.alloc(size, ordinal)
+    try:
+        yield address
+    finally:
+        if address is not None:
+            allocator.free(address, size, ordinal)
 
 
 def allocator_held() -> int:
-    """What the one allocator of this process holds already: a limit counts all of it."""
     return Allocator("host", limit=0).state().held
 
 
-def _when_grace_is_full(machine: Machine) -> Answer:
+def _what_pointers_are(machine: MachineUnderTest) -> Answer:
+    """1: what the driver says of such memory, and whether a copy to HBM takes it at full speed."""
+    answers: dict[str, Any] = {}
+    for name in machine.working:
+        with _block(name, machine.caps.ordinal, machine.caps.host_node, 2 * MIB) as address:
+            if address is not None:
+                place = machine.driver.physical_location(address)
+                answers[name] = {
+                    "memory_type": machine.driver.pointer_kind(address),
+                    "location": None if place is None else str(place),
+                    "copy_gb_per_s": machine.trials[name].read / 1e9,
+                }
+    return answers or None
+
+
+def _when_grace_is_full(machine: MachineUnderTest) -> Answer:
     """6: an error where there is no more, or a kill? A child asks for twice what the host has, and is the one to go."""
     node = "" if machine.caps.host_node is None else str(machine.caps.host_node)
     answers: dict[str, Any] = {}
-    for name in ("host", "vmm"):
-        if machine.trials[name].error is None:
-            command = [sys.executable, "-m", __name__, name, str(machine.caps.ordinal), node]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-            ended = done.returncode < 0
-            answers[name] = {"killed": ended} if ended else json.loads(done.stdout.strip().splitlines()[-1])
+    for name in machine.working:
+        command = [sys.executable, "-m", __name__, name, str(machine.caps.ordinal), node]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        ended = done.returncode < 0
+        answers[name] = {"killed": ended} if ended else json.loads(done.stdout.strip().splitlines()[-1])
     return answers or None
 
 
 def _ask_for_too_much(mechanism: Mechanism, ordinal: int, node: int | None) -> dict[str, Any]:
     """In the child."""
     Path("/proc/self/oom_score_adj").write_text("1000")
-    size = 2 * host_memory().total
-    allocator = Allocator(mechanism, limit=2 * size, node=node)
-    address = allocator.alloc(size, ordinal)
-    if address is not None:
-        allocator.free(address, size, ordinal)
-    return {"refused": address is None, "error": allocator.state().last_error}
+    with _block(mechanism, ordinal, node, 2 * host_memory().total) as address:
+        return {"refused": address is None, "error": Allocator(mechanism, limit=0).state().last_error}
 
 
 # -- with kernels of torch's ----------------------------------------------------------------------------------------
 
 
-def _pool(machine: Machine, mechanism: Mechanism) -> GracePool | None:
+def _pool(machine: MachineUnderTest, mechanism: Mechanism | None) -> GracePool | None:
     """None where kernels can't be run."""
     import torch
 
-    if not torch.cuda.is_available() or text(EMULATED):
+    if mechanism is None or not torch.cuda.is_available() or text(EMULATED):
         return None
     ordinal, room = machine.caps.ordinal, 8 * SIZE + allocator_held()
     return GracePool(mechanism, limit=room, why="the self-test", ordinal=ordinal, node=machine.caps.host_node)
 
 
-def _seconds(work: Callable[[], Any]) -> float:
+def _seconds(lane: Lane, work: Callable[[], Any]) -> float:
     """Of the best of several, by the device's clock."""
-    import torch
 
-    work()
-    best = float("inf")
-    for _ in range(REPEATS):
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
+    def once() -> float:
+        before = lane.mark()
         work()
-        after.record()
-        after.synchronize()
-        best = min(best, before.elapsed_time(after) / 1000)
-    return best
+        return lane.seconds(before, lane.mark())
+
+    return min([once() for _ in range(REPEATS + 1)][1:])
 
 
-def _in_place(machine: Machine) -> Answer:
+def _in_place(machine: MachineUnderTest) -> Answer:
     """2: kernels that read and write the memory where it is, by mechanism."""
     import torch
 
     rates: dict[str, Any] = {}
-    for name in ("host", "vmm"):
-        pool = _pool(machine, name) if machine.trials[name].error is None else None
+    for name in machine.working:
+        pool = _pool(machine, name)
         if pool is None:
             continue
-        grace = pool.take(torch.empty(SIZE // 4, device=f"cuda:{machine.caps.ordinal}"))
+        grace = pool.take(torch.empty(SIZE // 4, device=machine.device))
+        lane = lanes(machine.device)[0]
         rates[name] = {
-            "read": SIZE / _seconds(lambda grace=grace: grace.sum()) / 1e9,  # type: ignore[misc]
-            "write": SIZE / _seconds(lambda grace=grace: grace.fill_(1.0)) / 1e9,  # type: ignore[misc]
+            "read": SIZE / _seconds(lane, grace.sum) / 1e9,
+            "write": SIZE / _seconds(lane, partial(grace.fill_, 1.0)) / 1e9,
         }
     return rates or None
 
 
-def _optimizer_kernels(machine: Machine) -> Answer:
+def _optimizer_kernels(machine: MachineUnderTest) -> Answer:
     """3: fused and foreach AdamW over state in Grace."""
     import torch
 
-    pool = _pool(machine, machine.taken) if machine.taken is not None else None
+    pool = _pool(machine, machine.taken)
     if pool is None:
         return None
+    from simpletuner_gh200.model.catching import CaughtOptimizer, Keeper
+    from simpletuner_gh200.model.placement import Placement
+
     rates = {}
     for kind in ("fused", "foreach"):
-        weights = [torch.nn.Parameter(torch.zeros(SIZE // 64, device=f"cuda:{machine.caps.ordinal}")) for _ in range(8)]
+        weights = [torch.nn.Parameter(torch.zeros(SIZE // 64, device=machine.device)) for _ in range(8)]
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
         optimizer = torch.optim.AdamW(weights, **{kind: True})
-        optimizer.step()
-        moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-        for moment in moments:
-            home = pool.take(moment)
-            moment.data = home.copy_(moment)
-        size = sum(moment.numel() * moment.element_size() for moment in moments)
-        seconds = _seconds(optimizer.step)
+        caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
+        caught.step(optimizer.step)
+        size, seconds = caught.tally.bytes, _seconds(lanes(machine.device)[0], optimizer.step)
         rates[kind] = {"seconds_per_gib": seconds * GIB / size, "gb_per_s_read_once": size / seconds / 1e9}
     return rates
 
 
-def _overlap(machine: Machine) -> Answer:
+def _overlap(machine: MachineUnderTest) -> Answer:
     """4: do copies from Grace run while the device computes? 1: entirely, 0: one after the other."""
     import torch
 
-    pool = _pool(machine, machine.taken) if machine.taken is not None else None
+    pool = _pool(machine, machine.taken)
     if pool is None:
         return None
-    near = torch.empty(SIZE, dtype=torch.uint8, device=f"cuda:{machine.caps.ordinal}")
+    near = torch.empty(SIZE, dtype=torch.uint8, device=machine.device)
     grace, lane = pool.take(near), lanes(near.device)[1]
     square = torch.zeros(8192, 8192, device=near.device, dtype=torch.bfloat16)
 
@@ -230,19 +239,19 @@ def _overlap(machine: Machine) -> Answer:
         meanwhile()
         lane.wait(ticket)
 
-    alone = _seconds(copy), _seconds(compute)
-    together = _seconds(lambda: copy(compute))
+    alone = _seconds(lane, copy), _seconds(lane, compute)
+    together = _seconds(lane, partial(copy, compute))
     return {"overlap": (sum(alone) - together) / min(alone), "copy_gb_per_s": SIZE / alone[0] / 1e9}
 
 
-def _beside_torch(machine: Machine) -> Answer:
+def _beside_torch(machine: MachineUnderTest) -> Answer:
     """5: device memory that no plan of tensors shows: context, workspaces of the libraries."""
     import torch
 
     if _pool(machine, "host") is None:
         return None
     ordinal = machine.caps.ordinal
-    square = torch.zeros(1024, 1024, device=f"cuda:{ordinal}", dtype=torch.bfloat16)
+    square = torch.zeros(1024, 1024, device=machine.device, dtype=torch.bfloat16)
     torch.mm(square, square)
     torch.cuda.synchronize(ordinal)
     free, total = machine.driver.memory_info(ordinal)
@@ -250,23 +259,19 @@ def _beside_torch(machine: Machine) -> Answer:
     return {"beside_torch_bytes": total - free - max(torch.cuda.memory_reserved(ordinal) - held, 0)}
 
 
-def _first_touch(machine: Machine) -> Answer:
+def _first_touch(machine: MachineUnderTest) -> Answer:
     """7: what the first step pays once, for memory that has never been used."""
     mechanism = machine.taken
     if mechanism is None:
         return None
     size = 256 * MIB
-    allocator = Allocator(mechanism, limit=size + allocator_held(), node=machine.caps.host_node)
     started = time.perf_counter()
-    address = allocator.alloc(size, machine.caps.ordinal)
-    seconds = time.perf_counter() - started
-    if address is None:
-        return None
-    allocator.free(address, size, machine.caps.ordinal)
-    return {"mechanism": mechanism, "seconds_per_gib": seconds * GIB / size}
+    with _block(mechanism, machine.caps.ordinal, machine.caps.host_node, size) as address:
+        seconds = time.perf_counter() - started
+        return None if address is None else {"mechanism": mechanism, "seconds_per_gib": seconds * GIB / size}
 
 
-QUESTIONS: dict[int, Callable[[Machine], Answer]] = {
+QUESTIONS: dict[int, Callable[[MachineUnderTest], Answer]] = {
     1: _what_pointers_are,
     2: _in_place,
     3: _optimizer_kernels,

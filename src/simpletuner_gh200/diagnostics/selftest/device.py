@@ -46,13 +46,6 @@ def _managed(bench: Bench) -> str:
     return "allocated, recognized, freed"
 
 
-def _pageable(bench: Bench) -> str:
-    bench.need_device()
-    caps = bench.caps
-    expect(caps.pageable_access or not caps.host_page_tables, "shared page tables without pageable access")
-    return f"pageable access {caps.pageable_access}, host page tables {caps.host_page_tables}"
-
-
 def _takes_advice(bench: Bench) -> str:
     region = _system_memory(bench)
     try:
@@ -142,17 +135,6 @@ def _out_of_memory(bench: Bench) -> str:
         return message
 
 
-def _double_free(bench: Bench) -> str:
-    with _on_device(bench) as address:
-        pass
-    return _refused(lambda: bench.driver.free(address, bench.ordinal), 1)
-
-
-def _not_registered(bench: Bench) -> str:
-    region = _system_memory(bench)
-    return _refused(lambda: bench.driver.unregister_host(region.address, bench.ordinal), 713, 1)
-
-
 def _fork(bench: Bench) -> str:
     bench.need_device()
     bench.driver.device_count()
@@ -183,7 +165,6 @@ def _pool_limit(bench: Bench) -> str:
 
 CHECKS = (
     SelfCheck("capability.managed", "managed memory can be allocated and is recognized", _managed),
-    SelfCheck("capability.pageable_access", "pageable access and page tables agree", _pageable),
     SelfCheck("capability.host_page_tables", "system memory takes advice where the device reaches it", _takes_advice),
     SelfCheck("capability.host_register", "host memory can be registered, once, and is recognized", _register),
     SelfCheck("capability.device_total", "free and total memory make sense", _total),
@@ -192,8 +173,6 @@ CHECKS = (
     SelfCheck("advice.system_memory", "system memory follows the machine's mode", _moved_system_memory),
     SelfCheck("advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory),
     SelfCheck("failure.out_of_memory", "out of memory is an error and leaves the device usable", _out_of_memory),
-    SelfCheck("failure.double_free", "freeing twice is an error", _double_free),
-    SelfCheck("failure.not_registered", "unregistering what isn't is an error", _not_registered),
     SelfCheck("failure.fork", "a forked child never touches the driver", _fork),
     SelfCheck("failure.pool_limit", "the pool of Grace memory keeps its limit", _pool_limit),
 )

@@ -84,8 +84,8 @@ class PressureFeature(Feature):
                 logger.warning("gh200: memory pressure is watched no more: %s: %s", type(failure).__name__, failure)
                 return
             if given is not None:
-                left, size = format_bytes(memory.available), format_bytes(given.size)
-                logger.warning("gh200: only %s of memory left: gave back %s (%s)", left, given.name, size)
+                left, size = format_bytes(memory.available), format_bytes(given[1])
+                logger.warning("gh200: only %s of memory left: gave back %s (%s)", left, given[0], size)
             elif self._one_pool and self._valve.must_end(memory.available, memory.total, time.monotonic()):
                 self._end_run(memory.available)
                 return

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.config import allocator
-from simpletuner_gh200.config.allocator import TorchBuild, find_torch, knows_uvm
+from simpletuner_gh200.config.allocator import TorchBuild, activate, find_torch, knows_uvm
 from simpletuner_gh200.config.blocks import ActivationSettings, StateSettings
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
-from simpletuner_gh200.memory.alloc_conf import activate
 
 TORCHS = "expandable_segments:True,roundup_power2_divisions:[256:1,512:2,>:8]"
 GUIDES = "use_uvm:True,uvm_oversubscription_ratio:5.0,uvm_access_pattern:gpu_first"
