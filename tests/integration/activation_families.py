@@ -16,7 +16,7 @@ from peft import LoraConfig
 from simpletuner_gh200.demo.project import tiny_unet
 from simpletuner_gh200.memory.lane import lanes
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.model.activations.arena import Arena, NoRoom
+from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.offload import Offloader
 from simpletuner_gh200.seams.features.activations.feature import checkpointing_past
 from simpletuner_gh200.seams.patch import Patches
@@ -231,7 +231,7 @@ def compare(name, kind, precision):
     for way in ("moved", "mixed"):
         limit = 1 << 26 if whole is None else whole // 2
         engine = Offloader(
-            lanes(torch.device("cpu")), Arena(Slab.anonymous, limit), minimum=1, room=NoRoom(), grace_limit=limit
+            lanes(torch.device("cpu")), Arena(Slab.anonymous, limit), minimum=1, room=Room(), grace_limit=limit
         )
         patches = Patches()
         patches.install(checkpointing_past(lambda engine=engine: engine))

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from simpletuner_gh200.memory.lane import HostLane, Move, flat
+from simpletuner_gh200.memory.lane import Lane, Move, flat
 from simpletuner_gh200.model.activations import offload
 from simpletuner_gh200.model.activations.shape import AT_MOST
 from tests.unit.model.saving import Engine, gradients, layers, same
@@ -35,11 +35,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class Later(HostLane):
+class Later(Lane):
     """Copies are made when they are waited for, or found done; the device has room for so many that came back."""
 
     def __init__(self, chance: random.Random, room: int = 1 << 50) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self._chance, self._room = chance, room
         self._there: weakref.WeakSet[Any] = weakref.WeakSet()
         self._tickets = 0

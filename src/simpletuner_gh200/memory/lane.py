@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.errors import GH200Error, MemoryRoomError
 
@@ -44,89 +44,62 @@ class StillUnderWay(MemoryRoomError, RuntimeError):
     """A copy failed, and its end could not be seen: neither side of it may be used for anything else."""
 
 
-class Lane(Protocol):
-    device: torch.device
+_quick = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memmove", ctypes.pythonapi))
+_QUICK = 64 * 1024
+"""Up to here a copy is over before another thread could have made use of the interpreter."""
+
+
+class Lane:
+    """Host memory standing in: plain copies, over when the call returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def here(self) -> Ticket:
         """What the current stream has queued so far."""
+        return None
 
     def copy(self, moves: Iterable[Move], *after: Ticket) -> Ticket:
         """Queue copies behind ``after``.
 
         Raises where that fails and nothing is under way any more, StillUnderWay where that could not be seen."""
+        for (to, at), (source, start), size in moves:
+            (_quick if size <= _QUICK else ctypes.memmove)(to.data_ptr() + at, source.data_ptr() + start, size)
 
     def wait(self, ticket: Ticket, brought: torch.Tensor | None = None) -> None:
         """The current stream's next work comes after it. ``brought``: what it brought, maybe for another stream."""
 
-    def done(self, ticket: Ticket) -> bool: ...
+    def done(self, ticket: Ticket) -> bool:
+        return True
 
     def settle(self) -> None:
         """Wait until nothing is under way."""
 
     def memory(self, size: int) -> torch.Tensor:
         """Bytes of the lane's own, free by the time it gets to them: copied to before the current stream gets there."""
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def hand_over(self, memory: torch.Tensor) -> None:
         """The current stream reads the lane's ``memory`` from here on."""
 
     def mark(self) -> Any:
         """A point in the current stream's work."""
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Between two marks; waits for the second."""
-
-
-_quick = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memmove", ctypes.pythonapi))
-_QUICK = 64 * 1024
-"""Up to here a copy is over before another thread could have made use of the interpreter."""
-
-
-class HostLane:
-    """Without a device: plain copies."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.device = torch.device("cpu")
-
-    def here(self) -> Ticket:
-        return None
-
-    def copy(self, moves: Iterable[Move], *after: Ticket) -> Ticket:
-        for (to, at), (source, start), size in moves:
-            (_quick if size <= _QUICK else ctypes.memmove)(to.data_ptr() + at, source.data_ptr() + start, size)
-
-    def wait(self, ticket: Ticket, brought: torch.Tensor | None = None) -> None:
-        return None
-
-    def done(self, ticket: Ticket) -> bool:
-        return True
-
-    def settle(self) -> None:
-        return None
-
-    def memory(self, size: int) -> torch.Tensor:
-        import torch
-
-        return torch.empty(size, dtype=torch.uint8)
-
-    def hand_over(self, memory: torch.Tensor) -> None:
-        return None
-
-    def mark(self) -> Any:
         return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
+        """Between two marks; waits for the second."""
         return float(end - start)
 
 
-class CudaLane:
+class CudaLane(Lane):
     """One side stream. Safe to use from several threads."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self.device = device
+        super().__init__(device)
         self._cuda = torch.cuda
         self._stream = torch.cuda.Stream(device)
         self._abandoned: list[Move] = []
@@ -173,10 +146,8 @@ class CudaLane:
         self._stream.synchronize()
 
     def memory(self, size: int) -> torch.Tensor:
-        import torch
-
         with self._cuda.stream(self._stream):
-            return torch.empty(size, dtype=torch.uint8, device=self.device)
+            return super().memory(size)
 
     def hand_over(self, memory: torch.Tensor) -> None:
         memory.record_stream(self._cuda.current_stream(self.device))
@@ -193,9 +164,8 @@ class CudaLane:
 
 def lanes(device: torch.device) -> tuple[Lane, Lane]:
     """One out of the device's memory and one back, so that both directions of the link are used at once."""
-    if device.type == "cuda":
-        return CudaLane(device), CudaLane(device)
-    return HostLane(), HostLane()
+    kind = CudaLane if device.type == "cuda" else Lane
+    return kind(device), kind(device)
 
 
 def flat(spot: Spot, size: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.lane import CudaLane, Move, StillUnderWay, Ticket, lanes, spot_of
-from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, NoRoom
+from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, Room
 from simpletuner_gh200.model.activations.offload import Offloader, measure_link
 from simpletuner_gh200.seams.features.activations.feature import ActivationsFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -144,7 +144,7 @@ def engine_on(
     sides = Watched(WAITS[:2], **options), Watched(WAITS[2:], **options)
     maker = SlabMaker(driver, measured={})
     arena = Arena(lambda size: maker.make(size, label="activations"), limit)
-    return Offloader(sides, arena, minimum=1, room=NoRoom(), in_flight=2 * SIZE)
+    return Offloader(sides, arena, minimum=1, room=Room(), in_flight=2 * SIZE)
 
 
 def steps(engine: Offloader, chain: Chain, count: int = 3) -> list[bool]:

@@ -11,7 +11,7 @@ import torch
 from simpletuner_gh200.held import buffers
 from simpletuner_gh200.held.batch import DeviceDelivery, HostDelivery, assemble, same_tensor, stacked
 from simpletuner_gh200.held.buffers import SMALLEST, BufferPool
-from simpletuner_gh200.memory.lane import Copier, HostLane
+from simpletuner_gh200.memory.lane import Copier, Lane
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath, ByAddress
 
 
@@ -30,7 +30,7 @@ MAKERS = {
 
 @pytest.fixture
 def copier():
-    made = Copier(HostLane())
+    made = Copier(Lane(torch.device("cpu")))
     yield made
     made.close()
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from simpletuner_gh200.memory.lane import Copier, HostLane, Move, StillUnderWay, lanes, spot_of
+from simpletuner_gh200.memory.lane import Copier, Lane, Move, StillUnderWay, lanes, spot_of
 from simpletuner_gh200.memory.slab import Bytes, Slab
 
 SIZE = 24
 
 
-class Lagging(HostLane):
+class Lagging(Lane):
     """Its work is done when the test says so, and its calls fail on request."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self.over = True
         self.failing: dict[str, Exception] = {}
         self.order: list[str] = []

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from simpletuner_gh200.memory.lane import HostLane, Lane
+from simpletuner_gh200.memory.lane import Lane, lanes
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.model.activations.arena import Arena, NoRoom
+from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.offload import Offloader
 
 
-class FixedRoom(NoRoom):
+class FixedRoom(Room):
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -36,7 +36,8 @@ class Engine(Offloader):
         self.arena = Arena(lambda size: Slab.anonymous(size, label="activations"), limit)
         self.hbm = FixedRoom(room)
         options = {"minimum": 0, "grace_limit": limit, **options}
-        super().__init__((out or HostLane(), back or HostLane()), self.arena, room=self.hbm, **options)
+        plain = lanes(torch.device("cpu"))
+        super().__init__((out or plain[0], back or plain[1]), self.arena, room=self.hbm, **options)
 
     def run(
         self,

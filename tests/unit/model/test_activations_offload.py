@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from simpletuner_gh200.memory.lane import HostLane, StillUnderWay
+from simpletuner_gh200.memory.lane import Lane, StillUnderWay
 from simpletuner_gh200.model.activations.offload import MOST_SHAPES
 from tests.unit.model.saving import Engine, gradients, layers, same
 
@@ -484,11 +484,11 @@ def test_beyond_its_limits_tensors_stay() -> None:
     assert Engine(limit=2048).arena.held == 0
 
 
-class Slow(HostLane):
+class Slow(Lane):
     """Copies that are under way until somebody waits for them; knows how many of them there were at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self.tickets = 0
         self.under_way: dict[int, int] = {}
         self.at_most: list[list[int]] = []
@@ -558,11 +558,11 @@ def test_a_node_does_not_hold_itself() -> None:
         gc.enable()
 
 
-class Failing(HostLane):
+class Failing(Lane):
     """Its calls from the ``nth`` on fail, so many of them."""
 
     def __init__(self, refusal: Exception, nth: int = 1, times: int = 1 << 30) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self._refusal, self._nth, self._times, self._calls = refusal, nth, times, 0
 
     def copy(self, moves: Any, *after: Any) -> Any:

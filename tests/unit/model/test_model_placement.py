@@ -46,7 +46,7 @@ def test_the_automatic_budget_is_what_the_first_step_left() -> None:
 
 
 def test_gradients_that_outlive_a_step_leave_less_for_state() -> None:
-    given = {"total": HBM, "elsewhere": 0, "peak": 50 * GIB}
+    given = {"total": HBM, "others": 0, "peak": 50 * GIB}
     plain = automatic_budget(**given, at_step=0).size
     assert automatic_budget(**given, at_step=0, outliving=15 * GIB).size == plain - 15 * GIB
     within = automatic_budget(**given, at_step=70 * GIB, outliving=15 * GIB)

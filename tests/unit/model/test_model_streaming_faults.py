@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from simpletuner_gh200.memory.lane import HostLane, Move
+from simpletuner_gh200.memory.lane import Lane, Move
 from simpletuner_gh200.model.catching import CaughtOptimizer, HostPool, Keeper
 from simpletuner_gh200.model.placement import Placement
 from simpletuner_gh200.model.streaming import StreamedOptimizer
@@ -56,11 +56,11 @@ class Faults(TorchFunctionMode):
             self.counts = False
 
 
-class Faulty(HostLane):
+class Faulty(Lane):
     """Each of its calls may fail, before or after it has done what it was called for."""
 
     def __init__(self, faults: Faults) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self._call = faults.call
 
     def copy(self, moves: Iterable[Move], *after: Any) -> None:

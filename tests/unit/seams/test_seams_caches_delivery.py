@@ -13,7 +13,7 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
 from simpletuner_gh200.held import bulk
 from simpletuner_gh200.held.batch import DeviceDelivery, HostDelivery
-from simpletuner_gh200.memory.lane import Copier, HostLane
+from simpletuner_gh200.memory.lane import Copier, Lane
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
@@ -131,7 +131,7 @@ def test_packs_of_a_completed_run_are_written_whatever_else_fails_at_the_end(sta
 
 def test_memory_that_was_given_back_is_not_kept_by_copies_that_are_done():
     feature = CachesFeature()
-    feature._copier = Copier(HostLane())
+    feature._copier = Copier(Lane(torch.device("cpu")))
     slab = Slab.anonymous(4096)
     gone = weakref.ref(slab.region)
     feature._copier.copy([slab.bytes_at(0, 64)])

@@ -109,11 +109,11 @@ class Blocks:
 
         from simpletuner_gh200.memory.lane import lanes
         from simpletuner_gh200.memory.slab import Slab
-        from simpletuner_gh200.model.activations.arena import Arena, NoRoom
+        from simpletuner_gh200.model.activations.arena import Arena, Room
         from simpletuner_gh200.model.activations.offload import Offloader
 
         arena = Arena(Slab.anonymous, 1 << 32)
-        offloader = Offloader(lanes(torch.device("cpu")), arena, minimum=minimum, room=NoRoom())
+        offloader = Offloader(lanes(torch.device("cpu")), arena, minimum=minimum, room=Room())
         for _ in range(3):
             self.step(self.offloading(offloader))
         return offloader

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import torch
 
@@ -137,7 +136,9 @@ class Arena:
         return chunk
 
 
-class Room(Protocol):
+class Room:
+    """How much HBM saved tensors may take. Without a device there is none: all of them move, so that it is tried."""
+
     def begin(self) -> None:
         """A step begins whose needs are to be learned: all that it saves leaves the device."""
 
@@ -146,22 +147,10 @@ class Room(Protocol):
 
     def bytes(self) -> int:
         """For the step that begins now."""
-
-
-class NoRoom:
-    """Without a device there is no HBM to keep anything in: all of it moves, so that moving can be tried and proven."""
-
-    def begin(self) -> None:
-        return None
-
-    def end(self) -> None:
-        return None
-
-    def bytes(self) -> int:
         return 0
 
 
-class DeviceRoom:
+class DeviceRoom(Room):
     """Of a device, by its driver and torch's own statistics.
 
     Gradients are there at some steps and born in others; they are counted with what a step needs, never twice.

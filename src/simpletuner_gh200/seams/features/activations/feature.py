@@ -98,7 +98,7 @@ class ActivationsFeature(Feature):
 
     def _make(self, trainer: Any) -> Offloader:
         from simpletuner_gh200.memory.lane import lanes
-        from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, NoRoom, Room
+        from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, Room
         from simpletuner_gh200.model.activations.offload import Offloader
 
         driver, device = detect.current(), trainer.accelerator.device
@@ -108,7 +108,7 @@ class ActivationsFeature(Feature):
         allowed = activations_allowance(self._settings.activation_limit_gb, host_memory(), ranks)
         self._arena = Arena(lambda size: maker.make(size, label="activations"), allowed.size)
         sides = lanes(device)
-        room: Room = NoRoom()
+        room = Room()
         self._on_device = device.type == "cuda"
         if self._on_device:
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
