@@ -168,9 +168,9 @@ def test_backward_gets_what_forward_saved(driver: Driver, emulator: Emulator, ch
     assert engine.moved == 3 * CHAIN * SIZE
     assert engine.failed == 0
     assert 0 < engine.brought <= engine.moved, "those whose copy was not even done were still there"
-    slabs = engine._arena.slabs
+    slabs = engine.arena.slabs
     assert steps(engine, chain) == [True] * 3
-    assert engine._arena.slabs == slabs, "no memory is taken after the first step of a shape"
+    assert engine.arena.slabs == slabs, "no memory is taken after the first step of a shape"
     engine.close()
 
 
@@ -218,7 +218,7 @@ def test_any_call_may_fail_and_the_run_goes_on(driver: Driver, emulator: Emulato
         emulator.defer()
         assert all(steps(engine, chain, 2)), f"call {failing} of {counting.calls}"
         engine.finish()
-        assert engine._arena.in_use == 0, f"call {failing} of {counting.calls}"
+        assert engine.arena.in_use == 0, f"call {failing} of {counting.calls}"
         engine.close()
         del engine
         gc.collect(0)
@@ -259,13 +259,13 @@ def _fails() -> None:
 
 
 def test_the_link_is_measured_each_way(driver: Driver, emulator: Emulator) -> None:
-    engine = engine_on(driver)
-    place = engine._arena.take(MIB // 2)
-    assert place is not None
-    rates = measure_link(*lanes(DEVICE), (place[0].storage, place[1]), MIB // 2)
+    emulator.set_hbm(512 * MIB)
+    engine = engine_on(driver, limit=256 * MIB)
+    rates = measure_link(lanes(DEVICE), engine.arena)
+    assert rates is not None
     assert rates.d2h > 0
     assert rates.h2d > 0
-    engine._arena.give(place)
+    assert engine.arena.in_use == 0
     engine.close()
 
 

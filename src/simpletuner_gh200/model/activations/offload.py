@@ -76,11 +76,11 @@ class Offloader:
         """``chosen`` hears of each mix."""
         self._out, self._back = lanes
         self.device = self._out.device
-        self._arena = arena
+        self.arena = arena
         self.give_back = arena.give
         self._minimum = max(minimum, SMALLEST)
         self._room = room
-        self._rates = rates
+        self.rates = rates
         self._grace_limit = grace_limit
         self._in_flight = in_flight
         self._chosen = chosen
@@ -158,7 +158,7 @@ class Offloader:
             return
         room = self._room.bytes()
         if shape.mix is None or shape.room_differs(room):
-            shape.choose(room=room, grace_limit=self._grace_limit, rates=self._rates)
+            shape.choose(room=room, grace_limit=self._grace_limit, rates=self.rates)
             self._chosen(key, shape)
 
     def checkpoint(self, original: Callable[..., Any], function: Any, args: Any, options: Any, rest: Any) -> Any:
@@ -174,7 +174,7 @@ class Offloader:
                 return original(function, *args, **options, **rest)
         if step.block is not None:
             return function(*args, **rest)
-        recompute = step.recomputes_next(self._arena.room())
+        recompute = step.recomputes_next(self.arena.room())
         needed = sum(part.nbytes for part in args if isinstance(part, torch.Tensor) and part.requires_grad)
         began = step.begin_block(needed, recomputed=recompute)
         try:
@@ -237,7 +237,7 @@ class Offloader:
         size = saved.size
         while self._under_way and self._sending + size > self._in_flight:
             self._release_oldest()
-        place = self._arena.take(size)
+        place = self.arena.take(size)
         if place is None:
             self.full += 1
             return False
@@ -383,7 +383,7 @@ class Offloader:
         except RuntimeError as unknown:  # so its memory must not go yet
             logger.warning("gh200: the end of copies of activations could not be seen: %s", str(unknown))
             return
-        self._arena.close()
+        self.arena.close()
 
     def _failed(self, where: str, refused: Exception) -> None:
         self.failed += 1
@@ -410,16 +410,32 @@ MEASURED = 64 * MIB
 TIMES = 5
 
 
-def measure_link(out: Lane, back: Lane, grace: Spot, size: int) -> Rates:
-    """Bytes per second each way over ``size`` bytes of Grace, by waiting for each copy."""
-    near = spot_of(torch.empty(size, dtype=torch.uint8, device=out.device))
-    there = median(_seconds(out, (grace, near, size)) for _ in range(TIMES))
-    return Rates(d2h=size / there, h2d=size / median(_seconds(back, (near, grace, size)) for _ in range(TIMES)))
+def measure_link(lanes: tuple[Lane, Lane], arena: Arena) -> Rates | None:
+    """Bytes per second each way, as they are here: one node's are twice another's. None where that can't be had."""
+    place = arena.take(MEASURED)
+    if place is None:
+        return None
+    grace: Spot = place[0].storage, place[1]
+    try:
+        near = spot_of(torch.empty(MEASURED, dtype=torch.uint8, device=lanes[0].device))
+        moves = (grace, near, MEASURED), (near, grace, MEASURED)
+        d2h, h2d = (MEASURED / _seconds(lane, move) for lane, move in zip(lanes, moves, strict=True))
+    except RuntimeError as refused:
+        logger.warning("gh200: the link could not be measured, so nothing is weighed against it: %s", str(refused))
+        return None
+    finally:
+        arena.give(place)
+    logger.info("gh200: the link gives %.0f GB/s to Grace and %.0f back", d2h / 1e9, h2d / 1e9)
+    return Rates(d2h=d2h, h2d=h2d)
 
 
 def _seconds(lane: Lane, move: Move) -> float:
-    lane.settle()
-    started = time.perf_counter()
-    lane.copy([move], lane.here())
-    lane.settle()
-    return max(time.perf_counter() - started, 1e-9)
+    """The middle one of several, each waited for."""
+    taken = []
+    for _ in range(TIMES):
+        lane.settle()
+        started = time.perf_counter()
+        lane.copy([move], lane.here())
+        lane.settle()
+        taken.append(max(time.perf_counter() - started, 1e-9))
+    return median(taken)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from simpletuner_gh200.config.blocks import ActivationSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.errors import FeatureUnavailable, MemoryRoomError
+from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
 from simpletuner_gh200.memory.ceilings import activations_allowance, activations_reserve
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.nested import tensors_in
 from simpletuner_gh200.memory.sharing import NodePosition
-from simpletuner_gh200.model.activations.policy import Comparison, Rates
+from simpletuner_gh200.model.activations.policy import Comparison
 from simpletuner_gh200.model.activations.shape import Shape, summary_of
 from simpletuner_gh200.model.refusals import activations_device_refusal, activations_refusal
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -26,8 +26,6 @@ from simpletuner_gh200.seams.patch import Patch, Patches, wrap_method
 from simpletuner_gh200.units import KIB, format_bytes
 
 if TYPE_CHECKING:
-    from simpletuner_gh200.memory.lane import Lane
-    from simpletuner_gh200.model.activations.arena import Arena
     from simpletuner_gh200.model.activations.offload import Offloader
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -38,9 +36,7 @@ class ActivationsFeature(Feature):
 
     def __init__(self) -> None:
         self._engine: Offloader | None = None
-        self._arena: Arena | None = None
         self._maker: SlabMaker | None = None
-        self._rates: Rates | None = None
         self._on_device = False
         self._trial: Comparison | None = None
         """Of ``auto`` against checkpointing, which fits into HBM whatever the trial says."""
@@ -99,52 +95,32 @@ class ActivationsFeature(Feature):
     def _make(self, trainer: Any) -> Offloader:
         from simpletuner_gh200.memory.lane import lanes
         from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, Room
-        from simpletuner_gh200.model.activations.offload import Offloader
+        from simpletuner_gh200.model.activations.offload import Offloader, measure_link
 
         driver, device = detect.current(), trainer.accelerator.device
-        ordinal = device.index or 0
-        self._maker = maker = SlabMaker(driver, asked="auto", ordinal=ordinal)
+        self._maker = maker = SlabMaker(driver, asked="auto", ordinal=device.index or 0)
         ranks = NodePosition.from_environment(self.name).local_size
         allowed = activations_allowance(self._settings.activation_limit_gb, host_memory(), ranks)
-        self._arena = Arena(lambda size: maker.make(size, label="activations"), allowed.size)
-        sides = lanes(device)
-        room = Room()
+        logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
+        arena = Arena(lambda size: maker.make(size, label="activations"), allowed.size)
+        sides, room, rates = lanes(device), Room(), None
         self._on_device = device.type == "cuda"
         if self._on_device:
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
             room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer), self._idle_in_grace)
-            self._rates = self._measure(*sides)
-        logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
+            rates = measure_link(sides, arena)
         return Offloader(
             sides,
-            self._arena,
+            arena,
             minimum=self._settings.activation_min_tensor_kb * KIB,
             room=room,
-            rates=self._rates,
+            rates=rates,
             grace_limit=allowed.size,
             chosen=self._chosen,
         )
 
     def _idle_in_grace(self) -> int:
         return sum(feature.idle_in_grace() for feature in self.runtime.features_on)
-
-    def _measure(self, out: Lane, back: Lane) -> Rates | None:
-        """D2H and H2D as they are here: one node's are twice another's."""
-        from simpletuner_gh200.model.activations.offload import MEASURED, measure_link
-
-        assert self._arena is not None
-        place = self._arena.take(MEASURED)
-        if place is None:
-            return None
-        try:
-            rates = measure_link(out, back, (place[0].storage, place[1]), MEASURED)
-        except (MemoryRoomError, RuntimeError) as refused:
-            logger.warning("gh200: the link could not be measured, so nothing is weighed against it: %s", str(refused))
-            return None
-        finally:
-            self._arena.give(place)
-        logger.info("gh200: the link gives %.0f GB/s to Grace and %.0f back", rates.d2h / 1e9, rates.h2d / 1e9)
-        return rates
 
     def _switch_checkpointing(self) -> None:
         if not self._checkpointing:
@@ -224,11 +200,11 @@ class ActivationsFeature(Feature):
         return self._maker.records if self._maker is not None else ()
 
     def telemetry(self) -> Mapping[str, Any]:
-        engine, arena = self._engine, self._arena
-        if engine is None or arena is None:
+        engine = self._engine
+        if engine is None:
             return {}
         return {
-            "held_bytes": arena.held,
+            "held_bytes": engine.arena.held,
             "saved_bytes": engine.saved,
             "moved_bytes": engine.moved,
             "fetched_late": engine.late,
@@ -252,8 +228,8 @@ class ActivationsFeature(Feature):
         return f"{_IN_WORDS[verdict.way]}: {verdict.why}" if verdict is not None else "still comparing"
 
     def summary(self) -> dict[str, Any]:
-        engine, arena = self._engine, self._arena
-        if engine is None or arena is None:
+        engine = self._engine
+        if engine is None:
             return {}
         verdict = self._trial.verdict if self._trial is not None else None
         return {
@@ -269,9 +245,9 @@ class ActivationsFeature(Feature):
             "surprises": engine.surprises,
             "failed": engine.failed,
             "stayed_for_want_of_room": engine.full,
-            "slabs": arena.slabs,
-            "held_bytes": arena.held,
-            "link": vars(self._rates) if self._rates is not None else None,
+            "slabs": engine.arena.slabs,
+            "held_bytes": engine.arena.held,
+            "link": vars(engine.rates) if engine.rates is not None else None,
             "shapes": summary_of(engine.shapes),
         }
 
