@@ -194,9 +194,7 @@ def trial_size(scale: float, device_total: int) -> int:
 
 def activations_reserve(limit_gb: float | None, device_total: int) -> int:
     """HBM that saved activations leave alone whatever is free."""
-    if limit_gb is not None:
-        return gib_to_bytes(limit_gb)
-    return max(LEAST_DEVICE_HEADROOM, int(DEVICE_HEADROOM * device_total))
+    return device_headroom(device_total) if limit_gb is None else gib_to_bytes(limit_gb)
 
 
 def activations_room(free: int, total: int, needs: int, reserve: int) -> int:

@@ -235,3 +235,47 @@ def test_wrappers_are_looked_at_through_their_inner_tensors() -> None:
 )
 def test_only_whole_storages_move(tensor: torch.Tensor, whole: bool) -> None:
     assert owns_its_storage(tensor) == whole
+
+
+class Loads(Momentum):
+    """As torch's own optimizers: what has the type and the device of its parameter is taken as it is."""
+
+    def load_state_dict(self, loaded: dict[Any, Any]) -> None:
+        weights = self.param_groups[0]["params"]
+        self.state = {weights[number]: dict(values) for number, values in loaded["state"].items()}
+
+
+def test_what_is_loaded_is_at_home_before_the_optimizer_has_it() -> None:
+    weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(2)]
+    optimizer = Loads(weights, lr=0.1)
+    keeper = caught(optimizer, smallest=16)
+    seen: list[bool] = []
+
+    def load(loaded: dict[Any, Any]) -> None:
+        seen.extend(keeper.keeper.pool.holds(values["momentum"]) for values in loaded["state"].values())
+        optimizer.load_state_dict(loaded)
+
+    state = {number: {"momentum": torch.full((8,), float(number)), "step": torch.tensor(3.0)} for number in range(2)}
+    keeper.load(load, {"state": state, "param_groups": [{"params": [0, 1]}]})
+    assert seen == [True, True]
+    assert (keeper.tally.tensors, keeper.tally.small_tensors) == (2, 2)
+    assert [optimizer.state[weight]["momentum"].unique().tolist() for weight in weights] == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize(("replaced", "sweeps"), [(False, 1), (True, 4)])
+def test_a_sweep_looks_again_only_where_something_was_replaced(
+    monkeypatch: pytest.MonkeyPatch, replaced: bool, sweeps: int
+) -> None:
+    def store(state: dict[Any, Any], weight: torch.nn.Parameter) -> None:
+        if replaced or not state[weight]:
+            state[weight]["a"] = torch.zeros(8)
+
+    optimizer = Stores(store)
+    keeper = caught(optimizer)
+    swept: list[str] = []
+    sweep = keeper.keeper.sweep
+    monkeypatch.setattr(keeper.keeper, "sweep", lambda *given: swept.append(given[0]) or sweep(*given))
+    for _ in range(4):
+        keeper.step(optimizer.step)
+        assert keeper.tally.tensors == 1
+    assert len(swept) == sweeps

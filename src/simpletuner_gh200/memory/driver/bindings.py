@@ -5,7 +5,6 @@ Every status is checked here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,12 +87,12 @@ class Bindings:
         return made
 
     @staticmethod
-    def location_from(kind: int, index: Callable[[], int]) -> Location | None:
-        """A location as the driver tells it: type first, the index only where the type has one."""
-        name = _KINDS.get(kind)
-        if name is None:
-            return None
-        return Location("host") if name == "host" else Location(name, index())  # type: ignore[arg-type]
+    def location_from(place: Any) -> Location | None:
+        """As the driver reports it; None for a type that we have no name for."""
+        name = _KINDS.get(int(place.type))
+        if name is None or name == "host":
+            return None if name is None else Location("host")
+        return Location(name, int(place.id))  # type: ignore[arg-type]
 
     def pointer_attribute(self, number: int) -> Any:
         return self._driver.CUpointer_attribute(number)

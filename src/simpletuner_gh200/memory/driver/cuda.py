@@ -104,8 +104,9 @@ class CudaDriver:
                 return None
             self._api.check("cuMemRetainAllocationHandle", code)
             try:
-                found = self._api.call("cuMemGetAllocationPropertiesFromHandle", handle).location
-                return self._api.location_from(int(found.type), lambda: int(found.id))
+                return self._api.location_from(
+                    self._api.call("cuMemGetAllocationPropertiesFromHandle", handle).location
+                )
             finally:
                 self._api.call("cuMemRelease", handle)
 
