@@ -88,6 +88,7 @@ class Offloader:
         self._sending = self._unsent = 0
         self._weights = Weights(())
         self._unlearned: deque[Step] = deque(maxlen=WAITING)
+        self._empty = torch.empty_strided
         self._none = torch.empty(0, device=self.device)
         """In place of bytes that are gone; any type will do."""
         self._ordinal = -1 if self.device.type == "cpu" else self.device.index or 0
@@ -198,19 +199,18 @@ class Offloader:
         if saved is None:
             return as_it_is(tensor)
         if saved is UNKNOWN or saved.version != tensor._version:
-            if self._stays(tensor):
+            if tensor.get_device() != self._ordinal:
+                return as_it_is(tensor)
+            if tensor.dtype in LOW and self._weights.copied_by_autocast(tensor):
                 return as_it_is(tensor)
             key, start, length = extent(tensor, storage)
-            saved = step.known.get(key, UNKNOWN)
+            if start or length != storage.nbytes():
+                saved = step.known.get(key, UNKNOWN)
             if saved is UNKNOWN or saved.version != tensor._version:
                 return self._save(step, tensor, storage, key, start, length)
         self.saved += tensor.nbytes
         self.shared += 1
         return _handle(saved, tensor)
-
-    def _stays(self, tensor: torch.Tensor) -> bool:
-        on_another = tensor.get_device() != self._ordinal
-        return on_another or (tensor.dtype in LOW and self._weights.copied_by_autocast(tensor))
 
     def _save(
         self, step: Step, tensor: torch.Tensor, storage: torch.UntypedStorage, key: Any, start: int, length: int
@@ -242,7 +242,7 @@ class Offloader:
             self.full += 1
             return False
         try:
-            ticket = self._out.copy([((place[0].storage, place[1]), source, size)], self._out.here())
+            ticket = self._out.copy((((place[0].storage, place[1]), source, size),), self._out.here())
         except RuntimeError as refused:
             if not isinstance(refused, StillUnderWay):
                 self.give_back(place)
@@ -347,8 +347,9 @@ class Offloader:
         chunk, at = saved.place
         dtype, shape, stride = saved.layout
         try:
-            buffer = torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
-            ticket = self._back.copy([(spot_of(buffer), (chunk.storage, at), saved.size)], self._back.here())
+            buffer = self._empty(shape, stride, dtype=dtype, device=self.device)
+            back = self._back
+            ticket = back.copy((((buffer.untyped_storage(), 0), (chunk.storage, at), saved.size),), back.here())
         except RuntimeError as refused:
             self._failed("back from Grace", refused)
             return None

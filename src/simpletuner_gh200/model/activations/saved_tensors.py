@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, strided
 from torch.multiprocessing.reductions import StorageWeakRef
 
 Layout = tuple[torch.dtype, Sequence[int], Sequence[int]]
@@ -122,9 +123,9 @@ def may_move(tensor: torch.Tensor, minimum: int) -> bool:
         size = tensor.nbytes
     except RuntimeError:  # a sparse one has no bytes of its own
         return False
-    if size < minimum or type(tensor) is not torch.Tensor or tensor.dtype not in PLAIN:
+    if size < minimum or type(tensor) is not Tensor or tensor.dtype not in PLAIN:
         return False
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_neg()
+    return tensor.layout is strided and not tensor.is_nested and not tensor.is_neg()
 
 
 def extent(tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[Any, int, int]:
