@@ -97,6 +97,7 @@ def test_the_ceiling_is_told_to_every_rank_before_it_goes_on(feature, tmp_path: 
 
 def test_too_many_broken_files_end_the_run_at_the_next_step_with_the_same_error(feature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
+    (tmp_path / "data" / "gone.png").symlink_to("nowhere")
     feature.dataset_entries([entry(tmp_path / "data")])
     create(feature, "a")
     arrive(feature)
@@ -105,7 +106,9 @@ def test_too_many_broken_files_end_the_run_at_the_next_step_with_the_same_error(
     trainer.state["global_step"] = 4
     with pytest.raises(DatasetCorrupt, match="1 of 2 files are broken"):
         feature.batch_prepared(trainer, {})
-    assert "bad.png" in (tmp_path / "out/gh200/staging-a.json").read_text()
+    listed = (tmp_path / "out/gh200/staging-a.json").read_text()
+    assert "bad.png" in listed
+    assert "gone.png" in listed, "what was met when the folder was listed is told with the rest"
     assert feature.summary()["a"]["arrived"] is False
     feature.close()
 

@@ -274,7 +274,7 @@ class StoreFeature(Feature):
             self._stage(name, request, listing)
             return
         self._stage(name, request, listing.part(is_caption))
-        rest = listing.part(lambda path: not is_caption(path))
+        rest = replace(listing.part(lambda path: not is_caption(path)), problems=listing.problems)
         with self._beginning:
             self._coming.append(_Coming(name, request, rest, expected_size(request, rest)))
             self._promise()
