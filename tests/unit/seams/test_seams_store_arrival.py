@@ -50,6 +50,7 @@ def test_captions_are_there_at_once_and_images_when_they_have_arrived(feature: S
     assert served.view(tmp_path / "data/b.png") is None, "it was written before it came"
     found = feature.summary()["a"]
     assert (found["arrived"], found["files"], found["staged"], found["bytes"]) == (True, 3, 3, 2 * len(image()) + 9)
+    assert found["codecs"] == {"raw": 3}
     feature.close()
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -358,9 +359,12 @@ class StoreFeature(Feature):
     def _report_of(self, name: str) -> dict[str, Any]:
         """Of the captions and of the rest together, where they were staged one after the other."""
         *earlier, last = [report.as_json() for report in self._reports.get(name, [])] or [{}]
-        for key in ("files", "staged", "bytes", "held_bytes") if earlier else ():
-            last[key] += sum(report[key] for report in earlier)
-        return {key: value for key, value in last.items() if key != "problems"}
+        last.pop("problems", None)
+        for report in earlier:
+            for key in ("files", "staged", "bytes", "held_bytes"):
+                last[key] += report[key]
+            last["codecs"] = dict(Counter(last["codecs"]) + Counter(report["codecs"]))
+        return last
 
     def _output_folder(self) -> Path:
         return Path(getattr(getattr(self.runtime.trainer, "config", None), "output_dir", None) or os.getcwd())
