@@ -126,8 +126,8 @@ def test_vanished_place_is_caught(spec: SeamSpec) -> None:
 @pytest.mark.parametrize("spec", CALLABLE, ids=[spec.name for spec in CALLABLE])
 def test_changed_parameters_are_caught(spec: SeamSpec) -> None:
     tree = ast.parse(canonical(spec.module))
-    target = syntax.function(tree, spec.qualname)
-    assert target is not None
+    target = syntax.find(tree, spec.qualname)
+    assert isinstance(target, syntax.Function)
     target.args.args.append(ast.arg(arg="surprise"))
     troubles = check_spec(spec, tree)
     assert any("surprise" in found and features == spec.features for found, features in troubles)

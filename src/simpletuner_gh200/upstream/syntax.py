@@ -29,11 +29,6 @@ def functions(module: ast.Module) -> Iterator[tuple[str, Function]]:
         yield from ((owner + part.name, part) for part in parts if isinstance(part, Function))
 
 
-def function(module: ast.Module, qualname: str) -> Function | None:
-    found = find(module, qualname)
-    return found if isinstance(found, Function) else None
-
-
 def parameters(node: Function) -> tuple[str, ...]:
     """Parameter names in the order ``inspect.signature`` gives them, starred where they are."""
     spec = node.args

@@ -12,8 +12,8 @@ from simpletuner_gh200.upstream import syntax
 
 def test_last_definition_wins_wherever_it_stands() -> None:
     module = ast.parse("def f(a): ...\nif True:\n    def f(b): ...\ntry:\n    x = 1\nexcept ImportError:\n    x = 2\n")
-    found = syntax.function(module, "f")
-    assert found is not None
+    found = syntax.find(module, "f")
+    assert isinstance(found, syntax.Function)
     assert syntax.parameters(found) == ("b",)
     assert ast.unparse(syntax.value_of(syntax.find(module, "x"))) == "2"  # type: ignore[arg-type]
 
@@ -26,7 +26,6 @@ def test_unknown_names_are_none() -> None:
     module = ast.parse("class A:\n    def m(self): ...\n")
     assert syntax.find(module, "A.n") is None
     assert syntax.find(module, "B.m") is None
-    assert syntax.function(module, "A") is None
 
 
 @pytest.mark.parametrize("text", ["a, /, b, *c, d, **e", "self, x=1, *, y", "*args, **kwargs", ""])
@@ -37,8 +36,8 @@ def test_parameters_are_those_inspect_sees(text: str) -> None:
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     signature = inspect.signature(namespace["f"])  # type: ignore[arg-type]
     seen = tuple(stars.get(value.kind, "") + name for name, value in signature.parameters.items())
-    found = syntax.function(ast.parse(source), "f")
-    assert found is not None
+    found = syntax.find(ast.parse(source), "f")
+    assert isinstance(found, syntax.Function)
     assert syntax.parameters(found) == seen
 
 
@@ -56,3 +55,8 @@ def test_assignments_see_through_tuples_and_augmented_ones() -> None:
 def test_mentions_need_the_whole_dotted_name() -> None:
     module = ast.parse("self.config.steps\nconfig.steps\nself.steps\n")
     assert len(syntax.mentions(module, "self.config.steps")) == 1
+
+
+def test_functions_are_listed_by_qualified_name() -> None:
+    module = ast.parse("class A:\n    def m(self): ...\nasync def f(): ...\nx = 1\n")
+    assert [name for name, _node in syntax.functions(module)] == ["A.m", "f"]
