@@ -5,7 +5,7 @@
 >>> writer.finish()                                # index and header; from here on nothing changes any more
 >>> segment = Segment.in_memory(writer.fd)         # seals it, and takes it over; so do other ranks
 >>> segment.bytes_at(int(segment.rows[0]["offset"]), 3)
->>> row = segment.find(key_of("/data/1.png"))      # -1 where it is not there; over many segments: see ``shelf``
+>>> segment.keys()                                 # of its rows, in order; who looks for one has a ``shelf``
 
 =====================  ==================================================================================
 bytes                  content
@@ -32,9 +32,7 @@ import stat
 import struct
 import threading
 import weakref
-from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -285,23 +283,6 @@ class Segment:
     def path(self, row: int) -> str:
         start, length = int(self.rows["path_offset"][row]), int(self.rows["path_length"][row])
         return str(self._paths[start : start + length], "utf-8", "surrogateescape")
-
-    def find(self, key: bytes) -> int:
-        """The row of a key; -1 where it is not there. Where there are many segments a shelf is faster."""
-        lows, order = self._sorted
-        low, high = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
-        at = bisect_left(lows, low)
-        while at < len(lows) and lows[at] == low:
-            if self.rows["key_high"][order[at]] == high:
-                return int(order[at])
-            at += 1
-        return -1
-
-    @cached_property
-    def _sorted(self) -> tuple[memoryview, memoryview]:
-        lows = self.rows["key_low"]
-        order = np.argsort(lows, kind="stable").astype(np.uint32)
-        return memoryview(lows[order]), memoryview(order)
 
     # -- bytes -----------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ A memfd has no name anywhere, so nothing can be left behind: the kernel frees it
 
 ``mmap.mmap`` unmaps before its weak references fire, too late to take a CUDA registration back first, and it refuses
 to close while views live. A ``Region`` turns that around: views keep it alive, and when the last one goes its release
-steps run in the order they were stacked, newest first. ``map_readonly`` and ``map_shared`` give plain ``mmap`` objects,
-for memory that no device knows of.
+steps run in the order they were stacked, newest first. ``map_shared`` gives a plain ``mmap`` object, for memory that no
+device knows of.
 """
 
 from __future__ import annotations
@@ -129,12 +129,6 @@ def seal(fd: int, seals: int = CONTENT_SEALS) -> None:
 def is_sealed(fd: int) -> bool:
     """Are its seals final?"""
     return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL)
-
-
-def map_readonly(fd: int) -> mmap.mmap | None:
-    """All of ``fd`` mapped for reading; None where it is empty, since nothing can be mapped then."""
-    size = os.fstat(fd).st_size
-    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) if size else None
 
 
 def map_shared(fd: int) -> mmap.mmap | None:

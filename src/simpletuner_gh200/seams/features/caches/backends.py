@@ -12,7 +12,7 @@ from typing import Any
 
 from simpletuner_gh200.held.cache import MISSING, HeldCache
 from simpletuner_gh200.held.source import normal
-from simpletuner_gh200.seams.features.caches.own_way import or_upstream
+from simpletuner_gh200.seams.features.caches.fallback import or_upstream
 from simpletuner_gh200.seams.patch import Patch, wrap_method
 
 

@@ -1,4 +1,4 @@
-"""An exception of ours inside a batch leads back to SimpleTuner's own way of making it, never into its loader.
+"""An exception of ours inside a batch leads back to SimpleTuner, which makes it itself, never into its loader.
 
 Collate may run in upstream's prefetching thread, which ends at an exception without a word, and the loop then waits
 for ever for the next batch.
@@ -13,21 +13,21 @@ from typing import TypeVar
 logger = logging.getLogger("simpletuner_gh200")
 
 T = TypeVar("T")
-_said: set[tuple[str, str]] = set()
+_reported: set[tuple[str, str]] = set()
 
 
 def or_upstream(what: str, ours: Callable[[], T], instead: T, count: Callable[[str], None]) -> T:
     """What ``ours`` gives; ``instead``, which makes upstream do it, where it raises.
 
-    Said once for each kind, and handed to ``count`` each time, with the reason.
+    Reported once for each kind, and handed to ``count`` each time, with the reason.
     """
     try:
         return ours()
     except Exception as failure:  # whatever it is, upstream can still make the batch
         kind = (what, type(failure).__name__)
         count(f"failed: {type(failure).__name__}")
-        if kind not in _said:
-            _said.add(kind)
+        if kind not in _reported:
+            _reported.add(kind)
             logger.warning(
                 "gh200: %s: SimpleTuner does it itself from its own files: %s", what, failure, exc_info=failure
             )

@@ -10,7 +10,7 @@ import torch
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.tally import Statistics
-from simpletuner_gh200.seams.features.caches import own_way
+from simpletuner_gh200.seams.features.caches import fallback
 from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 
@@ -21,7 +21,7 @@ def failing(*_args, **_named):
 
 @pytest.fixture(autouse=True)
 def unsaid(monkeypatch):
-    monkeypatch.setattr(own_way, "_said", set())
+    monkeypatch.setattr(fallback, "_reported", set())
 
 
 FAILED = {"failed: MemoryRoomError": 1}
