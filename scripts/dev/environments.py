@@ -121,7 +121,8 @@ def build(folder: Path, tested: Tested, python: str) -> None:
     stamp = folder / ".gh200-built-from"
     constraints = PINNED / f"simpletuner-{tested.release}.txt"
     base = fingerprint(python, constraints)
-    wanted = f"{base}\n{fingerprint(python, DEVELOPMENT, ROOT / 'pyproject.toml', Path(__file__))}"
+    packaging = sorted((ROOT / "scripts" / "packaging").glob("*.p*"))  # the .pth among them is copied, not linked
+    wanted = f"{base}\n{fingerprint(python, DEVELOPMENT, ROOT / 'pyproject.toml', Path(__file__), *packaging)}"
     found = stamp.read_text() if stamp.is_file() else ""
     if found == wanted:
         return

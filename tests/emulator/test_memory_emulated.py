@@ -25,18 +25,24 @@ def passed(folder: Path, surroundings: dict[str, str]) -> int:
 
 
 @needs_gcc
+def test_room_on_the_emulated_driver() -> None:
+    assert passed(HERE / "emulated", environment()) > 100
+
+
+@needs_gcc
+@pytest.mark.releases  # another version of the bindings in each environment
 @pytest.mark.parametrize(
-    "cuda12",
+    ("files", "least"),
     [
-        pytest.param(False, id="bindings13"),
-        # Another version in each environment.
-        pytest.param(True, id="bindings12", marks=[pytest.mark.releases, pytest.mark.one_release("3.")]),
+        pytest.param("test_emu_driver.py", 15, marks=pytest.mark.one_release("3."), id="driver"),
+        pytest.param("", 100, marks=pytest.mark.matrix, id="all"),
     ],
 )
-def test_room_on_the_emulated_driver(cuda12: bool) -> None:
-    if cuda12 and not cuda12_site().exists():
+def test_room_with_the_bindings_before(files: str, least: int) -> None:
+    """Of CUDA 12."""
+    if not cuda12_site().exists():
         pytest.skip("no bindings of CUDA 12; `python3 scripts/dev/environments.py test` installs them")
-    assert passed(HERE / "emulated", environment(cuda12=cuda12)) > 100
+    assert passed(HERE / "emulated" / files, environment(cuda12=True)) > least
 
 
 @needs_gcc

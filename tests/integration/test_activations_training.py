@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.workbench import NEWEST_ALONE, RANKS, UNIFIED, JobResult, ramp
+from tests.integration.workbench import RANKS, UNIFIED, JobResult, ramp
 
 GRACE = {"activations": "grace", "activation_min_tensor_kb": 0}
 FAMILIES = Path(__file__).with_name("activation_families.py")
@@ -53,7 +53,8 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     assert (found["failed"], found["stayed_for_want_of_room"]) == (0, 0)
 
 
-@NEWEST_ALONE
+@pytest.mark.matrix  # test_ramp_interplay.py has everything at once
+@pytest.mark.parametrize("world", [1, 2])
 def test_everything_else_on_as_well(workbench, world: int) -> None:
     """A full fine-tune with EMA, ramp, accumulation and unified caches."""
     other = {"model_type": "full", "use_ema": True, "gradient_accumulation_steps": 2, "max_train_steps": 3}

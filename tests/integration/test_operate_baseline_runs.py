@@ -13,7 +13,7 @@ from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from tests.integration.workbench import probe
 
 PROBE = probe("slow")
-STEPS = 24
+STEPS = 12
 
 
 def record(workbench, folder: Path, *, pause: float | None = None) -> Recorded:

@@ -28,6 +28,7 @@ def by_forge(workbench: Workbench) -> Train:
     return train
 
 
+@pytest.mark.matrix  # each arm alone is in the tests of its feature
 @pytest.mark.one_release("4.")
 def test_every_arm_trains(workbench, tmp_path):
     project = workbench.project

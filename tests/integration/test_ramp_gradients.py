@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.integration.workbench import RANKS, probe, ramp
+from tests.integration.workbench import OLDEST_ALONE, probe, ramp
 
 PROBE = probe("ramp_gradients")
 
 
-@pytest.mark.parametrize("world", RANKS)
+@OLDEST_ALONE
 def test_a_window_is_one_large_batch(workbench, world):
     # Clipping would change what the optimizer gets, and dropout what a second evaluation finds.
     blocks = {"gh200_optimizations": ramp(2 * world, 8 * world, 4, ramp_curve="linear")}

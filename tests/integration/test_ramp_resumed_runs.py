@@ -67,6 +67,7 @@ def test_after_a_kill_the_same_windows_follow(workbench):
     assert "gh200: ramp:" not in run.log()
 
 
+@pytest.mark.matrix
 @pytest.mark.one_release("4.")
 def test_other_ranks_and_missing_state_and_changed_settings_go_on_with_a_notice(workbench):
     saved = RampState.after(RAMP, 4)

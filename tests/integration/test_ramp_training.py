@@ -10,7 +10,7 @@ import pytest
 
 from simpletuner_gh200.ramp.outlook import whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
-from tests.integration.workbench import RANKS, probe, ramp
+from tests.integration.workbench import OLDEST_ALONE, RANKS, probe, ramp
 
 PROBE = probe("ramp")
 STEPS = 10
@@ -138,7 +138,7 @@ def test_the_rate_rule_scales_the_applied_rate(workbench, rule, power):
     assert [row["learning_rate"] for row in record["logged"]] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("world", RANKS)
+@OLDEST_ALONE
 def test_a_run_by_epochs_has_as_many_steps_as_its_data_have_windows(workbench, world):
     """24 images are 12 micro-batches, twice; what SimpleTuner shows and the rate's schedule speak of the same steps."""
     ramp = block(world)["gh200_optimizations"]

@@ -73,6 +73,7 @@ def test_a_full_fine_tune_streams_its_state_and_resumes(workbench):
     assert second["of"]["optimizer"]["bytes"] == first["of"]["optimizer"]["bytes"]
 
 
+@pytest.mark.matrix
 @pytest.mark.one_release("4.")
 def test_two_ranks_with_a_ramp_resume_into_the_pool(workbench):
     runs = {}
