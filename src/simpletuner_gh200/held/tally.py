@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class Tally:
+class Counting:
     """A number that goes up. Adding one is a single step of the interpreter; only reading takes a lock."""
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class Tally:
 class Statistics:
     """What one cache did in this process, and what its node holds."""
 
-    hits: Tally = field(default_factory=Tally)
-    misses: Tally = field(default_factory=Tally)
+    hits: Counting = field(default_factory=Counting)
+    misses: Counting = field(default_factory=Counting)
     """Entries that SimpleTuner read from its file, or made since there was none yet."""
-    stale: Tally = field(default_factory=Tally)
+    stale: Counting = field(default_factory=Counting)
     """Entries found changed on disk by someone else, counted among the misses too."""
-    published: Tally = field(default_factory=Tally)
-    batched: Tally = field(default_factory=Tally)
+    published: Counting = field(default_factory=Counting)
+    batched: Counting = field(default_factory=Counting)
     """Hits that went straight into a batch, or were joined into one in reused memory."""
     fill_seconds: float = 0.0
     expected_hit_rate: float = 1.0
