@@ -15,7 +15,7 @@ from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.held import fill as filling
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.fill import Filler
-from simpletuner_gh200.held.tally import Tally
+from simpletuner_gh200.held.tally import Counting
 from tests.unit.held.conftest import filled
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_taken_in_after_memory_was_given_back(saved):
 
 
 def test_counting_from_many_threads_loses_nothing():
-    tally = Tally()
+    tally = Counting()
     threads = [threading.Thread(target=lambda: [tally.add() for _ in range(1000)]) for _ in range(4)]
     for thread in threads:
         thread.start()
