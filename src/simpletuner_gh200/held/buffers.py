@@ -6,6 +6,7 @@ or not, so the buffer comes back exactly when the last one is gone, and never be
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict, deque
 
@@ -41,12 +42,13 @@ class BufferPool:
         self._returned: deque[Region] = deque()
         """Given back and not sorted in yet."""
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self.made = 0
         self.reused = 0
 
     def get(self, size: int) -> Bytes:
         """``size`` writable bytes with whatever was in them, page-aligned where they are pooled."""
-        if size < SMALLEST:
+        if size < SMALLEST or os.getpid() != self._pid:  # a thread of the parent may have had the lock at the fork
             return np.empty(size, np.uint8)
         capacity = -(-size // PAGE) * PAGE
         with self._lock:

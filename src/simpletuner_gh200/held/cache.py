@@ -143,11 +143,11 @@ class HeldCache:
 
     def _vouched(self) -> bool:
         """Does the kernel vouch for files that were looked at before? Those that it named are looked at again."""
+        if not self._watch.reliable:  # in a forked child, whose parent's threads may have had the lock, too
+            return False
         with self._watching:
             if self._watch.quiet():
                 return True
-            if not self._watch.reliable:
-                return False
             for path in self._watch.changed():
                 found = self._remembered.get(path)
                 if found is not None:
@@ -159,7 +159,7 @@ class HeldCache:
 
         The watch begins before the file is looked at, so whatever happens to it afterwards is an event.
         """
-        if not found.vouched_for and not watched:
+        if not found.vouched_for and not watched and self._watch.reliable:
             with self._watching:
                 watched = self._watch.covers(os.path.dirname(found.path))
         now, ordinary = _look_at(found.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -164,3 +165,14 @@ def test_linked_files_are_always_looked_at(cache, saved, tmp_path):
         file.write(b"X")
     os.utime(tmp_path / "real/a.pt", ns=(1, 1))
     assert cache.find_all([path]) is None
+
+
+def test_a_forked_child_waits_for_no_lock_of_its_parents_threads(cache, held):
+    """They may be filling, watching or joining a batch when a data loader forks."""
+    path = held(torch.arange(LARGE, dtype=torch.float32))
+    with cache._watching, cache._buffers._lock, cache.shelf._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(0 if cache.get(path).numpy()[-1] == LARGE - 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
