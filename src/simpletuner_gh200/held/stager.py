@@ -40,7 +40,7 @@ BUFFER_BYTES = BATCH_BYTES + BATCH_FILES * ALIGNMENT + (64 << 10)
 """A little more than a batch, so that files that grew since they were listed still fit."""
 
 ATTEMPTS = 3
-RECENT_NS = 1_000_000_000
+RECENT_NS = 2_000_000_000
 """Who changed a file this long before it was read may still be at it."""
 
 
@@ -103,6 +103,7 @@ class BatchStager:
         paths = list(batch.paths())
         if self._reader is None or batch.sizes[0] > BATCH_BYTES:
             return paths
+        since = time.time_ns() - RECENT_NS
         files = self._reader.read(batch.folder, batch.names, give_back=self._plan.give_back)
         taken = files["status"] == TAKEN
         here = np.flatnonzero(taken).tolist()
@@ -111,12 +112,10 @@ class BatchStager:
             contents = [self._buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]
             changed = np.maximum(files["mtime_ns"], files["ctime_ns"])[taken].astype(np.int64)
             chosen = [paths[at] for at in here]
-            self._take(chosen, contents, changed, together=self._buffer[: starts[-1] + sizes[-1]])
+            self._take(chosen, contents, changed > since, together=self._buffer[: starts[-1] + sizes[-1]])
         return [] if len(here) == len(paths) else [paths[at] for at in np.flatnonzero(~taken).tolist()]
 
-    def _take(
-        self, paths: list[bytes], contents: Sequence[memoryview], changed: np.ndarray, *, together: Piece
-    ) -> None:
+    def _take(self, paths: list[bytes], contents: Sequence[memoryview], recent: np.ndarray, *, together: Piece) -> None:
         """Check, compress, hash and write whole files, which lie ``together`` in the buffer as they will in memory."""
         pieces: list[Piece] = []
         rows = np.zeros(len(paths), PLAIN)
@@ -133,13 +132,13 @@ class BatchStager:
         rows["size"], rows["length"] = list(map(len, contents)), list(map(len, pieces))
         rows["offset"] = starts = self._plan.writer.claim(rows["length"])
         self._write(int(starts[0]), _laid_out(pieces) if any(forms) else together)
-        self._add(paths, rows, changed)
+        self._add(paths, rows, recent)
 
     def _alone(self, fd: int, path: bytes) -> None:
         """One file, of any size; Unstable, and nothing to be found, where it does not hold still."""
         kind = self._kind(path)
         for attempt in range(ATTEMPTS):
-            before = os.fstat(fd)
+            since, before = time.time_ns() - RECENT_NS, os.fstat(fd)
             try:
                 if kind.image_format is not None and not attempt:
                     whole = before.st_size <= CHUNK_BYTES
@@ -152,7 +151,7 @@ class BatchStager:
             if _appearance(os.stat(path)) == _appearance(before):
                 if self._plan.give_back:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                self._add([path], row, np.array([max(before.st_mtime_ns, before.st_ctime_ns)]))
+                self._add([path], row, np.array([max(before.st_mtime_ns, before.st_ctime_ns) > since]))
                 return
         raise Unstable
 
@@ -190,10 +189,9 @@ class BatchStager:
         except OSError as refused:
             raise SegmentFull(self._plan.writer.used) from refused
 
-    def _add(self, paths: list[bytes], rows: np.ndarray, changed: np.ndarray) -> None:
+    def _add(self, paths: list[bytes], rows: np.ndarray, recent: np.ndarray) -> None:
         words = words_of_keys([key_of(path) for path in paths])
         rows["key_low"], rows["key_high"] = words[:, 0], words[:, 1]
-        recent = changed > time.time_ns() - RECENT_NS
         if recent.any():
             again = [paths[at] for at in np.flatnonzero(recent).tolist()]
             self._plan.recent.append((again, rows[recent]))
