@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.one_release("4.")
 def test_a_file_over_4_gib_is_held_in_chunks(tmp_path: Path) -> None:
     path = tmp_path / "huge.safetensors"
     with path.open("wb") as file:

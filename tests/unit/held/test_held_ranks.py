@@ -88,6 +88,7 @@ def start(tmp_path):
             rank.communicate(timeout=60)
 
 
+@pytest.mark.one_release("4.")
 def test_two_ranks(start, saved, tmp_path):
     """One test: interpreters with torch cost seconds."""
     paths = [saved(torch.full((LARGE,), float(n)), f"cache/{n}.pt") for n in range(COUNT)]

@@ -431,6 +431,7 @@ def large_jpeg() -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.one_release("4.")
 @pytest.mark.parametrize(("verify", "make"), [("header", lambda: large_webp(20 * MIB)), ("decode", large_jpeg)])
 def test_checking_large_images_needs_little_memory_besides(tmp_path: Path, verify: str, make, file_calls: str) -> None:
     content = make()
