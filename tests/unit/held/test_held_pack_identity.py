@@ -32,7 +32,9 @@ def content(number, form="zip"):
     """A cache file as SimpleTuner writes it: the same size whatever the number, if not compressed."""
     buffer = io.BytesIO()
     torch.save(torch.full((500,), float(number)), buffer, _use_new_zipfile_serialization=form != "legacy")
-    return gzip.compress(buffer.getvalue(), 0, mtime=0) if form == "gzip" else buffer.getvalue()
+    # The older form has the tensor's address in it, in as many digits as that takes; what follows is not read.
+    whole = buffer.getvalue().ljust(4096, b"\0") if form == "legacy" else buffer.getvalue()
+    return gzip.compress(whole, 0, mtime=0) if form == "gzip" else whole
 
 
 def write(path, number, form="zip", *, in_place=False):
