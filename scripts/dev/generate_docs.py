@@ -75,7 +75,7 @@ def type_text(annotation: Any) -> str:
 
 
 READ, WRITTEN = 330e9, 300e9
-"""Bytes per second, as others measured them on a GH200 (docs/concepts/memory.md)."""
+"""Bytes per second, as others measured them on a GH200 (docs/concepts/how-it-works.md)."""
 
 
 OPTIMIZERS_PREFACE = """

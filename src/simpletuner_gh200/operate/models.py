@@ -102,7 +102,7 @@ def _family(name: str, release: ModelFamily) -> Family:
 
 def _refuse_what_needs_more(name: str, flavour: str, release: ModelFamily) -> None:
     example = (
-        "start from SimpleTuner's own example (simpletuner examples list) and add our blocks: docs/families.md, "
+        "start from SimpleTuner's own example (simpletuner examples list) and add our blocks: docs/quick-start.md, "
         "which `gh200 examples DIR --pages` writes"
     )
     if release.media != "image":
