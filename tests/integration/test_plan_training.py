@@ -38,7 +38,7 @@ def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
     first, measured = run.records[0]["measured"][:2]
     assert first["earlier"] == 0
     assert measured["earlier"] == measured["gradients"] > 0, "SimpleTuner keeps gradients from one step to the next"
-    rows = {(row.what, row.phase): row for row in plan.table.rows if row.pool == "grace"}
+    rows = {(row.what, row.phase): row for row in plan.evaluated.rows if row.pool == "grace"}
     foreseen = {what: rows[what, "train"].bytes for what in ("weights", "gradients", "optimizer", "activations")}
     assert foreseen["weights"] == pytest.approx(measured["weights"], rel=0.02)
     assert foreseen["gradients"] == pytest.approx(measured["gradients"], rel=0.02)
@@ -57,4 +57,4 @@ def test_a_run_takes_what_was_planned(workbench, tmp_path, monkeypatch):
     assert again.machine.rate_sources["from_files"] == f"measured: run {output.name}"
     waits = [step["data_wait_seconds"] for step in read_run(output).steps[WARMING:]]
     batch = plan.evaluated.facts.batch
-    assert again.evaluated.bounds.seconds["data"] == pytest.approx(median(waits), rel=0.01), f"of {batch} samples"
+    assert again.evaluated.seconds["data"] == pytest.approx(median(waits), rel=0.01), f"of {batch} samples"

@@ -75,11 +75,11 @@ def with_settings(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 def changes(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> list[SettingChange]:
     """Every option by itself, and together only what does not fit alone; what fits first, then the cheapest first."""
-    before = evaluate(facts, sizes, machine).bounds.serial
+    before = evaluate(facts, sizes, machine).serial
 
     def tried(option: SettingChange) -> SettingChange:
         found = evaluate(option.facts, sizes, machine)
-        return replace(option, fits=found.fits, cost=found.bounds.serial - before)
+        return replace(option, fits=found.fits, cost=found.serial - before)
 
     single = [tried(option) for option in options(facts, sizes, machine)]
     found = list(single)

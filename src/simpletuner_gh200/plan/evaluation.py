@@ -6,48 +6,44 @@ To add one, add a function to ``BOUNDS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simpletuner_gh200.model.optimizer_table import seconds_in_place, seconds_streamed, streaming_wins
 from simpletuner_gh200.plan.facts import ELEMENT, RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.placing import Placed, place
-from simpletuner_gh200.plan.rows import POOLS, MemoryTable, Pool, table_of
+from simpletuner_gh200.plan.rows import PHASES, POOLS, Phase, Pool, Row, rows_of
 from simpletuner_gh200.plan.sizes import ModelSizes
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Seconds per optimizer step of one rank."""
+class Evaluated:
+    """What the policies decided, the bytes that follow from it, and seconds per optimizer step of one rank."""
 
+    placed: Placed
+    rows: tuple[Row, ...]
     seconds: Mapping[str, float]
 
     @property
-    def binding(self) -> str:
-        return max(self.seconds, key=lambda name: self.seconds[name])
+    def facts(self) -> RunFacts:
+        return self.placed.facts
 
-    @property
-    def step(self) -> float:
-        return self.seconds[self.binding]
+    # -- bytes -------------------------------------------------------------------------------------------------
 
-    @property
-    def serial(self) -> float:
-        """Computation, and what is known not to hide behind it: the basis on which settings are compared."""
-        return self.seconds["compute"] + self.seconds["state"] + self.seconds["waiting"]
+    def of(self, phase: Phase, pool: Pool) -> Iterator[Row]:
+        return (row for row in self.rows if row.pool == pool and row.phase in (None, phase))
 
-    def to_json(self) -> dict[str, object]:
-        return {"bounds": dict(self.seconds), "binding": self.binding}
+    def held(self, phase: Phase, pool: Pool, *, certain: bool = False) -> int:
+        """Bytes in a pool during a phase; ``certain``: without what is assumed."""
+        return sum(row.bytes for row in self.of(phase, pool) if row.certain or not certain)
 
+    def used(self, pool: Pool, *, certain: bool = False) -> int:
+        return max(self.held(phase, pool, certain=certain) for phase in PHASES)
 
-@dataclass(frozen=True)
-class Evaluated:
-    """Facts with what follows from them."""
-
-    facts: RunFacts
-    placed: Placed
-    table: MemoryTable
-    bounds: Bounds
+    def worst_phase(self, pool: Pool) -> Phase:
+        return max(PHASES, key=lambda phase: self.held(phase, pool))
 
     def overflow(self, *, certain: bool = False) -> dict[Pool, int]:
         """Pool -> bytes beyond its capacity; ``certain``: without anything assumed."""
@@ -56,18 +52,36 @@ class Evaluated:
         for pool in POOLS:
             capacity = machine.capacity(pool)
             if capacity is not None and not (pool == "hbm" and machine.one_pool):
-                over[pool] = self.table.used(pool, certain=certain) - capacity
+                over[pool] = self.used(pool, certain=certain) - capacity
         return {pool: size for pool, size in over.items() if size > 0}
 
     @property
     def fits(self) -> bool:
         return not self.overflow()
 
+    # -- time --------------------------------------------------------------------------------------------------
+
+    @property
+    def binding(self) -> str:
+        return max(self.seconds, key=lambda name: self.seconds[name])
+
+    @property
+    def least(self) -> float:
+        """Seconds of a step at least."""
+        return self.seconds[self.binding]
+
+    @property
+    def serial(self) -> float:
+        """Computation, and what is known not to hide behind it: the basis on which settings are compared."""
+        return self.seconds["compute"] + self.seconds["state"] + self.seconds["waiting"]
+
+    def step_json(self) -> dict[str, Any]:
+        return {"bounds": dict(self.seconds), "binding": self.binding}
+
 
 def evaluate(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> Evaluated:
     placed = place(facts, sizes, machine)
-    seconds = {name: bound(placed) for name, bound in BOUNDS.items()}
-    return Evaluated(facts, placed, table_of(placed), Bounds(seconds))
+    return Evaluated(placed, rows_of(placed), {name: bound(placed) for name, bound in BOUNDS.items()})
 
 
 def _compute(run: Placed) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from simpletuner_gh200.draw import charts
 from simpletuner_gh200.draw.page import page, paragraphs, section, table
@@ -46,75 +45,45 @@ _OTHERS = "#aaaaaa"
 SHOWN_BUCKETS = 8
 
 
-@dataclass(frozen=True)
-class PoolBar:
-    """One phase of one pool; ``rows`` from the largest down. ``whole``: what the full width stands for."""
-
-    pool: str
-    phase: str
-    rows: tuple[Row, ...]
-    capacity: int | None
-    whole: int
-
-    @property
-    def total(self) -> int:
-        return sum(row.bytes for row in self.rows)
-
-    @property
-    def over(self) -> bool:
-        return self.capacity is not None and self.total > self.capacity
-
-    @property
-    def label(self) -> str:
-        held = format_bytes(self.total)
-        return f"{held} of {format_bytes(self.capacity)}" if self.capacity is not None else held
-
-    def drawn(self) -> charts.Bar:
-        pieces = [
-            charts.Piece(
-                row.what,
-                row.bytes,
-                COLOURS.get(row.what, _OTHERS),
-                f"{row.what}: {format_bytes(row.bytes)}, {row.source}",
-                pale=not row.certain,
-            )
-            for row in self.rows
-        ]
-        name = f"{POOL_NAMES[self.pool]}, {self.phase}"
-        return charts.Bar(pieces, self.whole, name=name, note=self.label, limit=self.capacity)
-
-
-def bars(plan: Plan) -> Iterator[PoolBar]:
-    """Every phase of every pool that holds anything."""
+def bars(plan: Plan) -> Iterator[charts.Bar]:
+    """Every phase of every pool that holds anything, each row of the plan a piece, from the largest down."""
     for pool in POOLS:
         phases = [phase for phase in PHASES if phase != "validate" or plan.evaluated.facts.validates]
-        held = {phase: sorted(plan.table.of(phase, pool), key=lambda row: -row.bytes) for phase in phases}
+        held = {phase: sorted(plan.evaluated.of(phase, pool), key=lambda row: -row.bytes) for phase in phases}
         capacity = plan.machine.capacity(pool)
         whole = max(1, capacity or 0, *(sum(row.bytes for row in rows) for rows in held.values()))
-        if pool != "hbm" or not plan.machine.one_pool:
-            yield from (PoolBar(pool, phase, tuple(rows), capacity, whole) for phase, rows in held.items() if rows)
+        if pool == "hbm" and plan.machine.one_pool:
+            continue
+        for phase, rows in held.items():
+            total = format_bytes(sum(row.bytes for row in rows))
+            note = f"{total} of {format_bytes(capacity)}" if capacity is not None else total
+            if rows:
+                pieces = tuple(map(_piece, rows))
+                yield charts.Bar(pieces, whole, name=f"{POOL_NAMES[pool]}, {phase}", note=note, limit=capacity)
 
 
-def in_characters(plan: Plan, *, width: int = 60) -> Iterator[tuple[PoolBar, list[tuple[str, str]]]]:
-    """(bar, its pieces as (text, colour)); pale up to where the capacity ends."""
-    for bar in bars(plan):
-        pieces: list[tuple[str, str]] = []
-        used = drawn = 0
-        for row in bar.rows:
-            used += row.bytes
-            length = round(used / bar.whole * width) - drawn
-            if length > 0:
-                pieces.append(("█" * length, COLOURS.get(row.what, _OTHERS)))
-                drawn += length
-        limit = round(bar.capacity / bar.whole * width) if bar.capacity is not None else width
-        if drawn < limit:
-            pieces.append(("░" * (limit - drawn), _OTHERS))
-        yield bar, pieces
+def _piece(row: Row) -> charts.Piece:
+    words = f"{row.what}: {format_bytes(row.bytes)}, {row.source}"
+    return charts.Piece(row.what, row.bytes, COLOURS.get(row.what, _OTHERS), words, pale=not row.certain)
+
+
+def in_characters(bar: charts.Bar, *, width: int = 60) -> Iterator[tuple[str, str]]:
+    """(text, colour) of its pieces; pale up to where the capacity ends."""
+    used, drawn = 0.0, 0
+    for piece in bar.pieces:
+        used += piece.size
+        length = round(used / bar.whole * width) - drawn
+        if length > 0:
+            yield "█" * length, piece.colour
+            drawn += length
+    limit = round(bar.limit / bar.whole * width) if bar.limit is not None else width
+    if drawn < limit:
+        yield "░" * (limit - drawn), _OTHERS
 
 
 def _picture(plan: Plan) -> charts.Picture:
     """What is assumed is paler. Below, each bucket's activations as shares of the largest; paler: in CPU memory."""
-    rows = [bar.drawn() for bar in bars(plan)]
+    rows = list(bars(plan))
     if len(plan.buckets) > 1:
         most = max(bucket.hbm + bucket.grace for bucket in plan.buckets) or 1
         rows.append(charts.Bar((), 1, note="activations by bucket"))
@@ -144,9 +113,9 @@ def as_html(plan: Plan) -> str:
     """One page, no script, nothing from elsewhere."""
     held = [
         (row.what, POOL_NAMES[row.pool], row.phase or "all", format_bytes(row.bytes), row.source, row.note)
-        for row in sorted(plan.table.rows, key=lambda row: (row.pool, -row.bytes))
+        for row in sorted(plan.evaluated.rows, key=lambda row: (row.pool, -row.bytes))
     ]
-    bound = plan.evaluated.bounds
+    bound = plan.evaluated
     limits = [
         (name, format_seconds(value), "binds" if name == bound.binding else "") for name, value in bound.seconds.items()
     ]

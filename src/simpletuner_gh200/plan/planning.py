@@ -20,7 +20,7 @@ from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fas
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine, this_machine
-from simpletuner_gh200.plan.rows import PHASES, POOLS, MemoryTable
+from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
 from simpletuner_gh200.plan.steps import sharding_notes
 from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread, usual_flops
@@ -52,10 +52,6 @@ class Plan:
     def fits(self) -> bool:
         return self.evaluated.fits
 
-    @property
-    def table(self) -> MemoryTable:
-        return self.evaluated.table
-
     @cached_property
     def changes(self) -> list[SettingChange]:
         return changes(self.evaluated.facts, self.sizes, self.machine)
@@ -72,22 +68,22 @@ class Plan:
         return usual_flops(self.buckets) if placed.step.source == "computed" and placed.mix is None else None
 
     def to_json(self) -> dict[str, Any]:
-        table = self.table
+        found = self.evaluated
         pools = {}
         for pool in POOLS:
-            capacity, used = self.machine.capacity(pool), table.used(pool)
+            capacity, used = self.machine.capacity(pool), found.used(pool)
             pools[pool] = {"capacity": capacity, "used": used, "free": None if capacity is None else capacity - used}
         return {
             "fits": self.fits,
             "machine": self.machine.name,
             "pools": pools,
-            "phases": {phase: {pool: table.held(phase, pool) for pool in POOLS} for phase in PHASES},
-            "bytes": [row.to_json() for row in table.rows],
+            "phases": {phase: {pool: found.held(phase, pool) for pool in POOLS} for phase in PHASES},
+            "bytes": [row.to_json() for row in found.rows],
             "buckets": [bucket.to_json() for bucket in self.buckets],
-            "step": {**self.evaluated.bounds.to_json(), "flops": self.traced_flops},
+            "step": {**found.step_json(), "flops": self.traced_flops},
             "changes": [change.to_json() for change in self.changes],
-            "fastest": found.to_json() if (found := fastest(self.changes)) else None,
-            "nodes": [found.to_json() for found in self.nodes],
+            "fastest": best.to_json() if (best := fastest(self.changes)) else None,
+            "nodes": [one.to_json() for one in self.nodes],
             "unified": sorted(kind for kind, ours in self.evaluated.facts.unified.items() if ours),
             "rates": self.machine.rate_sources,
             "rate_values": {name: getattr(self.machine, name) for name in RATES},

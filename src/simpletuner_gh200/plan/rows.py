@@ -50,32 +50,11 @@ class Row:
         return {**found, "note": self.note} if self.note else found
 
 
-@dataclass(frozen=True)
-class MemoryTable:
-    rows: tuple[Row, ...]
-
-    def of(self, phase: Phase, pool: Pool) -> Iterator[Row]:
-        return (row for row in self.rows if row.pool == pool and row.phase in (None, phase))
-
-    def held(self, phase: Phase, pool: Pool, *, certain: bool = False) -> int:
-        """Bytes in a pool during a phase; ``certain``: without what is assumed."""
-        return sum(row.bytes for row in self.of(phase, pool) if row.certain or not certain)
-
-    def used(self, pool: Pool, *, certain: bool = False) -> int:
-        return max(self.held(phase, pool, certain=certain) for phase in PHASES)
-
-    def worst_phase(self, pool: Pool) -> Phase:
-        return max(PHASES, key=lambda phase: self.held(phase, pool))
-
-    def largest(self, phase: Phase, pool: Pool) -> Row | None:
-        return max(self.of(phase, pool), key=lambda row: row.bytes, default=None)
-
-
-def table_of(placed: Placed) -> MemoryTable:
+def rows_of(placed: Placed) -> tuple[Row, ...]:
     """Rows of no bytes say nothing, nor do those of a phase that the run has not."""
     rows = (row for kind in ROWS for row in kind(placed))
     there = (row for row in rows if row.bytes > 0 and (row.phase != "validate" or placed.facts.validates))
-    return MemoryTable(tuple(_doubted(_in_its_pool(row, placed), placed) for row in there))
+    return tuple(_doubted(_in_its_pool(row, placed), placed) for row in there)
 
 
 def _in_its_pool(row: Row, placed: Placed) -> Row:

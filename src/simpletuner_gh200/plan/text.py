@@ -41,7 +41,7 @@ def headline(plan: Plan) -> str:
 def summary(plan: Plan) -> Iterator[str]:
     """A line per pool: how full, in which phase, and by what most."""
     for pool in POOLS:
-        used, capacity = plan.table.used(pool), plan.machine.capacity(pool)
+        used, capacity = plan.evaluated.used(pool), plan.machine.capacity(pool)
         of = f" of {format_bytes(capacity)}" if capacity is not None else ""
         over = _TOO_MUCH if capacity is not None and used > capacity else ""
         if used:
@@ -49,19 +49,19 @@ def summary(plan: Plan) -> Iterator[str]:
 
 
 def _phase_and_most(plan: Plan, pool: Pool) -> str:
-    phase = plan.table.worst_phase(pool)
-    largest = plan.table.largest(phase, pool)
+    phase = plan.evaluated.worst_phase(pool)
+    largest = max(plan.evaluated.of(phase, pool), key=lambda row: row.bytes, default=None)
     return phase + (f"; most of it {largest.what}, {format_bytes(largest.bytes)}" if largest is not None else "")
 
 
 def step_line(plan: Plan) -> str:
-    bound = plan.evaluated.bounds
+    bound = plan.evaluated
     others = ", ".join(
         f"{name} {format_seconds(value)}" for name, value in bound.seconds.items() if value and name != bound.binding
     )
     source = plan.machine.rate_sources["flops"]
     rate = f" at {plan.machine.flops / 1e12:.3g} TFLOP/s ({source})" if bound.binding == "compute" else ""
-    least = f"a step takes at least {format_seconds(bound.step)}: {bound.binding} binds{rate}"
+    least = f"a step takes at least {format_seconds(bound.least)}: {bound.binding} binds{rate}"
     return f"{least}; {others or 'nothing else counts'}"
 
 
@@ -88,13 +88,12 @@ def nodes_lines(plan: Plan) -> Iterator[str]:
 
 
 def _on_nodes(found: OnNodes) -> str:
-    bound, table = found.evaluated.bounds, found.evaluated.table
-    ranks = found.evaluated.facts.ranks
+    run, ranks = found.evaluated, found.evaluated.facts.ranks
     needs = f", with {', '.join(f'{key}={value}' for key, value in found.needs.items())}" if found.needs else ""
-    used = ", ".join(f"{POOL_NAMES[pool]} {format_bytes(table.used(pool))}" for pool in POOLS[:2] if table.used(pool))
+    used = ", ".join(f"{POOL_NAMES[pool]} {format_bytes(run.used(pool))}" for pool in POOLS[:2] if run.used(pool))
     fits = "fits" if found.fits else "too much"
     nodes = f"{found.nodes} node{'s' * (found.nodes > 1)}, {ranks} rank{'s' * (ranks > 1)}"
-    return f"{nodes}: {fits}, {used} a rank, a step at least {format_seconds(bound.step)} ({bound.binding}){needs}"
+    return f"{nodes}: {fits}, {used} a rank, a step at least {format_seconds(run.least)} ({run.binding}){needs}"
 
 
 def refusal(plan: Plan) -> str | None:
@@ -107,7 +106,7 @@ def refusal(plan: Plan) -> str | None:
         if pool == "disk":
             continue
         capacity = format_bytes(plan.machine.capacity(pool) or 0)
-        used = format_bytes(plan.table.used(pool, certain=True))
+        used = format_bytes(plan.evaluated.used(pool, certain=True))
         needs = f"at least {used} are needed in {_phase_and_most(plan, pool)}"
         reasons.append(f"{POOL_NAMES[pool]} has {capacity}, {needs}: {format_bytes(size)} too much")
     return "; ".join(reasons) or None

@@ -125,9 +125,9 @@ class OnNodes:
             "needs": dict(self.needs),
             "fits": self.fits,
             "weights": found.placed.step.weights,
-            "hbm": found.table.used("hbm"),
-            "grace": found.table.used("grace"),
-            "step": found.bounds.to_json(),
+            "hbm": found.used("hbm"),
+            "grace": found.used("grace"),
+            "step": found.step_json(),
         }
 
 

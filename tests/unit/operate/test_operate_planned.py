@@ -97,7 +97,7 @@ def test_the_plan_of_a_run_in_progress_stays_when_a_second_job_is_refused(locate
 def test_the_report_shows_planned_against_measured(located, tmp_path):
     plan = planning.quick_plan(read_training(located, {}), MACHINES["gh200-96"])
     output = tmp_path / "output"
-    recorded(output, used=2 * plan.table.held("train", "hbm"))
+    recorded(output, used=2 * plan.evaluated.held("train", "hbm"))
     assert planned.compared(read_run(output)) == [], "a run without a plan"
     planning.keep(plan, output)
     rows = {row[0]: row for row in planned.compared(read_run(output))}
@@ -125,7 +125,9 @@ def test_a_run_on_a_device_calibrates_the_next_plan(located, tmp_path, private_c
     recorded(output, used=43 * GIB, reserved=40 * GIB)
     assert learned() == 3 * GIB
     again = make_plan(read_training(located, {}), here, trace=False)
-    assert {row.source for row in again.table.rows if row.what == "context"} == {"assumed"}, "no refusal rests on it"
+    assert {row.source for row in again.evaluated.rows if row.what == "context"} == {"assumed"}, (
+        "no refusal rests on it"
+    )
 
 
 def test_nothing_is_learned_where_torch_reserves_memory_in_grace(located, tmp_path, private_cache):
@@ -226,4 +228,4 @@ def test_a_runs_own_rates_are_in_this_machines_next_plan(located, tmp_path, priv
     assert found.machine.disk_rate == pytest.approx(2 * GIB)
     assert found.machine.rate_sources["flops"] == "measured: run output"
     assert (found.machine.from_files == pytest.approx(120.0)) is learns
-    assert found.evaluated.bounds.seconds["disk"] < plan.evaluated.bounds.seconds["disk"] * 3 * 10**9 / (1.9 * GIB)
+    assert found.evaluated.seconds["disk"] < plan.evaluated.seconds["disk"] * 3 * 10**9 / (1.9 * GIB)

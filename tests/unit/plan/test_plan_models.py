@@ -199,12 +199,12 @@ def test_a_flavour_that_was_downloaded_is_read_from_the_hubs_cache(tmp_path):
 def test_a_model_that_is_only_of_a_known_family_is_a_guess_and_never_refused(tmp_path):
     known = planned(tmp_path, model_family="wan", model_flavour="large")
     assert refusal(known) is not None
-    assert {row.source for row in known.table.rows if row.what == "optimizer"} == {"measured"}
+    assert {row.source for row in known.evaluated.rows if row.what == "optimizer"} == {"measured"}
     guessed = planned(tmp_path, model_family="wan", model_flavour="small")
     assert not guessed.fits
     assert refusal(guessed) is None
     of_the_model = ("weights", "gradients", "optimizer", "activations", "checkpoint", "checkpoints", "text_encoder")
-    assert {row.source for row in guessed.table.rows if row.what in of_the_model} == {"assumed"}
+    assert {row.source for row in guessed.evaluated.rows if row.what in of_the_model} == {"assumed"}
     assert any("some/small" in note and "of the same family" in note for note in guessed.notes)
 
 

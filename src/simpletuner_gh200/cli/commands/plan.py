@@ -120,19 +120,19 @@ def _draw(made: Plan, path: Path) -> None:
 
 
 def _print(made: Plan, console: Console) -> None:
-    from simpletuner_gh200.plan.pictures import SHOWN_BUCKETS, in_characters
+    from simpletuner_gh200.plan.pictures import SHOWN_BUCKETS, bars, in_characters
     from simpletuner_gh200.plan.text import BUCKET_HEADINGS, bucket_cells, headline, nodes_lines, step_line, summary
 
     console.print(headline(made), style="bold green" if made.fits else "bold red", markup=False, highlight=False)
-    for bar, pieces in in_characters(made, width=max(20, min(60, console.width - 44))):
-        drawn = Text(f"{bar.pool:>5} {bar.phase:<9}")
-        for text, shade in pieces:
+    for bar in bars(made):
+        drawn = Text(f"{bar.name:>20} ")
+        for text, shade in in_characters(bar, width=max(20, min(60, console.width - 50))):
             drawn.append(text, style=shade)
-        drawn.append(f" {bar.label}", style="bold red" if bar.over else "")
+        drawn.append(f" {bar.note}", style="bold red" if bar.over else "")
         console.print(drawn, highlight=False)
     rows = [
         (row.what, row.pool, row.phase or "all", format_bytes(row.bytes), row.source)
-        for row in sorted(made.table.rows, key=lambda row: (row.pool != "hbm", row.pool != "grace", -row.bytes))
+        for row in sorted(made.evaluated.rows, key=lambda row: (row.pool != "hbm", row.pool != "grace", -row.bytes))
     ]
     show_table(console, ("what", "pool", "phase", "bytes", "source"), rows, title="bytes", right=(3,))
     if len(made.buckets) > 1:

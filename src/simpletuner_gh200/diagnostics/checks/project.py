@@ -97,7 +97,7 @@ def _whole_run(context: Context, shown: str) -> CheckResult:
     if why is not None:
         fix = plan.advice.text() if plan.advice else f"see what would fit: gh200 plan {context.config}"
         return failed(f"{shown}; {why}", fix)
-    needed = plan.table.used("grace")
+    needed = plan.evaluated.used("grace")
     whole = f"{shown}; {format_bytes(needed)} with everything else of the run"
     if needed > plan.machine.grace:
         return warned(whole, f"see what takes it: gh200 plan {context.config} --machine this")
@@ -135,7 +135,7 @@ def _expected(context: Context) -> tuple[int, str]:
     if cached:
         return cached, "as large as SimpleTuner's cache files"
     if context.plan is not None:
-        return sum(row.bytes for row in context.plan.table.rows if row.what == "packs"), "by gh200 plan"
+        return sum(row.bytes for row in context.plan.evaluated.rows if row.what == "packs"), "by gh200 plan"
     files = sum(survey(folder, sizes=True).bytes for _name, folder in training.local_datasets() if folder.is_dir())
     return files, "at most: as large as the dataset, without a model_family to plan by"
 
