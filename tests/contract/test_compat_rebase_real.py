@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.upstream.source import installed_package
+from simpletuner_gh200.config.files import find_package
 
-PACKAGE = installed_package("simpletuner")
+PACKAGE = find_package("simpletuner")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.slow,
@@ -41,7 +41,7 @@ def fork(tmp_path: Path) -> Path:
     assert PACKAGE is not None
     root = tmp_path / "fork"
     ignore = shutil.ignore_patterns("__pycache__", "*.js", "*.css", "*.html", "*.svg", "*.png", "*.json", "static")
-    shutil.copytree(PACKAGE.root / "simpletuner", root / "simpletuner", ignore=ignore)
+    shutil.copytree(PACKAGE, root / "simpletuner", ignore=ignore)
     git(root, "init", "--quiet", "--initial-branch", "main")
     git(root, "config", "user.name", "tester")
     git(root, "config", "user.email", "tester@example.org")

@@ -45,7 +45,7 @@ MUTATIONS, HARMLESS = ([Edit(*found) for found in BLOCK.findall(part)] for part 
 def here(spec: SeamSpec) -> bool:
     """An optional place that this release does not have can't be broken in it."""
     package = installed_package(spec.module.partition(".")[0])
-    text = package.read(spec.module) if package is not None else None
+    text = package(spec.module) if package is not None else None
     return not spec.optional or (text is not None and syntax.find(ast.parse(text), spec.qualname) is not None)
 
 
@@ -69,7 +69,7 @@ FACT_METHODS = {
 def canonical(module: str) -> str:
     """The module's real source, parsed and written out again; of a very long class only what the contract speaks of."""
     package = installed_package(module.partition(".")[0])
-    text = package.read(module) if package is not None else None
+    text = package(module) if package is not None else None
     assert text is not None, f"no {module}"
     tree = ast.parse(text)
     for name in LONG_CLASSES:

@@ -74,7 +74,7 @@ def in_characters(bar: charts.Bar, *, width: int = 60) -> Iterator[tuple[str, st
         used += piece.size
         length = round(used / bar.whole * width) - drawn
         if length > 0:
-            yield "█" * length, piece.colour
+            yield "█" * length, str(piece.colour)
             drawn += length
     limit = round(bar.limit / bar.whole * width) if bar.limit is not None else width
     if drawn < limit:

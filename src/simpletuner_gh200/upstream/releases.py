@@ -19,14 +19,14 @@ from packaging.version import InvalidVersion, Version
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.check import Verdict, check_remembered
-from simpletuner_gh200.upstream.git import resolve
 from simpletuner_gh200.upstream.source import (
     PACKAGE,
-    GitSource,
     JoinedSource,
-    WheelSource,
+    commit_source,
     installed_source,
     path_source,
+    resolve,
+    wheel_source,
     with_installed_accelerate,
 )
 from simpletuner_gh200.upstream.user_cache import cache_root
@@ -49,7 +49,7 @@ def select(
     if path is not None:
         return path_source(path)
     if repository is not None:
-        return with_installed_accelerate(GitSource(repository, resolve(repository, ref or "HEAD")))
+        return with_installed_accelerate(commit_source(repository, resolve(repository, ref or "HEAD")))
     return installed_source()
 
 
@@ -70,7 +70,7 @@ def sweep() -> Iterator[Verdict]:
 
 
 def released(version: Version) -> JoinedSource:
-    return with_installed_accelerate(wheel(version), str(version))
+    return with_installed_accelerate(wheel_source(wheel(version)), str(version))
 
 
 def _parse_version(text: str) -> Version:
@@ -89,11 +89,11 @@ def releases() -> list[Version]:
     return sorted(version for version in map(Version, found.group(1).split(", ")) if version >= OLDEST)
 
 
-def wheel(version: Version) -> WheelSource:
+def wheel(version: Version) -> Path:
     """That release's wheel, from our cache or the index. Its own Python requirement does not matter for reading it."""
     folder = cache_root() / "wheels"
     folder.mkdir(mode=0o700, exist_ok=True)
-    return WheelSource(kept_wheel(folder, version) or _download(folder, version))
+    return kept_wheel(folder, version) or _download(folder, version)
 
 
 def kept_wheel(folder: Path, version: Version) -> Path | None:

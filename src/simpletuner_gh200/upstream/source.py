@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import importlib.util
+import subprocess
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
 
+from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import syntax
-from simpletuner_gh200.upstream.git import git
 
 PACKAGE = "simpletuner"
 MAX_SOURCE_BYTES = 16 << 20
 """More than this is no Python source of ours to read; guards against a wheel that inflates without end."""
 
 
-class Source(Protocol):
-    """Something that has the text of modules, by dotted name."""
-
-    def read(self, module: str) -> bytes | None:
-        """The module's source; None if it has no such module."""
+Source = Callable[[str], bytes | None]
+"""The text of a module by its dotted name; None if there is no such module."""
 
 
 def candidate_paths(module: str) -> tuple[str, str]:
@@ -33,53 +29,39 @@ def candidate_paths(module: str) -> tuple[str, str]:
     return f"{base}.py", f"{base}/__init__.py"
 
 
-@dataclass(frozen=True)
-class FolderSource:
+def folder_source(root: Path) -> Source:
     """A folder that holds packages, such as a checkout or ``site-packages``."""
 
-    root: Path
+    def read(module: str) -> bytes | None:
+        path = next((path for name in candidate_paths(module) if (path := root / name).is_file()), None)
+        return None if path is None else path.read_bytes()
 
-    def read(self, module: str) -> bytes | None:
-        for path in candidate_paths(module):
-            try:
-                return (self.root / path).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-        return None
+    return read
 
 
-@dataclass(frozen=True)
-class GitSource:
+def commit_source(repository: Path, commit: str) -> Source:
     """The tree of one commit."""
 
-    repository: Path
-    commit: str
-
-    def read(self, module: str) -> bytes | None:
-        found = (
-            git(self.repository, "cat-file", "blob", f"{self.commit}:{path}", check=False)
-            for path in candidate_paths(module)
-        )
+    def read(module: str) -> bytes | None:
+        names = (f"{commit}:{path}" for path in candidate_paths(module))
+        found = (git(repository, "cat-file", "blob", name, check=False) for name in names)
         return next((done.stdout for done in found if done.returncode == 0), None)
 
+    return read
 
-@dataclass(frozen=True)
-class WheelSource:
+
+def wheel_source(path: Path) -> Source:
     """A wheel, read in place: members are looked up by exact name and never unpacked."""
 
-    path: Path
+    def read(module: str) -> bytes | None:
+        archive = _archive(path)
+        names = archive.NameToInfo
+        member = next((names[name] for name in candidate_paths(module) if name in names), None)
+        if member is not None and member.file_size > MAX_SOURCE_BYTES:
+            raise UsageError(f"{path.name}: {member.filename} claims {member.file_size} bytes, which no source has")
+        return None if member is None else archive.read(member)
 
-    def read(self, module: str) -> bytes | None:
-        archive = _archive(self.path)
-        for name in candidate_paths(module):
-            try:
-                member = archive.getinfo(name)
-            except KeyError:
-                continue
-            if member.file_size > MAX_SOURCE_BYTES:
-                raise UsageError(f"{self.path.name}: {name} claims {member.file_size} bytes, which no source has")
-            return archive.read(member)
-        return None
+    return read
 
 
 @lru_cache(maxsize=2)
@@ -101,7 +83,7 @@ class JoinedSource:
 
     def read(self, module: str) -> bytes | None:
         source = self.packages.get(module.partition(".")[0])
-        return None if source is None else source.read(module)
+        return None if source is None else source(module)
 
     def has(self, module: str) -> bool:
         return module.partition(".")[0] in self.packages
@@ -115,15 +97,10 @@ class JoinedSource:
         return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else "unknown"
 
 
-def installed_package(name: str) -> FolderSource | None:
-    """The package as this interpreter would import it, editable installs included; None if there is none."""
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    if found is None or found.origin is None:
-        return None
-    return FolderSource(Path(found.origin).parent.parent)
+def installed_package(name: str) -> Source | None:
+    """The package as this interpreter would import it; None if there is none."""
+    package = find_package(name)
+    return None if package is None else folder_source(package.parent)
 
 
 def with_installed_accelerate(source: Source, version: str | None = None) -> JoinedSource:
@@ -145,10 +122,10 @@ def installed_source() -> JoinedSource:
 def path_source(path: Path) -> JoinedSource:
     """A wheel file, a checkout or site-packages folder, or the package folder itself."""
     if path.is_file() and path.suffix == ".whl":
-        return with_installed_accelerate(WheelSource(path))
+        return with_installed_accelerate(wheel_source(path))
     for root in (path, path.parent):
         if (root / PACKAGE / "helpers").is_dir() and (root == path or path.name == PACKAGE):
-            return with_installed_accelerate(FolderSource(root))
+            return with_installed_accelerate(folder_source(root))
     raise UsageError(
         f"no SimpleTuner in {path}", remedy="give a checkout, a site-packages folder, the package folder or a wheel"
     )
@@ -159,3 +136,28 @@ def installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+# -- the git client. Refs are data: they never reach git where it reads options -----------------------------------
+
+
+def git(repository: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    """One git command in ``repository``; what it writes to stderr becomes the error."""
+    command = ["git", "-C", str(repository), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError as missing:
+        raise UsageError("git is not installed", remedy="install git") from missing
+    if check and done.returncode != 0:
+        detail = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise UsageError(f"git {arguments[0]} in {repository}: {detail}")
+    return done
+
+
+def resolve(repository: Path, ref: str) -> str:
+    """The commit a ref names. ``--end-of-options`` keeps a ref that starts with a dash from being an option."""
+    done = git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", check=False)
+    commit = done.stdout.decode().strip()
+    if done.returncode != 0 or not commit:
+        raise UsageError(f"no commit {ref!r} in {repository}", remedy="fetch it first, or name a branch, tag or commit")
+    return commit

@@ -7,7 +7,7 @@ but run, and with what. Neither limits what is accepted: an unknown release is d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
@@ -38,45 +38,34 @@ def off_on(verdict: Verdict) -> dict[str, str]:
     return {name: str(status) for name, status in verdict.features.items() if not status.on}
 
 
-def _alike(releases: Releases) -> list[tuple[str, int, str, Mapping[str, str]]]:
+def support_rows(releases: Releases) -> list[tuple[str, str, str, str]]:
     """(first to last, how many, how they were checked, what is off) for each run of releases that share a verdict."""
-    groups = []
-    for _same, group in groupby(
-        releases, key=lambda version: (EXECUTED.get(version), sorted(releases[version].items()))
-    ):
+    rows = []
+    for _same, group in groupby(releases, key=lambda name: (EXECUTED.get(name), sorted(releases[name].items()))):
         members = list(group)
         first, last = members[0], members[-1]
         checked = f"source, and {EXECUTED[first]}" if first in EXECUTED else "source"
-        groups.append((first if first == last else f"{first} to {last}", len(members), checked, releases[first]))
-    return groups
+        off = "; ".join(f"{name} is {reason}" for name, reason in releases[first].items())
+        span = first if first == last else f"{first} to {last}"
+        rows.append((span, str(len(members)), checked, off or f"all {len(FEATURES)} on"))
+    return rows
 
 
 def support_table(releases: Releases) -> str:
-    """Markdown: one row per run of releases that share a verdict, split where one is also executed."""
-    lines = [
-        f"| SimpleTuner | releases | checked | {' | '.join(FEATURES)} |",
-        f"|---|---|---|{'---|' * len(FEATURES)}",
-    ]
-    notes: list[str] = []
-    for span, count, checked, off in _alike(releases):
-        cells = ["on" if name not in off else "**off**" for name in FEATURES]
-        lines.append(f"| {span} | {count} | {checked} | {' | '.join(cells)} |")
-        notes.extend(f"- {span}: {name} is {reason}" for name, reason in off.items())
-    lines += ["", *(notes or ["No feature is off on any of these releases."]), ""]
-    lines += [f"| tested | Python | {' | '.join(FIRST)} |", f"|---|---|{'---|' * len(FIRST)}"]
-    for each in TESTED:
-        pinned = tested_versions(each.release)
-        lines.append(f"| {each.release} | {each.pythons[0]} | {' | '.join(pinned[name] for name in FIRST)} |")
-    return "\n".join(lines)
+    """Markdown: the same rows, and the versions that the executed ones are tested with."""
+    tested = [(each.release, each.pythons[0], *map(tested_versions(each.release).get, FIRST)) for each in TESTED]
+    tables = (
+        (("SimpleTuner", "releases", "checked", "features"), *support_rows(releases)),
+        (("tested", "Python", *FIRST), *tested),
+    )
+    return "\n\n".join("\n".join(_table(rows)) for rows in tables)
 
 
-def support_rows(releases: Releases) -> list[tuple[str, str, str, str]]:
-    """The same for a screen: releases, how many, how they were checked, and what is off there."""
-    rows = []
-    for span, count, checked, off in _alike(releases):
-        words = "; ".join(f"{name} is {reason}" for name, reason in off.items())
-        rows.append((span, str(count), checked, words or f"all {len(FEATURES)} on"))
-    return rows
+def _table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    for number, row in enumerate(rows):
+        yield f"| {' | '.join(map(str, row))} |"
+        if number == 0:
+            yield f"|{'---|' * len(row)}"
 
 
 def support_document(releases: Releases) -> dict[str, Any]:

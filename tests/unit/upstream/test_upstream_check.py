@@ -12,7 +12,6 @@ from simpletuner_gh200.upstream.check import Verdict
 from simpletuner_gh200.upstream.features import FEATURES, ON, Status, consequences
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import Fact, all_specs, seam
-from tests.unit.upstream.upstream_samples import Texts
 
 STEPS = Fact("steps", facts.calls("self.step"), features=("ramp",))
 TRAINER = seam("trainer.train", "simpletuner.trainer:Trainer.train(self)", "telemetry", "the loop", STEPS)
@@ -26,7 +25,7 @@ def source(trainer: str | None = GOOD, **more: str) -> JoinedSource:
     texts = {} if trainer is None else {"simpletuner.trainer": trainer.encode()}
     texts |= {f"simpletuner.{name}": text.encode() for name, text in more.items()}
     texts["simpletuner"] = b"__version__ = '9.9'\n"
-    return JoinedSource({"simpletuner": Texts(texts)})
+    return JoinedSource({"simpletuner": texts.get})
 
 
 def rows(verdict: Verdict) -> dict[str, tuple[str, str]]:
@@ -60,32 +59,24 @@ def test_a_changed_signature_and_a_broken_fact_are_both_reported() -> None:
     assert "Trainer.train(self, n)" in verdict.broken[0].found
 
 
-def test_a_missing_module_is_named() -> None:
-    verdict = checking.check(source(None), SPECS)
-    assert verdict.broken[0].found == "no module simpletuner.trainer"
+@pytest.mark.parametrize(
+    ("text", "found"), [(None, "no module simpletuner.trainer"), ("def train(:\n", "not readable by this Python")]
+)
+def test_a_module_that_cannot_be_read_is_named(text: str | None, found: str) -> None:
+    assert found in checking.check(source(text), SPECS).broken[0].found
 
 
-def test_a_module_of_a_newer_python_is_named() -> None:
-    verdict = checking.check(source("def train(:\n"), SPECS)
-    assert "not readable by this Python" in verdict.broken[0].found
+def test_what_builds_on_a_lost_feature_is_lost_too() -> None:
+    verdicts = consequences({"config": "seam x: gone"})
+    assert (verdicts["config"], verdicts["ramp"]) == (Status("seam x: gone"), Status("needs config, which is off"))
+    assert verdicts["telemetry"] == ON
+    assert not any(status.on for status in consequences({"core": "gone"}).values())
 
 
 def test_an_optional_seam_that_is_there_must_be_right() -> None:
     broken_extra = seam("extra", "simpletuner.extra:new(a)", "store", "newer", optional=True)
     verdict = checking.check(source(extra="def new(b): ...\n"), {"extra": broken_extra})
     assert rows(verdict) == {"extra": ("broken", "store")}
-
-
-def test_what_builds_on_a_lost_feature_is_lost_too() -> None:
-    verdicts = consequences({"config": "seam x: gone"})
-    assert verdicts["config"] == Status("seam x: gone")
-    assert verdicts["ramp"] == Status("needs config, which is off")
-    assert verdicts["batch_path"] == Status("needs config, which is off")
-    assert verdicts["telemetry"] == ON
-
-
-def test_core_takes_everything_with_it() -> None:
-    assert not any(status.on for status in consequences({"core": "gone"}).values())
 
 
 def test_a_verdict_survives_json() -> None:
@@ -105,20 +96,8 @@ def test_every_feature_hangs_on_some_seam() -> None:
     assert named == set(FEATURES)
 
 
-class Counting:
-    """A source that counts how often it is read."""
-
-    label = "counting"
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
-
-    def read(self, module: str) -> bytes | None:
-        return self.text
-
-
 def joined(text: bytes) -> JoinedSource:
-    return JoinedSource({"simpletuner": Counting(text)})
+    return JoinedSource({"simpletuner": lambda _module: text})
 
 
 def test_the_same_texts_are_checked_once(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,13 +120,4 @@ def test_a_torn_entry_is_made_again(private_cache: Path) -> None:
         path.write_text(torn, encoding="utf-8")
         assert checking.check_remembered(joined(b"x = 1\n")) == first
         assert path.read_text(encoding="utf-8") == whole
-
-
-def test_the_cache_is_private_to_the_user(private_cache: Path) -> None:
-    checking.check_remembered(joined(b"x = 1\n"))
-    assert user_cache.cache_root().stat().st_mode & 0o077 == 0
-
-
-def test_a_cache_that_cannot_be_written_only_costs_time(private_cache: Path) -> None:
-    (user_cache.cache_root() / "verdicts").write_text("in the way", encoding="utf-8")
-    assert checking.check_remembered(joined(b"x = 1\n")) == checking.check_remembered(joined(b"x = 1\n"))
+    assert user_cache.cache_root().stat().st_mode & 0o077 == 0, "private to the user"

@@ -10,7 +10,6 @@ from simpletuner_gh200.upstream import diff
 from simpletuner_gh200.upstream.diff import review_lines
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import SeamSpec
-from tests.unit.upstream.upstream_samples import Texts
 
 OLD = """
 class T:
@@ -32,7 +31,7 @@ def one_seam(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(new: str) -> dict[str, Any]:
     texts = {"1": OLD.encode(), "2": new.encode()}
-    one, two = (JoinedSource({"simpletuner": Texts({"simpletuner.t": texts[name]})}, name) for name in texts)
+    one, two = (JoinedSource({"simpletuner": {"simpletuner.t": texts[name]}.get}, name) for name in texts)
     return diff.compare(one, two)
 
 

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Texts:
-    """A source of texts by module name."""
-
-    texts: Mapping[str, bytes]
-
-    def read(self, module: str) -> bytes | None:
-        return self.texts.get(module)
 
 
 def write_wheel(folder: Path, version: str, files: dict[str, str], *, requires_python: str = ">=3.8") -> Path:

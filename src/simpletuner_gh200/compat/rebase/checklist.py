@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simpletuner_gh200.compat.rebase.fork_report import checklist_lines
 from simpletuner_gh200.compat.rebase.repository import Repository, write_whole
-from simpletuner_gh200.upstream.git import git
+from simpletuner_gh200.upstream.source import git
 
 if TYPE_CHECKING:
     from simpletuner_gh200.compat.rebase.workflow import Journal

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.upstream.git import git, resolve
+from simpletuner_gh200.upstream.source import git, resolve
 
 UNDER_WAY = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply", "BISECT_LOG")
 # A hook or a signing prompt of the user's must not change or stop what we commit.

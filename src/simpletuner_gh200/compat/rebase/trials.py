@@ -13,7 +13,7 @@ from simpletuner_gh200.compat.rebase.tree import HOME, VENDOR
 from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child, python_path
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.check import check
-from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
+from simpletuner_gh200.upstream.source import folder_source, with_installed_accelerate
 
 SUITES = ("upstream", "gh200", "combined")
 """Manual validation, attention backends and audio without us; the extension alone; both together."""
@@ -84,7 +84,7 @@ def _parses(root: Path, folder: str) -> TreeTest:
 
 
 def _contract(root: Path) -> TreeTest:
-    verdict = check(with_installed_accelerate(FolderSource(root)))
+    verdict = check(with_installed_accelerate(folder_source(root)))
     broken = [f"{row.name}: {row.found}" for row in verdict.broken]
     detail = "; ".join(broken) or f"SimpleTuner {verdict.version}, {len(verdict.seams)} seams"
     return TreeTest("contract", "failed" if broken else "passed", detail)

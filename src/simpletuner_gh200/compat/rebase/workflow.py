@@ -19,7 +19,7 @@ from simpletuner_gh200.compat.rebase.checklist import BRANCH
 from simpletuner_gh200.compat.rebase.repository import Repository, write_whole
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.units import counted
-from simpletuner_gh200.upstream.git import resolve
+from simpletuner_gh200.upstream.source import resolve
 
 FILE = "journal.json"
 SMOKE, INTEGRATION, MATRICES = "upstream smoke tests", "integration tests", "feature matrix tests"

@@ -13,7 +13,7 @@ from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.held.codecs import PACKAGES
 from simpletuner_gh200.units import counted, format_seconds
 from simpletuner_gh200.upstream.check import check_remembered
-from simpletuner_gh200.upstream.source import FolderSource, with_installed_accelerate
+from simpletuner_gh200.upstream.source import folder_source, with_installed_accelerate
 from simpletuner_gh200.upstream.tested import setup_command, versions_in_words
 
 _BINDINGS = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
@@ -107,7 +107,7 @@ def seams(context: Context) -> CheckResult:
     package = context.package("simpletuner")
     if package is None:
         return skipped("SimpleTuner is not installed here")
-    verdict = check_remembered(with_installed_accelerate(FolderSource(package.parent)))
+    verdict = check_remembered(with_installed_accelerate(folder_source(package.parent)))
     if verdict.ok:
         here = sum(row.status == "ok" for row in verdict.seams)
         missing = len(verdict.seams) - here
