@@ -15,7 +15,6 @@ from simpletuner_gh200.held.bulk import TAKEN
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.packs import PackFolder
-from simpletuner_gh200.held.segment import Segment
 from simpletuner_gh200.held.tensor_files import FileTaker, Shapes
 from simpletuner_gh200.memory.background import BackgroundJob
 from simpletuner_gh200.memory.pace import Effort, Pace
@@ -23,6 +22,7 @@ from simpletuner_gh200.memory.pace import Effort, Pace
 KINDS = {"gzip_20KB": (10 * 1024, True), "zip_128KB": (64 * 1024, False), "zip_512KB": (256 * 1024, False)}
 """Of bfloat16 tensors: numbers in each, and whether the file is gzipped."""
 COUNTS = {"gzip_20KB": 1500, "zip_128KB": 600, "zip_512KB": 200}
+SMALL = (KINDS["gzip_20KB"][0],)
 STEPS = 20
 
 
@@ -34,7 +34,7 @@ def measure_fill(folder: Path, kind: str, count: int, repeats: int) -> dict[str,
     which the limit leaves out.
     """
     numbers, gzipped = KINDS[kind]
-    paths = make_cache_files(folder, numbers, count, gzipped=gzipped)
+    paths = make_cache_files(folder, (numbers,), count, gzipped=gzipped)
     some = paths[: max(count // 4, 1)]
     shapes = Shapes()
     _take_apart(paths[:1], shapes)  # the pickle is understood once in a cache of thousands of files
@@ -55,25 +55,37 @@ def measure_fill(folder: Path, kind: str, count: int, repeats: int) -> dict[str,
 
 def measure_scaling(folder: Path, count: int, repeats: int) -> float:
     """Wall time of filling with one thread against two."""
-    paths = make_cache_files(folder, KINDS["gzip_20KB"][0], count, gzipped=True)
+    paths = make_cache_files(folder, SMALL, count, gzipped=True)
     seconds = measure({"one": lambda: _fill(paths, 1), "two": lambda: _fill(paths, 2)}, repeats=repeats).wall
     return seconds["one"] / seconds["two"]
 
 
-def measure_packs(folder: Path, count: int, repeats: int) -> dict[str, Any]:
-    """CPU time per entry of 1 KB: all of them taken in and checked."""
-    paths = make_cache_files(folder / "files", 512, count, gzipped=True)
+def make_packs(folder: Path, paths: list[str]) -> PackFolder:
+    """Of the cache files at ``paths``, below ``folder``."""
     packs = PackFolder(folder / "packs", "bench")
-    packs.make(str(folder / "files"))
-    first = _cache()
-    Filler(first).fill(paths)
-    packs.save(first)
-    first.close()
+    packs.make(str(folder))
+    cache = new_cache()
+    Filler(cache).fill(paths, workers=2)
+    packs.save(cache)
+    cache.close()
+    return packs
+
+
+def take_packs(packs: PackFolder, cache: HeldCache, count: int) -> None:
+    """As a start does: all of them taken in and checked."""
+    again = PackFolder(packs.folder, "bench")
+    for segment in again.open_all():
+        cache.shelf.add(segment)
+    assert not list(again.recognise()) and again.account().entries == count, again.report
+
+
+def measure_packs(folder: Path, count: int, repeats: int) -> dict[str, Any]:
+    """CPU time per entry of 1 KB."""
+    packs = make_packs(folder, make_cache_files(folder / "files", (512,), count, gzipped=True))
 
     def load() -> None:
-        again = PackFolder(packs.folder, "bench")
-        cache = _cache(*again.open_all())
-        assert not list(again.recognise()) and again.account().entries == count, again.report
+        cache = new_cache()
+        take_packs(packs, cache, count)
         cache.close()
 
     return {"us_per_entry": measure({"load": load}, repeats=repeats).cpu["load"] / count * 1e6}
@@ -82,7 +94,7 @@ def measure_packs(folder: Path, count: int, repeats: int) -> dict[str, Any]:
 def measure_step_slowdown(folder: Path, count: int, repeats: int, steps: int = STEPS) -> float:
     """How much longer a step of the demo's UNet on the CPU takes while a cache is filled in the background."""
     step = training_step(side=16)
-    paths = make_cache_files(folder, KINDS["gzip_20KB"][0], count, gzipped=True)
+    paths = make_cache_files(folder, SMALL, count, gzipped=True)
     filling: list[_Filling] = []
 
     def alone() -> None:
@@ -109,7 +121,7 @@ class _Filling:
 
         def work(pace: Pace, effort: Effort) -> None:
             while not pace.ended:
-                cache = _cache()
+                cache = new_cache()
                 begun.set()
                 Filler(cache).fill(paths, workers=effort.threads, pace=pace)
                 cache.close()
@@ -155,11 +167,11 @@ def _torch_load(paths: list[str], gzipped: bool) -> None:
 
 
 def _fill(paths: list[str], workers: int) -> None:
-    cache = _cache()
+    cache = new_cache()
     Filler(cache).fill(paths, workers=workers)
     assert cache.statistics.published.value == len(paths), cache.report()
     cache.close()
 
 
-def _cache(*packs: Segment) -> HeldCache:
-    return HeldCache.alone("bench", *packs, look_for_nan=True)
+def new_cache() -> HeldCache:
+    return HeldCache.alone("bench", look_for_nan=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 EXTENSIONS = (
@@ -64,29 +64,16 @@ def make_jpegs(folder: Path, count: int) -> list[str]:
     return paths
 
 
-def make_latents(folder: Path, shape: tuple[int, ...], count: int) -> list[str]:
-    """Cache files as SimpleTuner writes them, in one folder."""
-    import torch
-
-    folder.mkdir(parents=True)
-    noise = torch.randn(count + 64, *shape[1:]).to(torch.bfloat16)
-    paths = []
-    for number in range(count):
-        path = folder / f"latent_{number:05d}.pt"
-        torch.save(noise[number : number + shape[0]].clone(), path)
-        paths.append(str(path))
-    return paths
-
-
-def make_cache_files(folder: Path, numbers: int, count: int, *, gzipped: bool) -> list[str]:
-    """As SimpleTuner writes them: one pickle of so many bfloat16 numbers, other numbers in each."""
+def make_cache_files(folder: Path, shape: tuple[int, ...], count: int, *, gzipped: bool = False) -> list[str]:
+    """As SimpleTuner writes them: one pickle of a bfloat16 tensor each, no two alike."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
+    noise = torch.randn(count + shape[0], *shape[1:]).to(torch.bfloat16)
     paths = []
     for number in range(count):
         out = io.BytesIO()
-        torch.save(torch.randn(numbers).to(torch.bfloat16), out)
+        torch.save(noise[number : number + shape[0]].clone(), out)
         path = folder / f"{number:05d}.pt"
         path.write_bytes(gzip.compress(out.getvalue()) if gzipped else out.getvalue())
         paths.append(str(path))
@@ -122,12 +109,14 @@ def training_step(side: int) -> Callable[[], None]:
     return step
 
 
-def warm(paths: list[str]) -> None:
-    """Into the page cache."""
+def read_all(paths: Iterable[str | Path], size: int = 4 << 20) -> None:
+    """The ``read_limit``: every file into one hot buffer, which no file of ``size`` fills. It warms the page cache."""
+    hot = memoryview(bytearray(size + 1))
     for path in paths:
-        with open(path, "rb") as file:
-            while file.read(1 << 20):
-                pass
+        fd = os.open(path, os.O_RDONLY)
+        while os.readv(fd, [hot]) == len(hot):
+            pass
+        os.close(fd)
 
 
 def chill(paths: list[str]) -> None:

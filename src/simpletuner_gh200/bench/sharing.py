@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.bench.samples import make_files, make_latents
+from simpletuner_gh200.bench.samples import make_cache_files, make_files
 from simpletuner_gh200.config.environment import for_child
 from simpletuner_gh200.memory.sharing import NodeGroup
 
@@ -32,7 +32,7 @@ def measure_dataset(folder: Path, size: int, count: int) -> dict[str, Any]:
 
 def measure_cache(folder: Path, count: int) -> dict[str, Any]:
     """``held_ratio`` of one rank, ``sharing/pss_ratio`` of two."""
-    make_latents(folder / "latents", LATENT_SHAPE, count)
+    make_cache_files(folder / "latents", LATENT_SHAPE, count)
     alone, together = (_held("cache", folder / "latents", world, folder) for world in (1, 2))
     whole = count * LATENT_BYTES
     return {"held_ratio": alone / whole, "sharing": {"pss_ratio": together / whole}}
@@ -101,7 +101,7 @@ def _be_a_dataset_rank(folder: Path) -> None:
             for name in names:
                 assert dataset.view(os.path.join(parent, name)) is not None
 
-    _answer(read_everything, _pss_of_everything)
+    _answer(read_everything, lambda: _pss(libraries=True))  # four interpreters are little beside a dataset
 
 
 def _be_a_cache_rank(folder: Path) -> None:
@@ -111,7 +111,7 @@ def _be_a_cache_rank(folder: Path) -> None:
 
     paths = list(cache_files(str(folder)).paths())
     load_file(paths[0])  # torch's own first-use memory is not ours
-    before = _pss_without_libraries()
+    before = _pss(libraries=False)
     wanted = [Wanted("latents", "vae", str(folder))]
     caches = Caches(wanted, allowed=None, group=NodeGroup.from_environment("bench"))
     caches.fill()
@@ -123,25 +123,19 @@ def _be_a_cache_rank(folder: Path) -> None:
         for path in paths:
             cache.find_all([path])[0].payload.sum()  # type: ignore[index]  # where it is held: hits are copies
 
-    _answer(read_everything, lambda: _pss_without_libraries() - before)
+    _answer(read_everything, lambda: _pss(libraries=False) - before)
     caches.close()
 
 
-def _pss_of_everything() -> int:
-    """The interpreter included: four of them are little beside a dataset."""
-    rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("Pss:"))
-
-
-def _pss_without_libraries() -> int:
-    """Of shared memory and of memory without a file: libraries are shared with whoever else runs on this machine."""
+def _pss(*, libraries: bool) -> int:
+    """Of this process; without libraries, which are shared with whoever else runs here: of memory and memfds alone."""
     total, counted = 0, False
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
             first, *rest = line.split(maxsplit=5)
             if "-" in first and not first.endswith(":"):
                 name = rest[4].strip() if len(rest) > 4 else ""
-                counted = not name or name.startswith(("[", "/memfd:"))
+                counted = libraries or not name or name.startswith(("[", "/memfd:"))
             elif counted and first == "Pss:":
                 total += int(rest[0]) * 1024
     return total

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.bench.cache_simpletuner import measure_simpletuner
-from simpletuner_gh200.bench.samples import make_latents
+from simpletuner_gh200.bench.filling import make_packs, new_cache, take_packs
+from simpletuner_gh200.bench.samples import make_cache_files, read_all
 from simpletuner_gh200.bench.sharing import measure_cache
 from simpletuner_gh200.bench.suite import Suite, measure, one_torch_thread
 from simpletuner_gh200.held.batch import assemble, same_tensor
@@ -21,7 +22,6 @@ from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.caches import Wanted, opened
 from simpletuner_gh200.held.copying import PARALLEL_FROM
 from simpletuner_gh200.held.fill import Filler
-from simpletuner_gh200.held.packs import PackFolder
 
 SHAPES = {"32KB": (4, 64, 64), "512KB": (16, 128, 128)}
 """Of bfloat16 latents."""
@@ -45,7 +45,7 @@ def measure_caches(quick: bool, _samples: int | None) -> dict[str, Any]:
 
 def measure_memory(folder: Path, size: str, count: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """(batch16, hit) of one size."""
-    paths = make_latents(folder, SHAPES[size], count)
+    paths = make_cache_files(folder, SHAPES[size], count)
     with opened([Wanted("latents", "vae", str(folder), look_for_nan=True)]) as caches, one_torch_thread():
         cache = caches["latents"]
         order = random.Random(3).sample(paths, len(paths))
@@ -116,26 +116,18 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
 
     A start reads no payload of a pack; ``first_epoch_vs_pt_files`` compares both with every entry used once besides.
     """
-    paths = make_latents(folder / "latents", SHAPES["512KB"], count)
-    packs = PackFolder(folder / "packs")
-    packs.make(str(folder))
-    first = _cache()
-    Filler(first).fill(paths, workers=2)
-    packs.save(first)
-    first.close()
+    paths = make_cache_files(folder / "latents", SHAPES["512KB"], count)
+    packs = make_packs(folder, paths)
     written = sorted(packs.folder.glob("*.pack"))
 
     def from_packs(cache: HeldCache) -> None:
-        again = PackFolder(packs.folder)
-        for segment in again.open_all():
-            cache.shelf.add(segment)
-        assert not list(again.recognise()) and again.account().entries == count, again.report
+        take_packs(packs, cache, count)
 
     def from_files(cache: HeldCache) -> None:
         Filler(cache).fill(paths, workers=os.cpu_count() or 1)
 
     def started(start: Callable[[HeldCache], None], *, used: bool = False) -> None:
-        cache = _cache()
+        cache = new_cache()
         start(cache)
         if used:
             _assemble(cache, _in_batches(paths), BufferPool())
@@ -143,7 +135,7 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
 
     subjects = {
         "packs": lambda: started(from_packs),
-        "read": lambda: _read(written),
+        "read": lambda: read_all(written),
         "pt": lambda: started(from_files),
         "packs_used": lambda: started(from_packs, used=True),
         "pt_used": lambda: started(from_files, used=True),
@@ -154,18 +146,6 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
         "vs_read_limit": seconds["read"] / seconds["packs"],
         "vs_pt_files": seconds["pt"] / seconds["packs"],
     }
-
-
-def _cache() -> HeldCache:
-    return HeldCache.alone("warm", look_for_nan=True)
-
-
-def _read(paths: list[Path]) -> None:
-    hot = memoryview(bytearray(4 << 20))
-    for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            while file.readinto(hot):
-                pass
 
 
 SUITE = Suite(

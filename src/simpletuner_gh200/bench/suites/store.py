@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, chill, make_files, make_jpegs, warm
+from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, chill, make_files, make_jpegs, read_all
 from simpletuner_gh200.bench.sharing import measure_dataset
 from simpletuner_gh200.bench.suite import Suite, measure
 from simpletuner_gh200.held.files import FileSegment, HeldFiles
@@ -63,12 +63,12 @@ def measure_staging(folder: Path, size: int, count: int, repeats: int) -> dict[s
         return stage(StagingRequest(folder, verify=verify, workers=os.cpu_count() or 1))[0]
 
     subjects: dict[str, Callable[[], object]] = {
-        "limit": lambda: read_limit(paths, size),
+        "limit": lambda: read_all(paths, size),
         "thread_lz4_dict": lambda: thread_lz4_dict(folder),
         "ours": lambda: staged("none"),
         "ours_header": lambda: staged("header"),
     }
-    seconds = measure(subjects, repeats=repeats, before=lambda _name: warm(paths)).wall
+    seconds = measure(subjects, repeats=repeats, before=lambda _name: read_all(paths)).wall
 
     def ratios(ours: float) -> dict[str, float]:
         return {
@@ -78,15 +78,6 @@ def measure_staging(folder: Path, size: int, count: int, repeats: int) -> dict[s
         }
 
     return {**ratios(seconds["ours"]), "header": ratios(seconds["ours_header"])}
-
-
-def read_limit(paths: list[str], size: int) -> None:
-    """os.open + os.readinto of every file into one hot buffer (readv before Python 3.14)."""
-    buffer = memoryview(bytearray(size))
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        os.readv(fd, [buffer])
-        os.close(fd)
 
 
 def find_with_rglob(folder: Path) -> list[Path]:
@@ -131,7 +122,7 @@ def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[s
     """
     paths = make_files(folder, size, count)
     dataset = HeldFiles.alone(stage(StagingRequest(folder, verify="none"))[0])
-    warm(paths)
+    read_all(paths)
     random.Random(7).shuffle(paths)
     few = paths[: max(1, CACHED_BYTES // size)]
     return {
@@ -223,7 +214,7 @@ def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any
     subjects["cold"] = subjects["local"]
 
     def before(name: str) -> None:
-        (chill if name == "cold" else warm)(paths)
+        (chill if name == "cold" else read_all)(paths)
 
     seconds = measure(subjects, repeats=repeats, before=before).wall
     return {
