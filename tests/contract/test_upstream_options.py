@@ -198,25 +198,6 @@ def test_older_spellings_and_every_variable_are_taken(table: OptionTable, checke
         assert accepts([*needed_but(flag.removeprefix("--")), *words]) == (not refused), variable
 
 
-@pytest.mark.parametrize(
-    ("slip", "meant"),
-    [
-        ("lerning_rate", "learning_rate"),
-        ("max_train_step", "max_train_steps"),
-        ("max-train-steps", "max_train_steps"),
-        ("train_batchsize", "train_batch_size"),
-        ("pretrained_model_name_or_pat", "pretrained_model_name_or_path"),
-        ("gh200_optimisations", "gh200_optimizations"),
-        ("mixed_precison", "mixed_precision"),
-    ],
-)
-def test_a_slip_is_refused_with_what_was_meant(checker: Checker, slip: str, meant: str) -> None:
-    (problem,), _notes = checker.keys({slip: 1})
-    assert problem.remedy == f"did you mean '{meant}'?"
-    (problem,) = checker.flags([f"--{slip}", "1"])
-    assert problem.remedy == f"did you mean '--{meant}'?"
-
-
 @pytest.mark.matrix  # the child imports SimpleTuner; tests/integration/test_command_line.py uses what it hands out
 def test_the_child_hands_out_the_same_table_and_keeps_it(
     table: OptionTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

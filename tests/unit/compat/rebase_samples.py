@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
+
+from tests.unit.upstream.upstream_samples import run_git
 
 TRAINER = """
 class Trainer:
@@ -42,12 +43,6 @@ PACKAGE = (
     *(f"{room}/__init__.py" for room in ("config", "memory", "store", "cache")),
 )
 MORE = tuple(f"{room}/__init__.py" for room in ("ramp", "seams", "cli", "telemetry", "upstream", "brand_new_room"))
-
-
-def run_git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -20,7 +20,8 @@ from simpletuner_gh200.compat.rebase import checklist, tree, trials, workflow
 from simpletuner_gh200.compat.rebase.repository import Repository, write_whole
 from simpletuner_gh200.compat.rebase.workflow import Journal, Rebase, StepRecord
 from simpletuner_gh200.errors import RunFailed, UsageError
-from tests.unit.compat.rebase_samples import make_package, make_repository, run_git, write
+from tests.unit.compat.rebase_samples import make_package, make_repository, write
+from tests.unit.upstream.upstream_samples import run_git
 
 
 @dataclass(frozen=True)

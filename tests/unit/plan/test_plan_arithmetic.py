@@ -199,15 +199,6 @@ def test_checkpointing_gives_way_to_activations_in_grace_block_by_block():
     assert (pool.mix, pool.step.saved) == (None, BLOCKS * GIB // 16), "one pool: checkpointed as ever"
 
 
-def test_both_modes_keep_in_hbm_what_there_is_room_for():
-    chosen = {
-        mode: place(facts(checkpointing=False, **{**AWAY, "activations": mode}), sizes(), MACHINE).mix
-        for mode in ("auto", "grace")
-    }
-    assert chosen["auto"] == chosen["grace"]
-    assert chosen["grace"].kept > 0
-
-
 @pytest.mark.parametrize("dropped", [True, False])
 def test_what_stays_of_a_forward_pass_has_room_beside_what_is_held_then(dropped):
     tight = replace(MACHINE, hbm=70 * 10**9)
@@ -303,17 +294,6 @@ def test_a_run_that_does_not_fit_gets_the_cheapest_change_that_makes_it():
     fitting = [change for change in found if change.fits and change.exact]
     assert best.cost == min(change.cost for change in fitting)
     assert [change.fits for change in found] == sorted((change.fits for change in found), reverse=True)
-
-
-def test_a_change_says_what_it_does():
-    for change in changes(facts(), sizes(), MACHINE):
-        after = facts()
-        for key, value in change.settings.items():
-            name = {"gh200_optimizations.use_uvm": "state_in_grace", "gradient_checkpointing": "checkpointing"}.get(key)
-            name = name or {"set_grads_to_none": "drops_gradients", "optimizer": "optimizer"}.get(key)
-            name = name or {"gh200_optimizations.activations": "activations"}[key]
-            after = replace(after, **{name: value})
-        assert evaluate(after, sizes(), MACHINE).fits == change.fits, change.what
 
 
 def test_the_fastest_setting_of_a_run_that_fits():

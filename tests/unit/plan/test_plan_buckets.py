@@ -16,7 +16,6 @@ from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.models import ModelPart
 from simpletuner_gh200.plan.pictures import as_html, as_svg
 from simpletuner_gh200.plan.planning import make_plan
-from simpletuner_gh200.plan.sizes import ends
 from simpletuner_gh200.plan.variants import between, buckets, usual_flops
 from tests.unit.plan.plan_samples import facts, sizes, trace
 
@@ -72,13 +71,6 @@ def test_the_usual_step_counts_each_bucket_as_often_as_it_comes():
     whole = sum(bucket.flops * bucket.samples for bucket in all_of_them) / 40
     assert usual_flops(all_of_them) == pytest.approx(whole)
     assert usual_flops(()) is None
-
-
-def test_ends_are_those_of_the_area():
-    assert ends(dict.fromkeys([SampleShape(768, 1344), SMALL, SampleShape(1344, 768)], 0)) == (
-        SMALL,
-        SampleShape(1344, 768),
-    )
 
 
 @pytest.fixture

@@ -141,13 +141,6 @@ def test_a_part_that_no_run_loads_is_not_counted(tmp_path):
     assert [name for name, kind in kinds.items() if kind == "encoder"] == ["image_encoder", "text_encoder"]
 
 
-def test_a_folder_without_a_denoiser_is_completed_from_what_is_published(tmp_path):
-    safetensors(tmp_path / "model" / "vae" / "v.safetensors", x=[2])
-    found = read_parts(str(tmp_path / "model"), "flux")
-    assert (found["vae"].source, found["vae"].parameters) == ("measured", 2)
-    assert found["transformer"].source == "assumed"
-
-
 def test_a_denoiser_of_its_own_takes_the_place_of_the_pipelines(tmp_path):
     safetensors(tmp_path / "mine" / "transformer" / "a.safetensors", x=[10, 10])
     safetensors(tmp_path / "plain" / "a.safetensors", x=[7])
@@ -186,14 +179,6 @@ def test_without_simpletuner_no_flavour_is_known(monkeypatch):
     flavours.flavours_of.cache_clear()
     assert model_of({"model_family": "wan"}) == ""
     assert not flavours.families()
-
-
-def test_a_flavour_that_was_downloaded_is_read_from_the_hubs_cache(tmp_path):
-    place = tmp_path / "hf" / "hub" / "models--some--small" / "snapshots" / "abc" / "transformer"
-    safetensors(place / "a.safetensors", x=[1000, 1000])
-    plan = planned(tmp_path, model_family="wan")
-    assert plan.sizes.denoiser.parameters == 10**6
-    assert plan.fits
 
 
 def test_a_model_that_is_only_of_a_known_family_is_a_guess_and_never_refused(tmp_path):

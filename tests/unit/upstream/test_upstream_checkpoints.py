@@ -122,16 +122,6 @@ def test_what_is_missing_is_named(newest, kind):
     assert found is not None and words in found
 
 
-def test_the_first_save_of_two_ranks_without_its_first_rank_is_not_whole(tmp_path):
-    """kill -9 of rank 0: rank 1 has written all of its files, and no older checkpoint has a guard."""
-    folder = tmp_path / "checkpoint-4"
-    folder.mkdir()
-    (folder / "training_state.json").write_text("{}")
-    write_rank(folder, 1)
-    assert "no .guard" in str(flaw(folder, NEW))
-    assert "no weights" in str(flaw(folder, OLD)), "under FSDP and DeepSpeed its ranks write, too"
-
-
 def test_every_rank_that_wrote_anything_must_have_written_all(tmp_path):
     whole = write(tmp_path / "checkpoint-4", guarded=False, ranks=3)
     assert flaw(whole, OLD) is None

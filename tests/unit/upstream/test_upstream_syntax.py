@@ -22,12 +22,6 @@ def test_a_nested_function_is_not_a_definition_of_the_module() -> None:
     assert syntax.find(ast.parse("def outer():\n    def inner(): ...\n"), "outer.inner") is None
 
 
-def test_unknown_names_are_none() -> None:
-    module = ast.parse("class A:\n    def m(self): ...\n")
-    assert syntax.find(module, "A.n") is None
-    assert syntax.find(module, "B.m") is None
-
-
 @pytest.mark.parametrize("text", ["a, /, b, *c, d, **e", "self, x=1, *, y", "*args, **kwargs", ""])
 def test_parameters_are_those_inspect_sees(text: str) -> None:
     source = f"def f({text}): ...\n"
@@ -41,12 +35,6 @@ def test_parameters_are_those_inspect_sees(text: str) -> None:
     assert syntax.parameters(found) == seen
 
 
-def test_dotted_names() -> None:
-    expression = ast.parse("self.a.b(1).c").body[0].value  # type: ignore[attr-defined]
-    assert syntax.dotted(expression) is None
-    assert syntax.dotted(expression.value.func) == "self.a.b"
-
-
 def test_assignments_see_through_tuples_and_augmented_ones() -> None:
     module = ast.parse("a, (self.b, c) = 1, (2, 3)\nself.b += 1\nself.b: int = 2\nother.b = 3\n")
     assert len(syntax.assignments(module, "self.b")) == 3
@@ -55,8 +43,3 @@ def test_assignments_see_through_tuples_and_augmented_ones() -> None:
 def test_mentions_need_the_whole_dotted_name() -> None:
     module = ast.parse("self.config.steps\nconfig.steps\nself.steps\n")
     assert len(syntax.mentions(module, "self.config.steps")) == 1
-
-
-def test_functions_are_listed_by_qualified_name() -> None:
-    module = ast.parse("class A:\n    def m(self): ...\nasync def f(): ...\nx = 1\n")
-    assert [name for name, _node in syntax.functions(module)] == ["A.m", "f"]
