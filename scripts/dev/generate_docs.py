@@ -58,7 +58,7 @@ def part_table(part: Any) -> Iterator[str]:
         default = "unset" if field.default is None else f"`{json.dumps(field.default)}`"
         variable = part.environment.get(name)
         shown = f"`{variable}`" if variable else ""
-        yield f"| `{name}` | {type_text(field.annotation)} | {default} | {shown} | {as_text(field.description)} |"
+        yield f"| `{name}` | {type_text(field.annotation)} | {default} | {shown} | {as_text(part.help(name))} |"
 
 
 def type_text(annotation: Any) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 PANELS = ("Before a run", "Train", "Operate", "Measure", "Upstream")
 """Of ``gh200 --help``, in the order in which a person comes to need them."""
@@ -31,6 +34,13 @@ class Command:
         """Where it stands in ``gh200 --help``."""
         known = PANELS.index(self.panel) if self.panel in PANELS else len(PANELS)
         return known, self.order, self.name
+
+
+def conclude(document: Mapping[str, Any], as_json: bool, show: Callable[[], object], *, ok: bool = True) -> None:
+    """The end of a command: one JSON object, or what ``show`` tells people; exit code 1 where it is not ``ok``."""
+    print(json.dumps(document)) if as_json else show()
+    if not ok:
+        raise typer.Exit(1)
 
 
 def flowing(text: str | None) -> str | None:

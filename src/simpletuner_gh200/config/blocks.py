@@ -20,49 +20,41 @@ MOST_WORKERS = 72
 CacheType = Literal["unified_memory", "standard"]
 
 
-def _key(default: Any, title: str, description: str, **limits: Any) -> Any:
-    """``title`` labels it in a form; ``description`` is its help there and on the reference page."""
-    return Field(default, title=title, description=description, **limits)
+def _key(default: Any, title: str, **limits: Any) -> Any:
+    """``title`` labels it in a form; the text below it is its help there and on the reference page."""
+    return Field(default, title=title, **limits)
 
 
-def _decimal(default: float | None, title: str, description: str, **limits: Any) -> Any:
+def _decimal(default: float | None, title: str, **limits: Any) -> Any:
     """A number that may be written as a whole one, or as text."""
-    return _key(default, title, description, strict=False, **limits)
+    return _key(default, title, strict=False, **limits)
 
 
 class CacheSettings(PartModel):
     """Which of SimpleTuner's caches live in slabs, and with what budgets."""
 
-    vae_cache_type: CacheType = _key(
-        "standard",
-        "VAE latents",
-        "VAE latents: unified_memory serves them from slabs, standard leaves them to SimpleTuner.",
-    )
-    text_cache_type: CacheType = _key("standard", "Text embeds", "Text embeds, from slabs or as SimpleTuner has them.")
-    image_embed_cache_type: CacheType | None = _key(None, "Image embeds", "Image embeds; unset: as text.")
-    audio_cache_type: CacheType | None = _key(None, "Audio latents", "Audio latents; unset: as vae.")
-    distillation_cache_type: CacheType = _key("standard", "Distillation caches", "Distillation caches.")
-    cache_dir: str | None = _key(
-        None, "Folder of the packs", "Folder of the packs; unset: <output_dir>/gh200/cache.", min_length=1
-    )
-    persistent_cache: bool = _key(True, "Keep packs on disk", "Write and load packs; false: memory only.")
-    memory_limit_gb: float | None = _decimal(
-        None, "Memory limit", "Host budget in GiB; unset: from MemAvailable and the cgroup.", gt=0
-    )
-    hbm_limit_gb: float | None = _decimal(
-        None,
-        "HBM for text embeds",
-        "Device copies of text embeds, GiB; not made any more: anything but 0 is refused.",
-        ge=0,
-    )
-    slab: Literal["auto", "registered", "managed", "host"] = _key(
-        "auto",
-        "Kind of slab",
-        "How slabs are allocated; an explicit choice is obeyed or refused, managed always.",
-    )
-    fill: Literal["background", "start", "lazy"] = _key(
-        "background", "When caches are filled", "Fill while training runs, before it starts, or only on first use."
-    )
+    vae_cache_type: CacheType = _key("standard", "VAE latents")
+    """VAE latents: unified_memory serves them from slabs, standard leaves them to SimpleTuner."""
+    text_cache_type: CacheType = _key("standard", "Text embeds")
+    """Text embeds, from slabs or as SimpleTuner has them."""
+    image_embed_cache_type: CacheType | None = _key(None, "Image embeds")
+    """Image embeds; unset: as text."""
+    audio_cache_type: CacheType | None = _key(None, "Audio latents")
+    """Audio latents; unset: as vae."""
+    distillation_cache_type: CacheType = _key("standard", "Distillation caches")
+    """Distillation caches."""
+    cache_dir: str | None = _key(None, "Folder of the packs", min_length=1)
+    """Folder of the packs; unset: <output_dir>/gh200/cache."""
+    persistent_cache: bool = _key(True, "Keep packs on disk")
+    """Write and load packs; false: memory only."""
+    memory_limit_gb: float | None = _decimal(None, "Memory limit", gt=0)
+    """Host budget in GiB; unset: from MemAvailable and the cgroup."""
+    hbm_limit_gb: float | None = _decimal(None, "HBM for text embeds", ge=0)
+    """Device copies of text embeds, GiB; not made any more: anything but 0 is refused."""
+    slab: Literal["auto", "registered", "managed", "host"] = _key("auto", "Kind of slab")
+    """How slabs are allocated; an explicit choice is obeyed or refused, managed always."""
+    fill: Literal["background", "start", "lazy"] = _key("background", "When caches are filled")
+    """Fill while training runs, before it starts, or only on first use."""
 
     def served(self) -> dict[str, bool]:
         """Kind of cache -> whether we serve it, with the defaults that follow another key resolved."""
@@ -81,88 +73,48 @@ class CacheSettings(PartModel):
 class HintSettings(PartModel):
     """Placement hints."""
 
-    enable_uvm_hints: bool | None = _key(
-        None,
-        "Placement hints",
-        "Placement hints on batches and slabs. Overrides the environment; implied true by any cache of "
-        "type unified_memory; false also returns the caches to standard.",
-    )
+    enable_uvm_hints: bool | None = _key(None, "Placement hints")
+    """Placement hints on batches and slabs. Overrides the environment; implied true by any cache of type
+    unified_memory; false also returns the caches to standard."""
 
 
 class StateSettings(PartModel):
     """Model state beyond HBM: optimizer state and EMA in Grace memory."""
 
-    use_uvm: bool = _key(
-        False,
-        "Optimizer state and EMA in Grace",
-        "Keep optimizer state and EMA in Grace memory, in place over the link.",
-    )
-    uvm_oversubscription_ratio: float = _decimal(
-        5.0,
-        "Most of it, as a multiple of HBM",
-        "The most that is kept there, as a multiple of HBM; never more than the host can really give.",
-        gt=0,
-    )
-    uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = _key(
-        "gpu_first",
-        "Access pattern",
-        "gpu_first: HBM up to a budget, Grace beyond; cpu_first and balanced: all of it in Grace. Hints "
-        "follow it, too.",
-    )
-    uvm_scope: Literal["optimizer", "all"] = _key(
-        "optimizer",
-        "What goes there",
-        "What goes there: optimizer state and EMA; all is refused with the reason.",
-    )
-    uvm_hbm_budget_gb: float | None = _decimal(
-        None,
-        "State kept in HBM",
-        "State that gpu_first keeps in HBM, in GiB; unset: what the first forward and backward leave.",
-        ge=0,
-    )
-    uvm_min_tensor_kb: int = _key(
-        1024,
-        "Smallest tensor of state",
-        "Smaller tensors stay where they are: torch rounds up to megabytes in a pool.",
-        ge=0,
-    )
-    uvm_streaming: Literal["auto", "on", "off"] = _key(
-        "auto",
-        "Stage state through HBM",
-        "Stage state through HBM during the optimizer step: auto does so where the optimizer passes over "
-        "its state so often that it wins.",
-    )
-    oom_reserve_gb: float = _decimal(
-        0.0,
-        "Reserve against running out of HBM",
-        "Grace memory, in GiB, that torch falls back on when HBM is full, instead of ending with "
-        "OutOfMemoryError; 0: none.",
-        ge=0,
-    )
+    use_uvm: bool = _key(False, "Optimizer state and EMA in Grace")
+    """Keep optimizer state and EMA in Grace memory, in place over the link."""
+    uvm_oversubscription_ratio: float = _decimal(5.0, "Most of it, as a multiple of HBM", gt=0)
+    """The most that is kept there, as a multiple of HBM; never more than the host can really give."""
+    uvm_access_pattern: Literal["gpu_first", "balanced", "cpu_first"] = _key("gpu_first", "Access pattern")
+    """gpu_first: HBM up to a budget, Grace beyond; cpu_first and balanced: all of it in Grace. Hints follow it, too.
+    """
+    uvm_scope: Literal["optimizer", "all"] = _key("optimizer", "What goes there")
+    """What goes there: optimizer state and EMA; all is refused with the reason."""
+    uvm_hbm_budget_gb: float | None = _decimal(None, "State kept in HBM", ge=0)
+    """State that gpu_first keeps in HBM, in GiB; unset: what the first forward and backward leave."""
+    uvm_min_tensor_kb: int = _key(1024, "Smallest tensor of state", ge=0)
+    """Smaller tensors stay where they are: torch rounds up to megabytes in a pool."""
+    uvm_streaming: Literal["auto", "on", "off"] = _key("auto", "Stage state through HBM")
+    """Stage state through HBM during the optimizer step: auto does so where the optimizer passes over its state so
+    often that it wins."""
+    oom_reserve_gb: float = _decimal(0.0, "Reserve against running out of HBM", ge=0)
+    """Grace memory, in GiB, that torch falls back on when HBM is full, instead of ending with OutOfMemoryError; 0:
+    none."""
 
 
 class ActivationSettings(PartModel):
     """What autograd saves for the backward pass, in Grace instead of being computed again."""
 
-    activations: Literal["off", "grace", "auto"] = _key(
-        "off",
-        "Saved activations",
-        "Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU "
-        "memory and back, auto compares that with gradient checkpointing at the start and keeps what is faster; "
-        "without checkpointing it moves them only for batches that would not fit.",
-    )
-    activation_limit_gb: float | None = _decimal(
-        None,
-        "CPU memory for activations",
-        "CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks.",
-        gt=0,
-    )
-    activation_hbm_reserve_gb: float | None = _decimal(
-        None, "HBM that stays free", "HBM in GiB that they leave free; unset: 5 %, at least 2.", ge=0
-    )
-    activation_min_tensor_kb: int = _key(
-        1024, "Smallest saved tensor", "Smaller tensors stay where they are, in KiB.", ge=0
-    )
+    activations: Literal["off", "grace", "auto"] = _key("off", "Saved activations")
+    """Saved tensors beyond what HBM may keep: off leaves them to SimpleTuner, grace moves them to CPU memory and back,
+    auto compares that with gradient checkpointing at the start and keeps what is faster; without checkpointing it moves
+    them only for batches that would not fit."""
+    activation_limit_gb: float | None = _decimal(None, "CPU memory for activations", gt=0)
+    """CPU memory for them in GiB, for each rank; unset: half of what is free, shared by the ranks."""
+    activation_hbm_reserve_gb: float | None = _decimal(None, "HBM that stays free", ge=0)
+    """HBM in GiB that they leave free; unset: 5 %, at least 2."""
+    activation_min_tensor_kb: int = _key(1024, "Smallest saved tensor", ge=0)
+    """Smaller tensors stay where they are, in KiB."""
 
 
 def _check_state(model: StateSettings) -> list[tuple[str, str]]:
@@ -182,19 +134,13 @@ STATE_VARIABLES = {
 class PrefetchSettings(PartModel):
     """How batches of unified caches reach the device, and how many SimpleTuner prepares ahead."""
 
-    enable_prefetch: bool = _key(
-        True,
-        "Copy batches ahead",
-        "Copy batches of unified caches to the device on a side stream, without the CPU waiting; false: "
-        "they are handed over in CPU memory.",
-    )
-    prefetch_depth: Literal["auto"] | int = _key(
-        "auto",
-        "Batches prepared ahead",
-        "Batches that SimpleTuner prepares ahead: auto leaves it as SimpleTuner is set, a number from 1 "
-        "switches on its own dataloader_prefetch with a queue of that length. It is upstream's option, and draws "
-        "random numbers as upstream does when it prefetches: so such a run differs from one without it.",
-    )
+    enable_prefetch: bool = _key(True, "Copy batches ahead")
+    """Copy batches of unified caches to the device on a side stream, without the CPU waiting; false: they are handed
+    over in CPU memory."""
+    prefetch_depth: Literal["auto"] | int = _key("auto", "Batches prepared ahead")
+    """Batches that SimpleTuner prepares ahead: auto leaves it as SimpleTuner is set, a number from 1 switches on its
+    own dataloader_prefetch with a queue of that length. It is upstream's option, and draws random numbers as upstream
+    does when it prefetches: so such a run differs from one without it."""
 
 
 def _check_prefetch(model: PrefetchSettings) -> list[tuple[str, str]]:
@@ -205,33 +151,20 @@ def _check_prefetch(model: PrefetchSettings) -> list[tuple[str, str]]:
 class RampSettings(PartModel):
     """The batch ramp."""
 
-    enable_batch_size_rampup: bool = _key(
-        False, "Ramp the effective batch", "Grow the effective batch over the run by exact accumulation windows."
-    )
-    initial_effective_batch_size: int | None = _key(
-        None, "Effective batch at the start", "Effective batch, over all ranks, of the first window.", ge=1
-    )
-    target_effective_batch_size: int | None = _key(
-        None,
-        "Effective batch at the end",
-        "Effective batch at the end of the ramp; unset: train_batch_size x world x gradient_accumulation_steps.",
-        ge=1,
-    )
-    batch_rampup_steps: int | None = _key(
-        None,
-        "Length of the ramp",
-        "Length of the ramp in micro-batches per rank; unset: a tenth of the run's at the target.",
-        ge=1,
-    )
-    ramp_curve: Literal["quadratic", "linear", "stepwise"] = _key(
-        "quadratic", "Shape of the ramp", "Shape of the ramp."
-    )
-    ramp_increment: int | None = _key(
-        None, "Height of a step", "Effective batch added at each step of a stepwise ramp.", ge=1
-    )
-    ramp_lr_rule: Literal["none", "linear", "sqrt"] = _key(
-        "none", "Learning rate follows the batch", "Tie the learning rate to the effective batch. Never on by itself."
-    )
+    enable_batch_size_rampup: bool = _key(False, "Ramp the effective batch")
+    """Grow the effective batch over the run by exact accumulation windows."""
+    initial_effective_batch_size: int | None = _key(None, "Effective batch at the start", ge=1)
+    """Effective batch, over all ranks, of the first window."""
+    target_effective_batch_size: int | None = _key(None, "Effective batch at the end", ge=1)
+    """Effective batch at the end of the ramp; unset: train_batch_size x world x gradient_accumulation_steps."""
+    batch_rampup_steps: int | None = _key(None, "Length of the ramp", ge=1)
+    """Length of the ramp in micro-batches per rank; unset: a tenth of the run's at the target."""
+    ramp_curve: Literal["quadratic", "linear", "stepwise"] = _key("quadratic", "Shape of the ramp")
+    """Shape of the ramp."""
+    ramp_increment: int | None = _key(None, "Height of a step", ge=1)
+    """Effective batch added at each step of a stepwise ramp."""
+    ramp_lr_rule: Literal["none", "linear", "sqrt"] = _key("none", "Learning rate follows the batch")
+    """Tie the learning rate to the effective batch. Never on by itself."""
 
 
 def _check_ramp(model: RampSettings) -> list[tuple[str, str]]:
@@ -248,30 +181,22 @@ def _check_ramp(model: RampSettings) -> list[tuple[str, str]]:
 class InMemorySettings(PartModel):
     """``in_memory`` in a dataset entry of type ``in_memory``."""
 
-    compression: Literal["lz4", "zlib", "snappy", "zstd", "auto"] | None = _key(
-        None, "Compression", "Codec of what is held; unset: raw."
-    )
-    num_workers: int | None = _key(
-        None, "Staging threads", f"Staging threads; unset: the machine's cores, {MOST_WORKERS} at most.", ge=1
-    )
-    memory_limit_gb: float | None = _decimal(None, "Memory limit", "Hard ceiling, in GiB, on what is held.", gt=0)
-    max_corruption_rate: float = _decimal(
-        0.01, "Broken images allowed", "Share of broken images above which the run stops.", ge=0, le=1
-    )
-    verify: Literal["header", "decode", "none"] = _key(
-        "header", "Check images", "How images are checked while they are staged."
-    )
-    file_extensions: tuple[str, ...] | None = _key(
-        None, "File extensions", "Stage only these; unset: every file.", strict=False
-    )
-    per_node: Literal["all", "shard"] = _key(
-        "all", "Held on each node", "Stage all of the dataset on each node, or only what its ranks read."
-    )
-    wait: bool = _key(
-        False,
-        "Stage before training starts",
-        "Stage before training starts; false: files are read from disk until they are there.",
-    )
+    compression: Literal["lz4", "zlib", "snappy", "zstd", "auto"] | None = _key(None, "Compression")
+    """Codec of what is held; unset: raw."""
+    num_workers: int | None = _key(None, "Staging threads", ge=1)
+    """Staging threads; unset: the machine's cores, 72 at most."""
+    memory_limit_gb: float | None = _decimal(None, "Memory limit", gt=0)
+    """Hard ceiling, in GiB, on what is held."""
+    max_corruption_rate: float = _decimal(0.01, "Broken images allowed", ge=0, le=1)
+    """Share of broken images above which the run stops."""
+    verify: Literal["header", "decode", "none"] = _key("header", "Check images")
+    """How images are checked while they are staged."""
+    file_extensions: tuple[str, ...] | None = _key(None, "File extensions", strict=False)
+    """Stage only these; unset: every file."""
+    per_node: Literal["all", "shard"] = _key("all", "Held on each node")
+    """Stage all of the dataset on each node, or only what its ranks read."""
+    wait: bool = _key(False, "Stage before training starts")
+    """Stage before training starts; false: files are read from disk until they are there."""
 
     def workers(self) -> int:
         return self.num_workers or min(MOST_WORKERS, os.cpu_count() or 1)

@@ -66,7 +66,7 @@ class FormField:
 
     @property
     def help(self) -> str:
-        return str(self.info.description)
+        return self.part.help(self.key)
 
     @property
     def main(self) -> bool:

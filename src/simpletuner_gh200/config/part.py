@@ -24,7 +24,9 @@ DATASET_BLOCK = "in_memory"
 class PartModel(BaseModel):
     """Base of every part's model: strict about names and types, and immutable once made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class Part:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.model.model_fields)
+
+    def help(self, key: str) -> str:
+        """What the key does, on one line."""
+        return " ".join(str(self.model.model_fields[key].description).split())
 
     def from_text(self, key: str, text: str) -> Any:
         """What the text of the key's variable means. Raises ValueError."""

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,13 @@ class Parity:
     @property
     def ok(self) -> bool:
         return all(difference.unstable for difference in self.differences)
+
+    def lines(self) -> Iterator[str]:
+        for each in self.differences:
+            kind = "unstable" if each.unstable else "DIFFERS"
+            yield f"{kind}: {each.test}: {each.without} without, {each.with_extension} with the extension"
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))
+        yield f"without the extension: {counts}; with it: {'the same' if self.ok else 'not the same'}"
 
     def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "counts": self.counts, "differences": [vars(each) for each in self.differences]}

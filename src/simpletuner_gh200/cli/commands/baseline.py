@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, screen, stdout_kept_for_json
 
@@ -24,7 +23,7 @@ def capture(
     steps: Annotated[int, typer.Option("--steps", min=5, help="Optimizer steps.")] = 1000,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the baseline goes.")] = Path("baseline"),
     nsys: Annotated[bool, typer.Option("--nsys", help="Also trace with NVIDIA Nsight Systems.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train for a while and keep telemetry, nvidia-smi's log, the doctor's report and a summary.
 
@@ -44,11 +43,9 @@ def capture(
     flags = [word for word in context.args if word != "--"]
     with stdout_kept_for_json(as_json):
         recorded = baseline.capture(output, flags, steps=steps, doctor=doctor, nsys=nsys)
-    if as_json:
-        metrics = {name: found and asdict(found) for name, found in baseline.describe(recorded).items()}
-        print(json.dumps({"folder": str(output), "steps": len(recorded.steps), "metrics": metrics}))
-        return
-    say((output / baseline.REPORT).read_text(encoding="utf-8").rstrip("\n"))
+    metrics = {name: found and asdict(found) for name, found in baseline.describe(recorded).items()}
+    document = {"folder": str(output), "steps": len(recorded.steps), "metrics": metrics}
+    conclude(document, as_json, lambda: say((output / baseline.REPORT).read_text(encoding="utf-8").rstrip("\n")))
 
 
 @app.command()
@@ -56,7 +53,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="The baseline: a folder of `baseline capture`, or a run.")],
     second: Annotated[Path, typer.Argument(help="What to compare with it.")],
     tolerance: Annotated[str, typer.Option("--tolerance", help="Changes up to this share count as noise.")] = "5%",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say per metric whether the second is better, the same or worse, noise taken into account. Exit 1: worse.
 
@@ -70,14 +67,10 @@ def compare(
     from simpletuner_gh200.telemetry.reading import read_run
 
     found = baseline.compare(read_run(first), read_run(second), baseline.parse_tolerance(tolerance))
-    worse = baseline.regressed(found)
-    if as_json:
-        print(json.dumps({"ok": not worse, "metrics": [asdict(row) for row in found]}))
-    else:
-        headings = ("metric", "before", "after", "change", "verdict")
-        show_table(screen(), headings, [row.cells() for row in found], title=f"{first} -> {second}")
-    if worse:
-        raise typer.Exit(1)
+    ok = not baseline.regressed(found)
+    headings, rows = ("metric", "before", "after", "change", "verdict"), [row.cells() for row in found]
+    document = {"ok": ok, "metrics": [asdict(row) for row in found]}
+    conclude(document, as_json, lambda: show_table(screen(), headings, rows, title=f"{first} -> {second}"), ok=ok)
 
 
 COMMAND = Command("baseline", app, panel="Operate", order=30)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from simpletuner_gh200.bench.suite import all_suites, find_suite
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import screen
 
 
 def bench(
     suite: Annotated[str | None, typer.Argument(help="Which suite; without one, they are listed.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows the shape, not the speed.")] = False,
     samples: Annotated[
         int | None, typer.Option("--samples", min=2, help="Of suite start: images to start with.")
@@ -34,21 +33,19 @@ def bench(
       gh200 bench start --samples 20000
     """
     if suite is None:
-        _list(as_json)
-        return
-    numbers = find_suite(suite).run(quick, samples)
-    if as_json:
-        print(json.dumps(numbers))
-        return
+        offered = {name: found.help for name, found in all_suites().items()}
+        conclude({"suites": offered}, as_json, lambda: _list(offered))
+    else:
+        numbers = find_suite(suite).run(quick, samples)
+        conclude(numbers, as_json, lambda: _show(suite, numbers))
+
+
+def _show(suite: str, numbers: dict[str, Any]) -> None:
     rows = [(key, f"{value:.4g}" if isinstance(value, float) else str(value)) for key, value in flatten(numbers)]
     show_table(screen(), ("measure", "value"), rows, title=f"gh200 bench {suite}", right=(1,))
 
 
-def _list(as_json: bool) -> None:
-    offered = {name: found.help for name, found in all_suites().items()}
-    if as_json:
-        print(json.dumps({"suites": offered}))
-        return
+def _list(offered: dict[str, str]) -> None:
     width, console = max(map(len, offered)), screen()
     for name, text in offered.items():
         paragraph(console, text, first=f"{name:{width}}  ", indent=" " * (width + 2))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.units import counted, format_bytes
 
@@ -18,7 +18,6 @@ app = typer.Typer(no_args_is_help=True, help="List, check, rewrite and delete th
 
 Folder = Annotated[Path, typer.Argument(help="A cache_config.cache_dir, or the output or project folder of a run.")]
 Names = Annotated[list[str] | None, typer.Option("--name", "-n", help="Only this cache; may be repeated.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command("ls")
@@ -33,17 +32,11 @@ def ls(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
     """
     from simpletuner_gh200.held.inspect import describe
 
-    _run(
-        cache_dir,
-        name,
-        as_json,
-        describe,
-        lambda found: (
-            f"{found['name']}: {_entries(found['entries'])} ({found['fresh']} fresh) "
-            f"in {counted(found['packs'], 'pack')}, "
-            f"{format_bytes(found['bytes'])}, of {found['source']}"
-        ),
-    )
+    def line(found: dict[str, Any]) -> str:
+        packs = f"{counted(found['packs'], 'pack')}, {format_bytes(found['bytes'])}, of {found['source']}"
+        return f"{_entries(found['entries'])} ({found['fresh']} fresh) in {packs}"
+
+    _run(cache_dir, name, as_json, describe, line)
 
 
 @app.command("verify")
@@ -58,13 +51,7 @@ def verify(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> No
     """
     from simpletuner_gh200.held.inspect import verify as check
 
-    _run(
-        cache_dir,
-        name,
-        as_json,
-        check,
-        lambda found: f"{found['name']}: {_entries(found['checked'])} read",
-    )
+    _run(cache_dir, name, as_json, check, lambda found: f"{_entries(found['checked'])} read")
 
 
 @app.command("pack")
@@ -77,13 +64,10 @@ def pack(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None
     """
     from simpletuner_gh200.held.inspect import pack_again
 
-    _run(
-        cache_dir,
-        name,
-        as_json,
-        lambda cache: pack_again(cache, workers=os.cpu_count() or 1),
-        lambda found: f"{found['name']}: {_entries(found['entries'])}, {format_bytes(found['bytes'])} written",
-    )
+    def line(found: dict[str, Any]) -> str:
+        return f"{_entries(found['entries'])}, {format_bytes(found['bytes'])} written"
+
+    _run(cache_dir, name, as_json, partial(pack_again, workers=os.cpu_count() or 1), line)
 
 
 @app.command("drop")
@@ -98,13 +82,10 @@ def drop(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None
     """
     from simpletuner_gh200.held.inspect import drop as delete
 
-    _run(
-        cache_dir,
-        name,
-        as_json,
-        delete,
-        lambda found: f"{found['name']}: {counted(found['packs'], 'pack')}, {format_bytes(found['bytes'])} deleted",
-    )
+    def line(found: dict[str, Any]) -> str:
+        return f"{counted(found['packs'], 'pack')}, {format_bytes(found['bytes'])} deleted"
+
+    _run(cache_dir, name, as_json, delete, line)
 
 
 def _entries(number: int) -> str:
@@ -125,17 +106,9 @@ def _run(
     cache_dir = caches_of(cache_dir)
     found = [act(cache) for cache in packed_caches(cache_dir, names)]
     problems = [problem for one in found for problem in one.get("problems", ())]
-    if as_json:
-        print(json.dumps({"caches": found, "problems": problems}))
-    else:
-        for one in found:
-            say(line(one))
-        for problem in problems:
-            say(f"problem: {problem}")
-        if not found:
-            say(f"no packed caches in {cache_dir}")
-    if problems:
-        raise typer.Exit(1)
+    lines = [f"{one['name']}: {line(one)}" for one in found] + [f"problem: {problem}" for problem in problems]
+    words = "\n".join(lines) or f"no packed caches in {cache_dir}"
+    conclude({"caches": found, "problems": problems}, as_json, lambda: say(words), ok=not problems)
 
 
 COMMAND = Command("cache", app, panel="Operate", order=40)

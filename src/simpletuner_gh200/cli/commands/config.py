@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen, stdout_kept_for_json, upstream_spelling
 from simpletuner_gh200.telemetry.redact import redact, redact_text
@@ -27,7 +27,7 @@ def check(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
     show_all: Annotated[bool, typer.Option("--all", help="Settings at their defaults, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Everything `gh200 train` checks before it starts, in the same words; nothing is started.
 
@@ -53,11 +53,9 @@ def check(
     rows = [(key, redact(value, name=key.rpartition(".")[2]), origin) for key, value, origin in settings.rows()]
     notes = [redact_text(note) for note in checked.notes]
     datasets = list(settings.in_memory_datasets)
-    if as_json:
-        shown = {key: {"value": value, "origin": origin} for key, value, origin in rows}
-        print(json.dumps({"ok": True, "settings": shown, "in_memory_datasets": datasets, "notes": notes}))
-        return
-    _print(rows, datasets, notes, show_all=show_all)
+    shown = {key: {"value": value, "origin": origin} for key, value, origin in rows}
+    document = {"ok": True, "settings": shown, "in_memory_datasets": datasets, "notes": notes}
+    conclude(document, as_json, lambda: _print(rows, datasets, notes, show_all=show_all))
 
 
 def _print(rows: list[tuple[str, Any, str]], datasets: list[str], notes: list[str], *, show_all: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 
@@ -19,7 +18,7 @@ from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 def demo(
     folder: Annotated[Path, typer.Option(help="Where model, images, caches and output go.")] = Path("gh200-demo"),
     steps: Annotated[int, typer.Option(min=2, help="Optimizer steps to train.")] = 24,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a LoRA on a tiny SDXL made on the spot, through `gh200 train`, with every feature on.
 
@@ -38,10 +37,8 @@ def demo(
     with _watched(steps, on=sys.stderr.isatty() and not as_json) as show:
         done = run_demo(folder, steps=steps, show=show)
     result = done.to_json()
-    if as_json:
-        print(json.dumps(result))
-        return
-    show_table(screen(), ("", ""), summary_lines(result, done.summary), title="gh200 demo")
+    lines = summary_lines(result, done.summary)
+    conclude(result, as_json, lambda: show_table(screen(), ("", ""), lines, title="gh200 demo"))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen
 from simpletuner_gh200.diagnostics.check import Check, CheckResult
@@ -24,7 +23,7 @@ REPORT = Path("gh200_diagnostic_report.json")
 
 def doctor(
     config: Annotated[Path | None, typer.Argument(help="Also examine this training configuration.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.", show_default=False)] = REPORT,
     oversubscription_scale: Annotated[
         float, typer.Option("--oversubscription-scale", metavar="N", min=0.1, max=16, help="Allocate N times HBM.")
@@ -67,12 +66,12 @@ def doctor(
     )
     examination = examine(context)
     write_report(examination, output)
-    if as_json:
-        print(json.dumps(examination.to_json()))
-    else:
-        _print(examination, screen(), verbose=verbose, output=output)
-    if not examination.ok:
-        raise typer.Exit(1)
+    conclude(
+        examination.to_json(),
+        as_json,
+        lambda: _print(examination, screen(), verbose=verbose, output=output),
+        ok=examination.ok,
+    )
 
 
 def _print(examination: Examination, console: Console, *, verbose: bool, output: Path) -> None:

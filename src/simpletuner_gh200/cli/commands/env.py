@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.config.allocator import find_torch
 from simpletuner_gh200.operate.environment import decide, shell_in_use, spell
@@ -18,7 +17,7 @@ def env(
     shell: Annotated[
         str | None, typer.Option("--shell", help="bash, zsh, sh, fish, csh ... Default: the one asking.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print what to export before a run, quoted for your shell.
 
@@ -36,13 +35,14 @@ def env(
     exports = decide(os.environ, find_torch())
     chosen = shell or shell_in_use(os.environ)
     commands = spell(exports, chosen)
-    if as_json:
-        document = {"shell": chosen, "exports": exports.values, "unset": exports.unset, "notes": exports.notes}
-        print(json.dumps(document))
-        return
-    for note in exports.notes:
-        say(f"gh200: {note}", error=True)
-    print(commands)
+
+    def show() -> None:
+        for note in exports.notes:
+            say(f"gh200: {note}", error=True)
+        print(commands)
+
+    document = {"shell": chosen, "exports": exports.values, "unset": exports.unset, "notes": exports.notes}
+    conclude(document, as_json, show)
 
 
 COMMAND = Command("env", env, panel="Before a run", order=70)

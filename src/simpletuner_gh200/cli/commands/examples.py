@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.compat import shipped
 
@@ -19,7 +18,7 @@ def examples(
     ] = None,
     pages: Annotated[bool, typer.Option("--pages", help="The documentation too, into docs/.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the example configurations, accelerate files and scripts of the guides into a folder.
 
@@ -36,11 +35,9 @@ def examples(
     """
     wanted = (*shipped.PATTERNS, *shipped.PAGES) if pages else shipped.PATTERNS
     found = shipped.names(wanted) if folder is None else shipped.write(folder, wanted, force=force)
-    if as_json:
-        print(json.dumps({"folder": str(folder or shipped.root()), "files": [str(path) for path in found]}))
-        return
-    for path in found:
-        say(str(path) if folder is None else f"wrote {path}")
+    words = "\n".join(f"{'' if folder is None else 'wrote '}{path}" for path in found)
+    document = {"folder": str(folder or shipped.root()), "files": [str(path) for path in found]}
+    conclude(document, as_json, lambda: say(words))
 
 
 COMMAND = Command("examples", examples, panel="Before a run", order=80)

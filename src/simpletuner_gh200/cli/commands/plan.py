@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.draw import save
@@ -51,7 +50,7 @@ def plan(
     trace: Annotated[
         bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that was not traced before.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say before a run whether it fits, per pool and phase, what bounds a step, and what to change.
 
@@ -72,6 +71,7 @@ def plan(
     from simpletuner_gh200.config.training import read_training
     from simpletuner_gh200.operate import preflight
     from simpletuner_gh200.plan.machines import machine as machine_named
+    from simpletuner_gh200.plan.pictures import as_html, as_svg
     from simpletuner_gh200.plan.planning import make_plan, write_copy
     from simpletuner_gh200.plan.text import unknown_model
     from simpletuner_gh200.upstream.importing import check_import
@@ -93,30 +93,23 @@ def plan(
     if (unknown := unknown_model(made)) is not None:
         raise unknown
     if output is not None:
-        _draw(made, output)
+        save(as_svg(made) if output.suffix.lower() == ".svg" else as_html(made), output)
     applied = write_copy(training, made.advice.settings) if apply and made.advice is not None else None
-    if as_json:
-        print(json.dumps({**made.to_json(), "applied": str(applied) if applied else None}))
-    else:
+
+    def show() -> None:
         _print(made, screen())
         if output:
             say(f"drawn into {output}")
         if apply:
             say(_applied(made, applied))
-    raise typer.Exit(0 if made.fits else 1)
+
+    conclude({**made.to_json(), "applied": str(applied) if applied else None}, as_json, show, ok=made.fits)
 
 
 def _applied(made: Plan, path: Path | None) -> str:
     if path is not None:
         return f"written to {path}"
     return f"nothing to apply: {'it is as fast as it can be' if made.fits else 'no change that we know makes it fit'}"
-
-
-def _draw(made: Plan, path: Path) -> None:
-    from simpletuner_gh200.plan.pictures import as_html, as_svg
-
-    content = as_svg(made) if path.suffix.lower() == ".svg" else as_html(made)
-    save(content, path)
 
 
 def _print(made: Plan, console: Console) -> None:

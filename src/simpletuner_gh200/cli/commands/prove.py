@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen, stdout_kept_for_json
 from simpletuner_gh200.errors import UsageError
 
@@ -28,7 +28,7 @@ def prove(
     against: Annotated[
         Path | None, typer.Option("--against", help="Compare with this earlier gh200_prove.json.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Examine and measure this machine, then train the same model with and without each feature, in turns.
 
@@ -67,11 +67,7 @@ def prove(
         found["plan_learned"] = proof.calibrate(found, this_machine())
     _write(folder / f"{NAME}.json", json.dumps(found, indent=2) + "\n")
     _write(folder / f"{NAME}.html", as_html(found))
-    if as_json:
-        print(json.dumps(found))
-    else:
-        _print(found, folder)
-    raise typer.Exit(0 if found["ok"] else 1)
+    conclude(found, as_json, lambda: _print(found, folder), ok=found["ok"])
 
 
 def _make(folder: Path) -> None:

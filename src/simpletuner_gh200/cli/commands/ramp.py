@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.config.files import locate_training_config
@@ -36,7 +35,7 @@ def ramp(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw it into this .svg or .png file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show how the effective batch grows over a run: every change, the samples it takes, a drawing.
 
@@ -62,12 +61,13 @@ def ramp(
     report, notes = preview(read_training(located, {}, options=options), world=world, batches=batches)
     if output is not None:
         save(as_svg(report) if output.suffix.lower() == ".svg" else as_png(report), output)
-    if as_json:
-        print(json.dumps({**report.to_json(), "notes": notes}))
-        return
-    _print(report, notes, screen())
-    if output is not None:
-        say(f"drawn into {output}")
+
+    def show() -> None:
+        _print(report, notes, screen())
+        if output is not None:
+            say(f"drawn into {output}")
+
+    conclude({**report.to_json(), "notes": notes}, as_json, show)
 
 
 def _print(report: RampPreview, notes: list[str], console: Console) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import stdout_kept_for_json
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.terminal import say, stdout_kept_for_json
 
 if TYPE_CHECKING:
     from simpletuner_gh200.compat.rebase.workflow import Journal, StepRecord
@@ -21,19 +20,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 Repo = Annotated[Path, typer.Option("--repo", help="The git checkout of SimpleTuner.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 HERE = Path()
 
-START_EXAMPLES = """
-Examples:
 
-  gh200 rebase start --repo ~/SimpleTuner --onto origin/main --remote origin
-
-  gh200 rebase start --repo ~/SimpleTuner --onto v4.10.1 --skip-tests
-"""
-
-
-@app.command(epilog=START_EXAMPLES)
+@app.command()
 def start(
     onto: Annotated[str, typer.Option(help="Upstream's branch, tag or commit to build on.")],
     repo: Repo = HERE,
@@ -41,7 +31,14 @@ def start(
     skip_tests: Annotated[bool, typer.Option("--skip-tests", help="No smoke and integration tests.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Back up, branch from upstream, test it, then bring in the package, one commit per component."""
+    """Back up, branch from upstream, test it, then bring in the package, one commit per component.
+
+    Examples:
+
+      gh200 rebase start --repo ~/SimpleTuner --onto origin/main --remote origin
+
+      gh200 rebase start --repo ~/SimpleTuner --onto v4.10.1 --skip-tests
+    """
     from simpletuner_gh200.compat.rebase import workflow
 
     with stdout_kept_for_json(as_json):
@@ -49,9 +46,14 @@ def start(
     _conclude(journal, as_json)
 
 
-@app.command("continue", epilog="\nExample:\n\n  gh200 rebase continue --repo ~/SimpleTuner\n")
+@app.command("continue")
 def go_on(repo: Repo = HERE, as_json: AsJson = False) -> None:
-    """Go on where an interrupted or failed rebase stopped."""
+    """Go on where an interrupted or failed rebase stopped.
+
+    Example:
+
+      gh200 rebase continue --repo ~/SimpleTuner
+    """
     from simpletuner_gh200.compat.rebase import workflow
 
     with stdout_kept_for_json(as_json):
@@ -59,27 +61,35 @@ def go_on(repo: Repo = HERE, as_json: AsJson = False) -> None:
     _conclude(journal, as_json)
 
 
-@app.command(epilog="\nExample:\n\n  gh200 rebase status --repo ~/SimpleTuner --json\n")
+@app.command()
 def status(repo: Repo = HERE, as_json: AsJson = False) -> None:
-    """Show what is done and what is next. Exit code 1 if a step failed."""
+    """Show what is done and what is next. Exit code 1 if a step failed.
+
+    Example:
+
+      gh200 rebase status --repo ~/SimpleTuner --json
+    """
     from simpletuner_gh200.compat.rebase import workflow
 
     journal = workflow.status(repo)
     for record in () if as_json else journal.steps:
         _tell(record)
-    _conclude(journal, as_json)
-    if any(record.status == "failed" for record in journal.steps):
-        raise typer.Exit(1)
+    _conclude(journal, as_json, ok=all(record.status != "failed" for record in journal.steps))
 
 
-@app.command("test", epilog="\nExample:\n\n  gh200 rebase test --repo ~/SimpleTuner --runs\n")
+@app.command("test")
 def run_tests(
     repo: Repo = HERE,
     runs: Annotated[
         bool, typer.Option("--runs", help="The three feature matrices instead: real runs, minutes.")
     ] = False,
 ) -> None:
-    """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed."""
+    """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed.
+
+    Example:
+
+      gh200 rebase test --repo ~/SimpleTuner --runs
+    """
     from simpletuner_gh200.compat.rebase import workflow
 
     found = workflow.run_tests(repo, runs=runs)
@@ -89,9 +99,14 @@ def run_tests(
         raise typer.Exit(1)
 
 
-@app.command(epilog="\nExample:\n\n  gh200 rebase rollback --repo ~/SimpleTuner --yes\n")
+@app.command()
 def rollback(repo: Repo = HERE, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
-    """Go back to the branch it started from. The new branch and the backup are kept."""
+    """Go back to the branch it started from. The new branch and the backup are kept.
+
+    Example:
+
+      gh200 rebase rollback --repo ~/SimpleTuner --yes
+    """
     from simpletuner_gh200.compat.rebase import workflow
 
     journal = workflow.status(repo)
@@ -105,16 +120,13 @@ def _tell(record: StepRecord) -> None:
     typer.echo(f"{record.status:>8}  {record.name}" + (f": {record.result}" if record.result else ""))
 
 
-def _conclude(journal: Journal, as_json: bool) -> None:
-    if as_json:
-        document = {**asdict(journal), "finished": journal.finished, "backup_branch": journal.backup_branch}
-        typer.echo(json.dumps(document))
-        return
+def _conclude(journal: Journal, as_json: bool, *, ok: bool = True) -> None:
     following = journal.next_step()
-    if following is None:
-        typer.echo(f"done. Read GH200_REBASE_CHECKLIST.md; the backup is {journal.backup_branch}")
-    else:
-        typer.echo(f"next: {following.name} (gh200 rebase continue)")
+    words = f"done. Read GH200_REBASE_CHECKLIST.md; the backup is {journal.backup_branch}"
+    if following is not None:
+        words = f"next: {following.name} (gh200 rebase continue)"
+    document = {**asdict(journal), "finished": journal.finished, "backup_branch": journal.backup_branch}
+    conclude(document, as_json, lambda: say(words), ok=ok)
 
 
 COMMAND = Command("rebase", app, panel="Upstream", order=20)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.draw import save
 from simpletuner_gh200.operate.report.page import build
@@ -24,7 +23,7 @@ def report(
         Path | None,
         typer.Option("--doctor", help="A doctor's report to show; default: one beside the run's records."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page: findings, summary, plots, ranks, settings with their origins, versions.
 
@@ -42,7 +41,7 @@ def report(
       gh200 report output/my-run -o my-run.html --doctor gh200_diagnostic_report.json
     """
     save(build(run, doctor=doctor, other_nodes=nodes or ()), output)
-    say(json.dumps({"report": str(output)}) if as_json else output)
+    conclude({"report": str(output)}, as_json, lambda: say(output))
 
 
 COMMAND = Command("report", report, panel="Operate", order=20)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
 
@@ -24,7 +24,7 @@ SYMBOLS = {"pass": "✅", "fail": "❌", "skip": "➖"}
 
 
 def selftest(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = REPORT,
     bench: Annotated[
         bool, typer.Option("--bench", help="Also measure the link and the ways to Grace memory; takes minutes.")
@@ -63,12 +63,7 @@ def selftest(
     for number, answer in measured.get("questions", {}).items():
         _line(console, f"question {number}: {'cannot be answered here' if answer is None else json.dumps(answer)}")
     _line(console, f"report in {output}")
-    if as_json:
-        print(json.dumps(result.to_json() | measured))
-    else:
-        _line(console, result.closing_line)
-    if not result.ok:
-        raise typer.Exit(1)
+    conclude(result.to_json() | measured, as_json, lambda: _line(console, result.closing_line), ok=result.ok)
 
 
 def _show(console: Console, result: SelfTest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, stdout_kept_for_json
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def setup(
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Leave out what only CUDA needs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Install SimpleTuner into this environment, at the versions it is tested with, and import it.
 
@@ -52,14 +51,10 @@ def setup(
             show = sys.stderr.isatty() and not as_json
             installer, changed = install(wanted, cpu=cpu, dry_run=dry_run, show=show)
             found = found if dry_run else check_import(say_on_a_terminal, refresh=True)
-    if as_json:
-        result = {"simpletuner": found.version, "installer": installer, "changed": changed}
-        print(json.dumps({**result, "imports": found.imports is True, "cause": found.cause}))
-    else:
-        for line in _told(found, installer, changed, dry_run):
-            say(line)
-    if not dry_run and found.imports is not True:
-        raise typer.Exit(1)
+    ok = found.imports is True
+    result = {"simpletuner": found.version, "installer": installer, "changed": changed}
+    lines = _told(found, installer, changed, dry_run)
+    conclude({**result, "imports": ok, "cause": found.cause}, as_json, lambda: say("\n".join(lines)), ok=dry_run or ok)
 
 
 def _told(found: ImportVerdict, installer: str | None, changed: list[str], dry_run: bool) -> Iterator[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.config.settings import resolve_dataset
@@ -26,7 +25,7 @@ def stage_folder(
     memory_limit_gb: Annotated[float | None, typer.Option(help="Stop above this many GiB.")] = None,
     num_workers: Annotated[int | None, typer.Option(help="Threads; without it, all cores, 72 at most.")] = None,
     verify: Annotated[str, typer.Option(help="How images are checked: header, decode or none.")] = "header",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stage a folder as a run would, say what it holds, how fast, what is broken and what compression saves.
 
@@ -53,11 +52,7 @@ def stage_folder(
     settings = resolve_dataset({key: value for key, value in given.items() if value is not None}, where="gh200 stage")
     assert isinstance(settings, InMemorySettings)
     found = try_folder(folder, settings)
-    if as_json:
-        print(json.dumps({"fits": True, **found}))
-    else:
-        _show(found)
-    raise typer.Exit(1 if found["broken"] else 0)
+    conclude({"fits": True, **found}, as_json, lambda: _show(found), ok=not found["broken"])
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
-from simpletuner_gh200.cli.terminal import screen
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.tables import show_table
+from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.upstream.features import FEATURES
 
 if TYPE_CHECKING:
@@ -20,31 +20,30 @@ app = typer.Typer(
     help="Check SimpleTuner against what the extension relies on.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-CHECK_EXAMPLES = """
-Examples:
 
-  gh200 upstream check  # the installed SimpleTuner
-
-  gh200 upstream check --version 4.10.1  # a release from the package index
-
-  gh200 upstream check --path ~/SimpleTuner  # a folder or a wheel
-
-  gh200 upstream check --git ~/SimpleTuner --ref origin/main
-
-  gh200 upstream check --all --json  # every release from 3.1 on
-"""
-
-
-@app.command(epilog=CHECK_EXAMPLES)
+@app.command()
 def check(
     version: Annotated[str | None, typer.Option(help="A release; its wheel comes from the package index.")] = None,
     path: Annotated[Path | None, typer.Option(help="A checkout, a site-packages folder or a wheel.")] = None,
     git: Annotated[Path | None, typer.Option(help="A git repository of SimpleTuner.")] = None,
     ref: Annotated[str | None, typer.Option(help="With --git: a branch, tag or commit (default HEAD).")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every release on the index from 3.1 on.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare SimpleTuner's source with the contract. Nothing of it is imported or run."""
+    """Compare SimpleTuner's source with the contract. Nothing of it is imported or run.
+
+    Examples:
+
+      gh200 upstream check  # the installed SimpleTuner
+
+      gh200 upstream check --version 4.10.1  # a release from the package index
+
+      gh200 upstream check --path ~/SimpleTuner  # a folder or a wheel
+
+      gh200 upstream check --git ~/SimpleTuner --ref origin/main
+
+      gh200 upstream check --all --json  # every release from 3.1 on
+    """
     from simpletuner_gh200.errors import UsageError
     from simpletuner_gh200.upstream.check import check_remembered
     from simpletuner_gh200.upstream.releases import select, sweep
@@ -53,96 +52,74 @@ def check(
         if any((version, path, git, ref)):
             raise UsageError("--all checks every release", remedy="leave out --version, --path, --git and --ref")
         verdicts = list(sweep())
-        _print_sweep(verdicts, as_json)
+        ok = all(verdict.ok for verdict in verdicts)
+        document = {"ok": ok, "releases": [verdict.to_json() for verdict in verdicts]}
+        conclude(document, as_json, lambda: _show_sweep(verdicts), ok=ok)
     else:
-        verdicts = [check_remembered(select(version=version, path=path, repository=git, ref=ref))]
-        _print_one(verdicts[0], as_json)
-    if not all(verdict.ok for verdict in verdicts):
-        raise typer.Exit(1)
+        found = check_remembered(select(version=version, path=path, repository=git, ref=ref))
+        conclude(found.to_json(), as_json, lambda: _show_one(found), ok=found.ok)
 
 
-DIFF_EXAMPLES = """
-Examples:
-
-  gh200 upstream diff 4.9.3 4.10.0
-
-  gh200 upstream diff 4.10.1 ~/SimpleTuner  # a release and a folder or wheel
-
-  gh200 upstream diff 4.10.1 ~/SimpleTuner@origin/main  # a release and a commit
-"""
-
-
-@app.command(epilog=DIFF_EXAMPLES)
+@app.command()
 def diff(
     old: Annotated[str, typer.Argument(help="A release, a path, or DIR@REF.")],
     new: Annotated[str, typer.Argument(help="What to compare it with.")],
     full: Annotated[bool, typer.Option("--full", help="Show long diffs whole.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what changed in and around the seams. Exit code 1 if a seam holds in OLD and is broken in NEW."""
+    """Show what changed in and around the seams. Exit code 1 if a seam holds in OLD and is broken in NEW.
+
+    Examples:
+
+      gh200 upstream diff 4.9.3 4.10.0
+
+      gh200 upstream diff 4.10.1 ~/SimpleTuner  # a release and a folder or wheel
+
+      gh200 upstream diff 4.10.1 ~/SimpleTuner@origin/main  # a release and a commit
+    """
     from simpletuner_gh200.upstream.diff import compare, review_lines
     from simpletuner_gh200.upstream.releases import parse_operand
 
-    comparison = compare(parse_operand(old), parse_operand(new))
-    if as_json:
-        typer.echo(json.dumps(comparison))
-    else:
-        for line in review_lines(comparison, full=full):
-            typer.echo(line)
-    if not comparison["ok"]:
-        raise typer.Exit(1)
+    found = compare(parse_operand(old), parse_operand(new))
+    conclude(found, as_json, lambda: say("\n".join(review_lines(found, full=full))), ok=found["ok"])
 
 
-PARITY_EXAMPLES = """
-Examples:
-
-  gh200 upstream parity --repo ~/SimpleTuner  # its whole test suite, twice
-
-  gh200 upstream parity --repo ~/SimpleTuner tests/test_trainer.py -k manual
-"""
-
-
-@app.command(epilog=PARITY_EXAMPLES, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def parity(
     context: typer.Context,
     repo: Annotated[Path, typer.Option(help="A git checkout of SimpleTuner, with its tests.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run SimpleTuner's own tests with and without the extension and compare outcome by outcome.
 
     Everything else on the command line goes to pytest. Exit code 1 if a test's outcome differs.
+
+    Examples:
+
+      gh200 upstream parity --repo ~/SimpleTuner  # its whole test suite, twice
+
+      gh200 upstream parity --repo ~/SimpleTuner tests/test_trainer.py -k manual
     """
     from simpletuner_gh200.operate.parity import run_parity
 
     found = run_parity(repo.absolute(), context.args)
-    if as_json:
-        typer.echo(json.dumps(found.to_json()))
-    else:
-        for each in found.differences:
-            kind = "unstable" if each.unstable else "DIFFERS"
-            typer.echo(f"{kind}: {each.test}: {each.without} without, {each.with_extension} with the extension")
-        counted = ", ".join(f"{count} {name}" for name, count in sorted(found.counts.items()))
-        typer.echo(f"without the extension: {counted}; with it: {'the same' if found.ok else 'not the same'}")
-    if not found.ok:
-        raise typer.Exit(1)
+    conclude(found.to_json(), as_json, lambda: say("\n".join(found.lines())), ok=found.ok)
 
 
-SUPPORT_EXAMPLES = """
-Examples:
-
-  gh200 upstream support  # print the table
-
-  gh200 upstream support --sweep --write docs/support.md  # for maintainers
-"""
-
-
-@app.command(epilog=SUPPORT_EXAMPLES)
+@app.command()
 def support(
     sweep_first: Annotated[bool, typer.Option("--sweep", help="Renew the data from the package index first.")] = False,
     write: Annotated[Path | None, typer.Option(help="Renew the table in this page instead of printing it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show which features work on which SimpleTuner release."""
+    """Show which features work on which SimpleTuner release.
+
+    Examples:
+
+      gh200 upstream support  # print the table
+
+      gh200 upstream support --sweep --write docs/support.md  # for maintainers
+    """
     from simpletuner_gh200.upstream.releases import sweep
     from simpletuner_gh200.upstream.support import (
         known_releases,
@@ -155,44 +132,33 @@ def support(
     if sweep_first:
         write_data(sweep())
     renewed = write_page(write) if write is not None else None
-    if as_json:
-        typer.echo(json.dumps({**support_document(known_releases()), "renewed": renewed}))
-    elif write is None:
-        _show(("SimpleTuner", "releases", "checked", "features"), support_rows(known_releases()))
-    else:
-        typer.echo(f"{write}: {'renewed' if renewed else 'up to date'}")
+
+    def show() -> None:
+        if write is None:
+            show_table(screen(), ("SimpleTuner", "releases", "checked", "features"), support_rows(known_releases()))
+        else:
+            say(f"{write}: {'renewed' if renewed else 'up to date'}")
+
+    conclude({**support_document(known_releases()), "renewed": renewed}, as_json, show)
 
 
-def _print_one(verdict: Verdict, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(verdict.to_json()))
-        return
+def _show_one(verdict: Verdict) -> None:
     seams = [(row.name, row.status, row.feature, "" if row.status == "ok" else row.found) for row in verdict.seams]
-    _show(("seam", "status", "features", "found"), seams, f"SimpleTuner {verdict.version}: seams")
+    show_table(screen(), ("seam", "status", "features", "found"), seams, title=f"SimpleTuner {verdict.version}: seams")
     features = [(name, info.title, str(verdict.features[name])) for name, info in FEATURES.items()]
-    _show(("feature", "what", "verdict"), features, "what that means")
+    show_table(screen(), ("feature", "what", "verdict"), features, title="what that means")
     broken = len(verdict.broken)
-    typer.echo(f"SimpleTuner {verdict.version}: " + ("every seam holds" if verdict.ok else f"{broken} broken"))
+    say(f"SimpleTuner {verdict.version}: " + ("every seam holds" if verdict.ok else f"{broken} broken"))
 
 
-def _print_sweep(verdicts: Sequence[Verdict], as_json: bool) -> None:
-    if as_json:
-        document = {"ok": all(verdict.ok for verdict in verdicts), "releases": [v.to_json() for v in verdicts]}
-        typer.echo(json.dumps(document))
-        return
+def _show_sweep(verdicts: Sequence[Verdict]) -> None:
     rows = [(v.version, *("on" if v.features[name].on else "off" for name in FEATURES)) for v in verdicts]
-    _show(("SimpleTuner", *FEATURES), rows, "features per release")
+    show_table(screen(), ("SimpleTuner", *FEATURES), rows, title="features per release")
     for verdict in verdicts:
         for row in verdict.broken:
-            typer.echo(f"{verdict.version}: {row.name}: {row.found} -> off: {row.feature}")
+            say(f"{verdict.version}: {row.name}: {row.found} -> off: {row.feature}")
     good = sum(verdict.ok for verdict in verdicts)
-    typer.echo(f"{good} of {len(verdicts)} releases hold every seam")
-
-
-def _show(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    from simpletuner_gh200.cli.tables import show_table
-
-    show_table(screen(), headings, rows, title=title)
+    say(f"{good} of {len(verdicts)} releases hold every seam")
 
 
 COMMAND = Command("upstream", app, panel="Upstream", order=10)
