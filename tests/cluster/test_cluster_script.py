@@ -11,6 +11,7 @@ import pytest
 from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import choose_model
 from simpletuner_gh200.operate.slurm import train_sbatch
+from tests.unit.few_options import TABLE
 
 STAND_IN = Path(__file__).with_name("stand_in.sh")
 NODES = ("n1", "n2")
@@ -49,7 +50,7 @@ def submit(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         folder.mkdir(parents=True)
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(STAND_IN))
-        script = train_sbatch(Wish(project, choose_model("sdxl"), tmp_path, nodes=2, gpus_per_node=2))
+        script = train_sbatch(Wish(project, choose_model("sdxl", TABLE.families), tmp_path, nodes=2, gpus_per_node=2))
     (project / "train.sbatch").write_text(script)
 
     def begin(*options: str, tell: tuple[str, ...] = ()) -> Submitted:

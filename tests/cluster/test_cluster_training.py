@@ -27,6 +27,7 @@ from simpletuner_gh200.telemetry.ranks import rank_table, read_ranks
 from simpletuner_gh200.telemetry.reading import read_run
 from tests.cluster.cluster import Cluster
 from tests.integration.workbench import UNIFIED, JobResult, Workbench, ramp
+from tests.unit.few_options import TABLE
 
 pytestmark = [pytest.mark.real, pytest.mark.releases]
 NODES = 2
@@ -83,7 +84,7 @@ class Trial:
         (project.folder / "logs").mkdir()
         script = project.folder / "train.sbatch"
         ranks = self.ranks // NODES
-        model = choose_model(str(project.model))
+        model = choose_model(str(project.model), TABLE.families)
         wish = Wish(project.folder, model, project.images, NODES, ranks, cpu=True, slurm=True)
         script.write_text(train_sbatch(wish))
         return self.cluster.submit(script, environment={"TMPDIR": str(self.scratch)})

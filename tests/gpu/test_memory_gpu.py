@@ -11,5 +11,5 @@ driver = open_driver()
 @pytest.mark.skipif(driver.name != "cuda", reason="no CUDA device")
 def test_selftest_on_the_real_device() -> None:
     result = selftest(driver)
-    assert [row for row in result.rows if row.status == "fail"] == []
+    assert result.having("fail") == []
     assert result.measured["to_device_bytes_per_s"] > 0

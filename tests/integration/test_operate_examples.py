@@ -12,6 +12,7 @@ from simpletuner_gh200.operate.models import choose_model
 from simpletuner_gh200.operate.project import plan_project, write
 from simpletuner_gh200.telemetry.reading import read_run
 from tests.integration.workbench import probe
+from tests.unit.few_options import TABLE
 
 ROOT = Path(__file__).parents[2]
 SLOW_QUEUES = probe("slow_queues")
@@ -20,7 +21,8 @@ SLOW_QUEUES = probe("slow_queues")
 @pytest.mark.one_release("3.")
 def test_a_project_of_init_trains_unchanged(workbench, tmp_path):
     project = workbench.project
-    wish = Wish(tmp_path, choose_model(str(project.model)), project.images, steps=3, batch=2, resolution=64, cpu=True)
+    model = choose_model(str(project.model), TABLE.families)
+    wish = Wish(tmp_path, model, project.images, steps=3, batch=2, resolution=64, cpu=True)
     write(plan_project(wish))
     run = workbench.train(argv=["--config", str(tmp_path / "config" / "config.json")])
     assert run.ok, run.explain()

@@ -13,7 +13,7 @@ _TEXTS = (
     "pretrained_model_name_or_path pretrained_vae_model_name_or_path publishing_config seed tracker_password "
     "validation_prompt webhook_config fsdp_state_dict_type fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap "
     "lora_type lr_scheduler optimizer report_to resolution_type caption_strategy base_model_precision "
-    "resume_from_checkpoint"
+    "resume_from_checkpoint model_flavour"
 )
 _NUMBERS = (
     "batch_size checkpoint_step_interval checkpoints_total_limit gradient_accumulation_steps lora_rank lr_warmup_steps "
@@ -48,7 +48,16 @@ TABLE = OptionTable(
     },
     switch_words=frozenset({"true", "false", "1", "0"}),
     families={
-        "flux": ModelFamily({"dev": "maker/dev", "kontext": "maker/kontext"}, "dev", ("FluxPipeline",), ("FluxBlock",)),
+        "flux": ModelFamily(
+            {"dev": "maker/dev", "kontext": "maker/kontext"},
+            "dev",
+            ("FluxPipeline",),
+            ("FluxTransformerBlock", "FluxSingleTransformerBlock"),
+        ),
+        "qwen_image": ModelFamily({"v1.0": "Qwen/Qwen-Image"}, "v1.0", ("QwenImagePipeline",), ("QwenBlock",)),
+        "sdxl": ModelFamily(
+            {"base-1.0": "maker/sdxl"}, "base-1.0", ("StableDiffusionXLPipeline",), ("BasicTransformerBlock",)
+        ),
         "pixart": ModelFamily({"a": "x/a", "b": "x/b"}, "b", ("PixArtPipeline",), ("PixBlock", "PatchEmbed")),
         "wan": ModelFamily({"t2v": "wan/t2v"}, "t2v", ("WanPipeline",), ("WanBlock",), "video"),
     },

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import getdoc
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from simpletuner_gh200.diagnostics.context import Context
+from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt
+from simpletuner_gh200.errors import GH200Error
 
 CheckStatus = Literal["pass", "warn", "fail", "skip"]
 
@@ -50,6 +52,10 @@ def skipped(found: str) -> CheckResult:
 Look = Callable[[Context], CheckResult]
 
 
+class Failed(Exception):
+    """What is looked at is not as it should be; another way to say ``failed``."""
+
+
 @dataclass(frozen=True)
 class Check:
     """``code`` never changes its meaning: scripts and documentation name it."""
@@ -57,7 +63,45 @@ class Check:
     code: str
     what: str
     why: str
-    run: Look
+    run: Callable[[Any], CheckResult]
+
+    def result(self, subject: Any, broken: Callable[[str], CheckResult]) -> CheckResult:
+        """A check that can't look is a result too, that of ``broken``: the others must still be heard."""
+        try:
+            return self.run(subject)
+        except NothingToLookAt as nothing:
+            return skipped(str(nothing))
+        except Failed as wrong:
+            return failed(str(wrong), "")
+        except (GH200Error, RuntimeError, OSError, ValueError, KeyError) as failure:
+            return broken(f"{type(failure).__name__}: {failure}")
+
+
+@dataclass(frozen=True)
+class Results:
+    """What checks found, in their order."""
+
+    rows: tuple[tuple[Check, CheckResult], ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        found = Counter(result.status for _check, result in self.rows)
+        return {status: found.get(status, 0) for status in get_args(CheckStatus)}
+
+    @property
+    def ok(self) -> bool:
+        return self.counts["fail"] == 0
+
+    def having(self, status: str) -> list[tuple[Check, CheckResult]]:
+        return [(check, result) for check, result in self.rows if result.status == status]
+
+    def skipped_in_words(self, shorter: Callable[[list[str]], list[str]]) -> str:
+        """What was not looked at, by its reason, its codes made ``shorter``; empty where everything was."""
+        reasons: dict[str, list[str]] = {}
+        for check, result in self.having("skip"):
+            reasons.setdefault(result.found, []).append(check.code)
+        all_of_them = "; ".join(f"{reason} ({', '.join(shorter(codes))})" for reason, codes in reasons.items())
+        return f"{self.counts['skip']} skipped: {all_of_them}" if reasons else ""
 
 
 def check(code: str, what: str) -> Callable[[Look], Check]:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import simpletuner_gh200
-from simpletuner_gh200.diagnostics.check import Check, CheckResult, CheckStatus, all_checks, skipped, warned
-from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt, dotted
-from simpletuner_gh200.errors import GH200Error, UsageError
+from simpletuner_gh200.diagnostics.check import Check, CheckResult, CheckStatus, Results, all_checks, warned
+from simpletuner_gh200.diagnostics.context import Context, dotted
+from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.memory.host import host_memory, read_meminfo
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.redact import redact_text
 from simpletuner_gh200.units import counted
 
 SYMBOLS: dict[CheckStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
+
+
+def symbol(status: str, *, ascii_only: bool = False) -> str:
+    """A picture where the screen can show one, else the word."""
+    return status if ascii_only else SYMBOLS[status]  # type: ignore[index]
+
 
 GPU = "GH201"
 """The check that is skipped where there is no GPU."""
@@ -30,21 +35,11 @@ PACKAGES = ("simpletuner", "torch", "accelerate", "diffusers", "transformers", "
 
 
 @dataclass(frozen=True)
-class Examination:
+class Examination(Results):
     """The results of one examination, in the order of their codes."""
 
-    rows: tuple[tuple[Check, CheckResult], ...]
     machine: Mapping[str, Any] = field(default_factory=dict)
     """What was examined, see ``describe``."""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        found = Counter(result.status for _check, result in self.rows)
-        return {status: found.get(status, 0) for status in get_args(CheckStatus)}
-
-    @property
-    def ok(self) -> bool:
-        return self.counts["fail"] == 0
 
     @property
     def verdict(self) -> str:
@@ -63,9 +58,6 @@ class Examination:
         warnings = counted(counts["warn"], "warning")
         return f"{counts['pass']} passed, {warnings}, {counts['fail']} failed, {counts['skip']} skipped"
 
-    def having(self, status: CheckStatus) -> list[tuple[Check, CheckResult]]:
-        return [(check, result) for check, result in self.rows if result.status == status]
-
     def to_json(self) -> dict[str, Any]:
         """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary, machine."""
         checks = [
@@ -73,15 +65,6 @@ class Examination:
             for check, result in self.rows
         ]
         return {"machine": dict(self.machine), "checks": checks, "summary": {**self.counts, "ok": self.ok}}
-
-
-def skipped_in_words(examination: Examination) -> str:
-    """What was not examined, by its reason; empty where everything was."""
-    reasons: dict[str, list[str]] = {}
-    for check, result in examination.having("skip"):
-        reasons.setdefault(result.found, []).append(check.code)
-    all_of_them = "; ".join(f"{reason} ({', '.join(runs_of(codes))})" for reason, codes in reasons.items())
-    return f"{examination.counts['skip']} skipped: {all_of_them}" if reasons else ""
 
 
 def runs_of(codes: Sequence[str]) -> list[str]:
@@ -96,19 +79,14 @@ def runs_of(codes: Sequence[str]) -> list[str]:
 
 
 def examine(context: Context, checks: Sequence[Check] | None = None) -> Examination:
-    rows = [(check, _redacted(_run(check, context))) for check in (all_checks() if checks is None else checks)]
+    rows = [
+        (check, _redacted(check.result(context, _unexamined))) for check in (all_checks() if checks is None else checks)
+    ]
     return Examination(tuple(rows), describe(context))
 
 
-def _run(check: Check, context: Context) -> CheckResult:
-    """A check that can't look is a result too: the others must still be heard."""
-    try:
-        return check.run(context)
-    except NothingToLookAt as nothing:
-        return skipped(str(nothing))
-    except (GH200Error, OSError, ValueError, KeyError) as broken:
-        what = f"could not be examined: {type(broken).__name__}: {broken}"
-        return warned(what, "look at the message; it may be a bug")
+def _unexamined(what: str) -> CheckResult:
+    return warned(f"could not be examined: {what}", "look at the message; it may be a bug")
 
 
 def _redacted(result: CheckResult) -> CheckResult:

@@ -48,7 +48,7 @@ class Wish:
 
     @property
     def pixels(self) -> int:
-        return self.resolution or self.model.family.resolution
+        return self.resolution or self.model.resolution
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,10 @@ def _trained(wish: Wish) -> Decision:
 
 def _sharding(wish: Wish) -> dict[str, Any]:
     """FSDP2, in SimpleTuner's words."""
-    family = wish.model.family
-    if not family.blocks:
+    model = wish.model
+    if not model.blocks:
         raise UsageError(
-            f"--full over {wish.ranks} GPUs: SimpleTuner names no blocks of {family.name} for FSDP2 to wrap",
+            f"--full over {wish.ranks} GPUs: SimpleTuner names no blocks of {model.family} for FSDP2 to wrap",
             remedy="leave --full out, or train on one GPU",
         )
     return {
@@ -177,7 +177,7 @@ def _sharding(wish: Wish) -> dict[str, Any]:
         "fsdp_limit_all_gathers": True,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_transformer_layer_cls_to_wrap": ",".join(family.blocks),
+        "fsdp_transformer_layer_cls_to_wrap": ",".join(model.blocks),
     }
 
 

@@ -1,7 +1,7 @@
-"""The models that ``gh200 init`` can start with: those of the installed SimpleTuner, and what we know better of some.
+"""The models that ``gh200 init`` can start with: those of the installed SimpleTuner.
 
-Families, their weights and flavours come from the release itself (``upstream/importing.py``); ours are those whose
-FSDP blocks were tried. A family that needs more than a folder of pictures is sent to SimpleTuner's own examples.
+Families, their weights, flavours and blocks come from the release itself (``upstream/importing.py``). A family that
+needs more than a folder of pictures is sent to SimpleTuner's own examples.
 """
 
 from __future__ import annotations
@@ -14,35 +14,8 @@ from pathlib import Path
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.option_table import ModelFamily
 
-
-@dataclass(frozen=True)
-class Family:
-    """``name`` and ``weights`` as SimpleTuner takes them; ``blocks`` are the classes that FSDP wraps one by one."""
-
-    name: str
-    weights: str
-    pipeline: str
-    blocks: tuple[str, ...]
-    resolution: int = 1024
-
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family(
-            "flux",
-            "black-forest-labs/FLUX.1-dev",
-            "FluxPipeline",
-            ("FluxTransformerBlock", "FluxSingleTransformerBlock"),
-        ),
-        Family(
-            "sdxl", "stabilityai/stable-diffusion-xl-base-1.0", "StableDiffusionXLPipeline", ("BasicTransformerBlock",)
-        ),
-        Family("sd3", "stabilityai/stable-diffusion-3.5-large", "StableDiffusion3Pipeline", ("JointTransformerBlock",)),
-        Family("qwen_image", "Qwen/Qwen-Image", "QwenImagePipeline", ("QwenImageTransformerBlock",)),
-    )
-}
-"""With what we know better of them; the others are as the installed release tells."""
+_FIRST = {"flux": "dev", "sd3": "large", "qwen_image": "v1.0"}
+"""Flavours that most people mean, where a release would take another by itself."""
 
 _EDITS = ("edit", "kontext")
 _SMALL = {"sd1x": 512, "deepfloyd": 64}
@@ -53,11 +26,19 @@ _SMALL = {"sd1x": 512, "deepfloyd": 64}
 class Model:
     """A family and where its weights are."""
 
-    family: Family
+    family: str
+    """Its name, as SimpleTuner takes it."""
     weights: str
+    blocks: tuple[str, ...] = ()
+    """The classes that FSDP wraps one by one."""
     local: bool = False
     flavour: str | None = None
-    """SimpleTuner's name for these weights, where it has one and needs it."""
+    """SimpleTuner's name for these weights, where it has one."""
+
+    @property
+    def resolution(self) -> int:
+        """What it was made for."""
+        return _SMALL.get(self.family, 1024)
 
     @property
     def folders(self) -> list[Path]:
@@ -65,39 +46,30 @@ class Model:
         return [Path(self.weights)] if self.local else []
 
 
-def choose_model(text: str, installed: Mapping[str, ModelFamily] | None = None) -> Model:
+def choose_model(text: str, installed: Mapping[str, ModelFamily]) -> Model:
     """``flux``, ``flux:schnell``, ``sdxl=some/repository`` or a folder with a diffusers pipeline."""
-    installed = installed or {}
-    folder = Path(text)
-    if (folder / "model_index.json").is_file():
-        return Model(_family_of(folder, installed), str(folder.absolute()), local=True)
-    name, _, weights = text.partition("=")
-    name, _, flavour = name.partition(":")
-    if name not in FAMILIES and name not in installed:
+    if (Path(text) / "model_index.json").is_file():
+        name, flavour, weights = _family_of(Path(text), installed), "", str(Path(text).absolute())
+    else:
+        name, _, weights = text.partition("=")
+        name, _, flavour = name.partition(":")
+    if name not in installed:
         raise UsageError(
             f"--model {text!r}: neither a family nor a folder with a model_index.json",
             remedy=f"families: {_names(installed)}; FAMILY:FLAVOUR and FAMILY=REPOSITORY name other weights",
         )
-    release = installed.get(name, ModelFamily({}))
+    release = installed[name]
     _refuse_what_needs_more(name, flavour, release)
     if flavour and flavour not in release.flavours:
         raise UsageError(f"--model {text!r}: no such flavour", remedy=f"flavours: {', '.join(release.flavours)}")
-    family = _family(name, release)
-    if weights:
-        return Model(family, weights, local=Path(weights).is_dir())
-    if flavour:
-        return Model(family, release.flavours[flavour], flavour=flavour)
-    return Model(family, family.weights, flavour=None if name in FAMILIES else release.default)
-
-
-def _family(name: str, release: ModelFamily) -> Family:
-    """What we know of it, else what the release says."""
-    if name in FAMILIES:
-        return FAMILIES[name]
-    weights = release.flavours.get(release.default or "") or next(iter(release.flavours.values()), "")
     # What embeds and patches is not to be split either, but small: FSDP wraps the repeated blocks.
     blocks = tuple(block for block in release.blocks if block.endswith(("Block", "Layer")) and "." not in block)
-    return Family(name, weights, next(iter(release.pipelines), ""), blocks or release.blocks, _SMALL.get(name, 1024))
+    blocks = blocks or release.blocks
+    if weights:
+        return Model(name, weights, blocks, local=Path(weights).is_dir())
+    known = [each for each in (flavour, _FIRST.get(name), release.default, *release.flavours) if each]
+    taken = next((each for each in known if each in release.flavours), None)
+    return Model(name, release.flavours.get(taken or "", ""), blocks, flavour=taken)
 
 
 def _refuse_what_needs_more(name: str, flavour: str, release: ModelFamily) -> None:
@@ -113,15 +85,11 @@ def _refuse_what_needs_more(name: str, flavour: str, release: ModelFamily) -> No
         raise UsageError(f"--model {name}:{flavour}: an edit model needs pairs of pictures", remedy=example)
 
 
-def _family_of(folder: Path, installed: Mapping[str, ModelFamily]) -> Family:
+def _family_of(folder: Path, installed: Mapping[str, ModelFamily]) -> str:
     pipeline = json.loads((folder / "model_index.json").read_text(encoding="utf-8")).get("_class_name")
-    for name, family in FAMILIES.items():
-        if family.pipeline == pipeline:
-            return FAMILIES[name]
     for name, release in installed.items():
         if pipeline in release.pipelines:
-            _refuse_what_needs_more(name, "", release)
-            return _family(name, release)
+            return name
     raise UsageError(
         f"{folder}: a {pipeline}, which no family here is made of",
         remedy=f"families: {_names(installed)}; FAMILY=FOLDER says which it is",
@@ -129,4 +97,4 @@ def _family_of(folder: Path, installed: Mapping[str, ModelFamily]) -> Family:
 
 
 def _names(installed: Mapping[str, ModelFamily]) -> str:
-    return ", ".join(sorted({*FAMILIES, *(name for name, release in installed.items() if release.media == "image")}))
+    return ", ".join(sorted(name for name, release in installed.items() if release.media == "image"))

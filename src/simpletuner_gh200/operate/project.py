@@ -84,7 +84,7 @@ def files(project: Project) -> dict[str, str]:
         "config/accelerate.yaml": accelerate_file(
             nodes=wish.nodes,
             gpus_per_node=wish.gpus_per_node,
-            blocks=wish.model.family.blocks if wish.sharded else (),
+            blocks=wish.model.blocks if wish.sharded else (),
             cpu=wish.cpu,
         ),
         **script,
@@ -112,7 +112,7 @@ def training_config(wish: Wish) -> dict[str, Any]:
     """SimpleTuner's own keys, with few surprises."""
     base = wish.folder.absolute()
     config: dict[str, Any] = {
-        "model_family": wish.model.family.name,
+        "model_family": wish.model.family,
         "pretrained_model_name_or_path": wish.model.weights,
         "data_backend_config": str(base / "config" / "datasets.json"),
         "output_dir": str(base / "output"),
@@ -139,7 +139,7 @@ def training_config(wish: Wish) -> dict[str, Any]:
         "disable_benchmark": True,
         "caption_dropout_probability": 0.1,
     }
-    if wish.model.local and wish.model.family.name == "sdxl":
+    if wish.model.local and wish.model.family == "sdxl":
         config["pretrained_vae_model_name_or_path"] = wish.model.weights
     if wish.model.flavour:
         config["model_flavour"] = wish.model.flavour

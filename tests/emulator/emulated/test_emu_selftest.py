@@ -6,18 +6,18 @@ import gc
 
 import pytest
 
+from simpletuner_gh200.diagnostics.check import Check, CheckResult, failed
 from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
-from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck
+from simpletuner_gh200.diagnostics.selftest.check import Bench
 from simpletuner_gh200.diagnostics.selftest.run import CHECKS as ALL
-from simpletuner_gh200.diagnostics.selftest.run import CheckRow, _run
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from tests.emulator.emulation import Emulator
 
-CHECKS = {check.name: check for check in ALL}
+CHECKS = {check.code: check for check in ALL}
 
 
-def run(driver: CudaDriver, check: SelfCheck) -> CheckRow:
-    row = _run(check, Bench(driver, emulated=True))
+def run(driver: CudaDriver, check: Check) -> CheckResult:
+    row = check.result(Bench(driver, emulated=True), lambda what: failed(what, ""))
     gc.collect()
     return row
 

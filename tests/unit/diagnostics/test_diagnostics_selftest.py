@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.diagnostics.check import Failed, failed
 from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
-from simpletuner_gh200.diagnostics.selftest.check import Bench, Failed, SelfCheck, Skipped, expect
-from simpletuner_gh200.diagnostics.selftest.run import CHECKS, SelfTest, _run, selftest, without_paths, write_report
+from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
+from simpletuner_gh200.diagnostics.selftest.run import CHECKS, SelfTest, selftest, without_paths, write_report
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.null import NullDriver
 
@@ -20,25 +21,23 @@ def result() -> SelfTest:
 
 
 def test_every_group_has_checks_with_names_of_their_own() -> None:
-    names = [check.name for check in CHECKS]
+    names = [check.code for check in CHECKS]
     assert len(names) == len(set(names))
     assert {name.split(".")[0] for name in names} == GROUPS
 
 
 def test_without_a_device_nothing_fails_and_skips_say_why(result: SelfTest) -> None:
-    assert result.ok, [row for row in result.rows if row.status == "fail"]
-    assert result.count("pass") >= 5, "host slabs, CPU views and copies in host memory need no device"
-    skipped = [row for row in result.rows if row.status == "skip"]
-    assert skipped
-    assert all("no CUDA device" in row.found for row in skipped)
-    passed, skips = result.count("pass"), result.count("skip")
+    assert result.ok, result.having("fail")
+    passed, skips = result.counts["pass"], result.counts["skip"]
+    assert passed >= 5, "host slabs, CPU views and copies in host memory need no device"
+    assert skips and all("no CUDA device" in found.found for _check, found in result.having("skip"))
     assert result.closing_line == f"{passed} passed, 0 failed, {skips} skipped"
 
 
 def test_report_is_json_without_paths_and_secrets(result: SelfTest, tmp_path: Path) -> None:
     write_report(result, tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["summary"] == {status: result.count(status) for status in ("pass", "fail", "skip")}
+    assert report["summary"] == result.summary
     assert {"version", "machine", "libraries", "device", "checks", "measured"} <= report.keys()
     assert str(tmp_path) not in json.dumps(report)
 
@@ -76,14 +75,13 @@ def absent(bench: Bench) -> str:
     [(broken, "fail", "cuMemAlloc failed"), (unequal, "fail", "found 3"), (absent, "skip", "not here")],
 )
 def test_what_a_check_raises_becomes_its_row(check: object, status: str, found: str) -> None:
-    row = _run(SelfCheck("a.b", "what", check), Bench(NullDriver()))  # type: ignore[arg-type]
-    assert row.status == status
-    assert found in row.found
+    result = self_check("a.b", "what", check).result(Bench(NullDriver()), lambda what: failed(what, ""))  # type: ignore[arg-type]
+    assert result.status == status
+    assert found in result.found
 
 
 def test_expectations_are_exceptions_of_their_own() -> None:
     assert not issubclass(Failed, AssertionError), "python -O must not switch them off"
-    assert not issubclass(Skipped, Failed)
 
 
 def test_without_a_device_every_question_stays_open() -> None:

@@ -18,13 +18,15 @@ from simpletuner_gh200.config.legacy import modernise
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish, decide
-from simpletuner_gh200.operate.models import FAMILIES, Family, Model, choose_model
+from simpletuner_gh200.operate.models import Model, choose_model
 from simpletuner_gh200.operate.preflight import check_configuration
 from simpletuner_gh200.operate.project import accelerate_file, files, plan_project, write
 from tests.unit.few_options import TABLE
 
+pytestmark = pytest.mark.usefixtures("few_options")
+
 EXAMPLES = Path(__file__).parents[3] / "config"
-FLUX = FAMILIES["flux"].blocks
+FLUX = TABLE.families["flux"].blocks
 
 GENERATED = {
     "accelerate_config_gh200.yaml": {"nodes": 1, "gpus_per_node": 1},
@@ -103,7 +105,9 @@ def test_no_example_is_left_out() -> None:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (1, 4), (2, 1), (2, 4)])
 def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: int, gpus: int, full: bool) -> None:
-    wish = Wish(tmp_path / "run", choose_model("flux"), data, nodes=nodes, gpus_per_node=gpus, full=full)
+    wish = Wish(
+        tmp_path / "run", choose_model("flux", TABLE.families), data, nodes=nodes, gpus_per_node=gpus, full=full
+    )
     write(plan_project(wish))
     checked = check_configuration(explicit=str(tmp_path / "run/config/config.json"), env_name=None, flags=())
     assert checked.settings.in_memory_datasets == ("train_images",)
@@ -116,7 +120,7 @@ def test_what_init_writes_passes_the_check(tmp_path: Path, data: Path, nodes: in
 
 def trained(data: Path, **wishes: Any) -> tuple[dict[str, Any], str]:
     """The training configuration, and the launch file."""
-    written = files(plan_project(Wish(data.parent / "run", choose_model("flux"), data, **wishes)))
+    written = files(plan_project(Wish(data.parent / "run", choose_model("flux", TABLE.families), data, **wishes)))
     return json.loads(written["config/config.json"]), written["config/accelerate.yaml"]
 
 
@@ -131,14 +135,14 @@ def test_a_lora_is_whole_on_every_gpu(data: Path, gpus: int) -> None:
 
 
 def test_a_lora_on_several_gpus_computes_activations_again_as_on_one(data: Path) -> None:
-    wishes = (Wish(data.parent, choose_model("flux"), data, gpus_per_node=gpus) for gpus in (1, 4))
+    wishes = (Wish(data.parent, choose_model("flux", TABLE.families), data, gpus_per_node=gpus) for gpus in (1, 4))
     one, several = ([*decide(wish, survey(data))][-1] for wish in wishes)
     assert several == one
     assert one.training == {"gradient_checkpointing": True}, "what the plan then changes is its own"
 
 
 def test_what_the_plan_adds_to_a_block_hides_nothing_that_was_decided_in_it(data: Path) -> None:
-    project = plan_project(Wish(data.parent / "run", choose_model("flux"), data))
+    project = plan_project(Wish(data.parent / "run", choose_model("flux", TABLE.families), data))
     said = [decision.what for decision in project.decisions]
     assert said[-1] == 'gradient_checkpointing false, gh200_optimizations.activations "auto"', "by the plan"
     assert [words for words in said if words.startswith("an effective batch that grows")], said
@@ -171,7 +175,7 @@ def test_all_weights_on_cpu_ranks_are_not_sharded(data: Path) -> None:
 
 
 def test_a_family_without_blocks_is_not_sharded_silently(tmp_path: Path, data: Path) -> None:
-    model = Model(Family("bare", "x/bare", "BarePipeline", ()), "x/bare")
+    model = Model("bare", "x/bare")
     plan_project(Wish(tmp_path / "run", model, data, gpus_per_node=4))
     with pytest.raises(UsageError, match=r"--full over 4 GPUs.*no blocks of bare"):
         plan_project(Wish(tmp_path / "run", model, data, gpus_per_node=4, full=True))
@@ -179,21 +183,21 @@ def test_a_family_without_blocks_is_not_sharded_silently(tmp_path: Path, data: P
 
 def test_the_ramp_comes_out_even_for_any_number_of_ranks(tmp_path: Path, data: Path) -> None:
     for ranks in (1, 3, 8):
-        wish = Wish(tmp_path, choose_model("sdxl"), data, gpus_per_node=ranks, batch=3)
+        wish = Wish(tmp_path, choose_model("sdxl", TABLE.families), data, gpus_per_node=ranks, batch=3)
         block = json.loads(files(plan_project(wish))["config/config.json"])["gh200_optimizations"]
         assert block["initial_effective_batch_size"] == 3 * ranks
         assert block["target_effective_batch_size"] % (3 * ranks) == 0
 
 
 def test_captions_decide_the_strategy(tmp_path: Path, data: Path) -> None:
-    wish = Wish(tmp_path, choose_model("sdxl"), data)
+    wish = Wish(tmp_path, choose_model("sdxl", TABLE.families), data)
     assert json.loads(files(plan_project(wish))["config/datasets.json"])[0]["caption_strategy"] == "textfile"
     (data / "a.txt").unlink()
     assert json.loads(files(plan_project(wish))["config/datasets.json"])[0]["caption_strategy"] == "filename"
 
 
 def test_nothing_is_replaced_unless_told_to(tmp_path: Path, data: Path) -> None:
-    wish = Wish(tmp_path / "run", choose_model("sdxl"), data)
+    wish = Wish(tmp_path / "run", choose_model("sdxl", TABLE.families), data)
     write(plan_project(wish))
     (tmp_path / "run/config/config.json").write_text("mine")
     (tmp_path / "run/config/datasets.json").unlink()
@@ -208,24 +212,24 @@ def test_nothing_is_replaced_unless_told_to(tmp_path: Path, data: Path) -> None:
 @pytest.mark.parametrize(("model", "says"), [("flax", "families: flux"), ("/nowhere", "families: flux")])
 def test_an_unknown_model_names_the_known_ones(model: str, says: str) -> None:
     with pytest.raises(UsageError) as refused:
-        choose_model(model)
+        choose_model(model, TABLE.families)
     assert says in str(refused.value)
 
 
 def test_a_local_pipeline_tells_its_family(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
-    model = choose_model(str(tmp_path))
-    assert (model.family.name, model.local) == ("sdxl", True)
+    model = choose_model(str(tmp_path), TABLE.families)
+    assert (model.family, model.local) == ("sdxl", True)
     (tmp_path / "model_index.json").write_text('{"_class_name": "OtherPipeline"}')
     with pytest.raises(UsageError, match="OtherPipeline"):
-        choose_model(str(tmp_path))
+        choose_model(str(tmp_path), TABLE.families)
 
 
 @pytest.mark.parametrize("folder", ["missing", "empty"])
 def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, folder: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="--data"):
-        plan_project(Wish(tmp_path / "run", choose_model("sdxl"), tmp_path / folder))
+        plan_project(Wish(tmp_path / "run", choose_model("sdxl", TABLE.families), tmp_path / folder))
 
 
 def said(*words: str) -> str:
@@ -286,8 +290,8 @@ def test_a_caption_that_is_missing_is_why_names_are_used(tmp_path: Path, data: P
 
 def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
     for wish in (
-        Wish(tmp_path, choose_model("flux"), data, gpus_per_node=2, full=True),
-        Wish(tmp_path, choose_model("sdxl"), data, cpu=True),
+        Wish(tmp_path, choose_model("flux", TABLE.families), data, gpus_per_node=2, full=True),
+        Wish(tmp_path, choose_model("sdxl", TABLE.families), data, cpu=True),
     ):
         project = plan_project(wish)
         written = files(project)
@@ -300,10 +304,10 @@ def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
 
 def test_the_models_are_those_of_the_installed_release(tmp_path: Path, data: Path) -> None:
     model = choose_model("pixart", TABLE.families)
-    assert (model.weights, model.flavour, model.family.blocks) == ("x/b", "b", ("PixBlock",))
+    assert (model.weights, model.flavour, model.blocks) == ("x/b", "b", ("PixBlock",))
     assert choose_model("pixart:a", TABLE.families).weights == "x/a"
     assert choose_model("pixart=my/own", TABLE.families).weights == "my/own"
-    assert choose_model("flux", TABLE.families).weights == "black-forest-labs/FLUX.1-dev", "tried, and kept"
+    assert choose_model("flux", TABLE.families).flavour == "dev", "what most people mean"
     config = json.loads(files(plan_project(Wish(tmp_path / "run", model, data)))["config/config.json"])
     assert (config["model_family"], config["model_flavour"]) == ("pixart", "b")
 
@@ -325,4 +329,4 @@ def test_a_model_that_needs_more_than_pictures_is_sent_elsewhere(model: str, tol
 
 def test_a_folder_of_any_family_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "PixArtPipeline"}')
-    assert choose_model(str(tmp_path), TABLE.families).family.name == "pixart"
+    assert choose_model(str(tmp_path), TABLE.families).family == "pixart"

@@ -17,8 +17,13 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish
 from simpletuner_gh200.operate.models import Model, choose_model
 from simpletuner_gh200.operate.slurm import RUNTIMES, train_sbatch
+from tests.unit.few_options import TABLE
 
-WISH = Wish(Path("/shared/my-run"), choose_model("flux"), Path("/data/pictures"), nodes=2, gpus_per_node=4)
+pytestmark = pytest.mark.usefixtures("few_options")
+
+WISH = Wish(
+    Path("/shared/my-run"), choose_model("flux", TABLE.families), Path("/data/pictures"), nodes=2, gpus_per_node=4
+)
 IMAGES = {"none": None, "enroot": "/shared/gh200.sqsh", "apptainer": "gh200.sif", "podman": "registry/gh200:1"}
 
 

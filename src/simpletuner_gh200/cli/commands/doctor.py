@@ -14,7 +14,7 @@ from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen
 from simpletuner_gh200.diagnostics.check import Check, CheckResult
 from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.examine import SYMBOLS, Examination, examine, skipped_in_words, write_report
+from simpletuner_gh200.diagnostics.examine import Examination, examine, runs_of, symbol, write_report
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.importing import check_import
 
@@ -91,8 +91,8 @@ def _print(examination: Examination, console: Console, *, verbose: bool, output:
         for check, result in examination.having("skip"):
             paragraph(console, f"{check.what}: {result.found}", first=_first("skip", check, console), indent=" " * 10)
             paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
-    elif skipped := skipped_in_words(examination):
-        paragraph(console, skipped, first=f"{_symbol('skip', console)} ", indent=" " * 10)
+    elif skipped := examination.skipped_in_words(runs_of):
+        paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent=" " * 10)
 
 
 def _wrong(console: Console, check: Check, result: CheckResult) -> None:
@@ -103,12 +103,7 @@ def _wrong(console: Console, check: Check, result: CheckResult) -> None:
 
 
 def _first(status: str, check: Check, console: Console) -> str:
-    return f"{_symbol(status, console)} {check.code} "
-
-
-def _symbol(status: str, console: Console) -> str:
-    """A picture where the screen can show one, else the word."""
-    return status if console.options.ascii_only else SYMBOLS[status]  # type: ignore[index]
+    return f"{symbol(status, ascii_only=console.options.ascii_only)} {check.code} "
 
 
 COMMAND = Command("doctor", doctor, panel="Before a run", order=20)

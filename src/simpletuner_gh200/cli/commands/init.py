@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish
-from simpletuner_gh200.operate.models import FAMILIES, Model, choose_model
-from simpletuner_gh200.operate.preflight import check_installation
+from simpletuner_gh200.operate.models import Model, choose_model
+from simpletuner_gh200.operate.preflight import check_release
 from simpletuner_gh200.operate.project import Project, plan_project, write
 from simpletuner_gh200.operate.slurm import SCRIPT
 from simpletuner_gh200.units import counted, format_bytes
@@ -48,7 +47,7 @@ def init(
     image: Annotated[str | None, typer.Option("--image", help="The container's image, with gh200 in it.")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Settings that also train without a GPU.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a training configuration, a dataset list and a launch file that `gh200 train` takes as they are.
 
@@ -70,7 +69,7 @@ def init(
     """
     if not slurm and (container != "none" or image):
         raise UsageError("--container and --image are about train.sbatch", remedy="add --slurm, or leave them out")
-    check_installation(say_on_a_terminal, trusting=True)
+    check_release()
     chosen = _chosen(model)
     wish = Wish(
         folder, chosen, data, nodes, gpus_per_node, steps, batch, resolution, full, cpu, slurm, container, image
@@ -78,28 +77,27 @@ def init(
     project = plan_project(wish)
     written = write(project, force=force)
     config = folder / "config" / "config.json"
-    if as_json:
-        print(json.dumps({**_document(project), "config": str(config), "written": [str(path) for path in written]}))
-        return
-    console = screen()
-    for line in _found_and_chosen(project):
-        paragraph(console, line, indent="  ")
-    for path in written:
-        say(f"wrote {path}")
-    named = shlex.quote(str(config))
-    here = f"gh200 doctor {named} && gh200 train --config {named}"
-    say(f"next: gh200 config check {named} && {f'sbatch {shlex.quote(str(folder / SCRIPT))}' if slurm else here}")
+
+    def show() -> None:
+        console = screen()
+        for line in _found_and_chosen(project):
+            paragraph(console, line, indent="  ")
+        for path in written:
+            say(f"wrote {path}")
+        named = shlex.quote(str(config))
+        here = f"gh200 doctor {named} && gh200 train --config {named}"
+        say(f"next: gh200 config check {named} && {f'sbatch {shlex.quote(str(folder / SCRIPT))}' if slurm else here}")
+
+    document = {**_document(project), "config": str(config), "written": [str(path) for path in written]}
+    conclude(document, as_json, show)
 
 
 def _chosen(model: str) -> Model:
-    """What we know ourselves needs no look at the installed release, which takes long the first time."""
-    if model in FAMILIES:
-        return choose_model(model)
     found = check_import(say_on_a_terminal)
     found.stop_unless_it_imports()
-    for note in found.notes:
-        say(f"note: {note}", error=True)
-    return choose_model(model, found.table.families if found.table is not None else None)
+    if found.table is None:
+        raise UsageError("; ".join(found.notes), remedy="see `gh200 doctor`")
+    return choose_model(model, found.table.families)
 
 
 def _document(project: Project) -> dict[str, Any]:

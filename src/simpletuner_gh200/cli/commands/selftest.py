@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 REPORT = Path("gh200_selftest_report.json")
 NAME = 29
 """Columns of a check's name."""
-SYMBOLS = {"pass": "✅", "fail": "❌", "skip": "➖"}
 
 
 def selftest(
@@ -68,18 +67,17 @@ def selftest(
 
 def _show(console: Console, result: SelfTest) -> None:
     """The verdict, what failed, what held, and in one line what could not be tried."""
+    from simpletuner_gh200.diagnostics.examine import symbol
+    from simpletuner_gh200.diagnostics.selftest.run import by_group
+
     style = "bold green" if result.ok else "bold red"
     console.print(Text(f"gh200 selftest: {result.verdict}", style=style), soft_wrap=True)
     for status in ("fail", "pass"):
-        for row in (row for row in result.rows if row.status == status):
-            first = f"{_symbol(status, console)} {row.name:<{NAME}} "
-            paragraph(console, row.found, first=first, indent=" " * (NAME + 4))
-    if skipped := result.skipped_in_words():
-        paragraph(console, skipped, first=f"{_symbol('skip', console)} ", indent="   ")
-
-
-def _symbol(status: str, console: Console) -> str:
-    return status if console.options.ascii_only else SYMBOLS[status]
+        for check, found in result.having(status):
+            first = f"{symbol(status, ascii_only=console.options.ascii_only)} {check.code:<{NAME}} "
+            paragraph(console, found.found, first=first, indent=" " * (NAME + 4))
+    if skipped := result.skipped_in_words(by_group):
+        paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent="   ")
 
 
 def _line(console: Console, text: str) -> None:

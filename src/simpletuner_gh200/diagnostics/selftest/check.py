@@ -1,4 +1,4 @@
-"""The shape of a selftest check, and what it is given to work with."""
+"""What a check of the self-test is given to work with."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from simpletuner_gh200.diagnostics.check import Check, Failed, passed
+from simpletuner_gh200.diagnostics.context import NothingToLookAt
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
-
-
-class Failed(Exception):
-    """The check found something else than it expected."""
-
-
-class Skipped(Exception):
-    """The check can't be made here; the message says why."""
 
 
 @dataclass
@@ -35,19 +29,15 @@ class Bench:
     def need(self, having: bool, what: str) -> None:
         """Skip the check unless ``having``."""
         if not having:
-            raise Skipped(what)
+            raise NothingToLookAt(what)
 
     def need_device(self) -> None:
         self.need(self.caps.mode != "none", f"no CUDA device: {self.caps.absence}")
 
 
-@dataclass(frozen=True)
-class SelfCheck:
-    name: str
-    """``group.what``, stable: people send reports by these names."""
-    what: str
-    run: Callable[[Bench], str]
-    """Returns what was found; raises Failed or Skipped."""
+def self_check(name: str, what: str, look: Callable[[Bench], str]) -> Check:
+    """``name``: ``group.what``, stable: people send reports by these names. ``look`` returns what was found."""
+    return Check(name, what, "", lambda bench: passed(look(bench)))
 
 
 def expect(holds: bool, found: str) -> None:

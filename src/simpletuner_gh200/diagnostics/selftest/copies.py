@@ -7,18 +7,14 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from simpletuner_gh200.diagnostics.bandwidth import measure
-from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
 from simpletuner_gh200.memory.allocate import SlabMaker, copy_speeds
 from simpletuner_gh200.memory.lane import Copier, Lane, lanes, spot_of
 from simpletuner_gh200.memory.placement import Asked, choose_kind, refusal_of
 from simpletuner_gh200.memory.slab import Bytes, Slab
 from simpletuner_gh200.units import MIB, counted
-
-if TYPE_CHECKING:
-    pass
 
 ROW = 4096
 ROWS = MIB // ROW
@@ -172,14 +168,14 @@ def _bandwidth(bench: Bench) -> str:
 
 
 CHECKS = (
-    SelfCheck("slab.auto", "auto makes a slab and says why", partial(_kind, "auto")),
-    SelfCheck("slab.registered", "a registered slab", partial(_kind, "registered")),
-    SelfCheck("slab.host", "a plain slab", partial(_kind, "host")),
-    SelfCheck("slab.measured", "auto's choice from a measured comparison", _measured),
-    SelfCheck("slab.shared", "ranks share bytes, private writes stay private", _shared),
-    SelfCheck("copy.arrives", "batches of every cached dtype arrive stacked in torch's memory", _arrives),
-    SelfCheck("copy.sources", "sources live until they are copied", _sources),
-    SelfCheck("copy.ordering", "an event orders two streams", _ordering),
-    SelfCheck("copy.kernels", "torch's kernels read batches after they arrived", _kernels),
-    SelfCheck("copy.bandwidth", "copy bandwidth, both directions", _bandwidth),
+    self_check("slab.auto", "auto makes a slab and says why", partial(_kind, "auto")),
+    self_check("slab.registered", "a registered slab", partial(_kind, "registered")),
+    self_check("slab.host", "a plain slab", partial(_kind, "host")),
+    self_check("slab.measured", "auto's choice from a measured comparison", _measured),
+    self_check("slab.shared", "ranks share bytes, private writes stay private", _shared),
+    self_check("copy.arrives", "batches of every cached dtype arrive stacked in torch's memory", _arrives),
+    self_check("copy.sources", "sources live until they are copied", _sources),
+    self_check("copy.ordering", "an event orders two streams", _ordering),
+    self_check("copy.kernels", "torch's kernels read batches after they arrived", _kernels),
+    self_check("copy.bandwidth", "copy bandwidth, both directions", _bandwidth),
 )

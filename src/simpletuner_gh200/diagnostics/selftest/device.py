@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, SelfCheck, expect
+from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.driver.interface import HOST
@@ -164,15 +164,15 @@ def _pool_limit(bench: Bench) -> str:
 
 
 CHECKS = (
-    SelfCheck("capability.managed", "managed memory can be allocated and is recognized", _managed),
-    SelfCheck("capability.host_page_tables", "system memory takes advice where the device reaches it", _takes_advice),
-    SelfCheck("capability.host_register", "host memory can be registered, once, and is recognized", _register),
-    SelfCheck("capability.device_total", "free and total memory make sense", _total),
-    SelfCheck("capability.mode", "memory mode, integration and NUMA node agree", _mode),
-    SelfCheck("capability.page_size", "page size is the kernel's", _page),
-    SelfCheck("advice.system_memory", "system memory follows the machine's mode", _moved_system_memory),
-    SelfCheck("advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory),
-    SelfCheck("failure.out_of_memory", "out of memory is an error and leaves the device usable", _out_of_memory),
-    SelfCheck("failure.fork", "a forked child never touches the driver", _fork),
-    SelfCheck("failure.pool_limit", "the pool of Grace memory keeps its limit", _pool_limit),
+    self_check("capability.managed", "managed memory can be allocated and is recognized", _managed),
+    self_check("capability.host_page_tables", "system memory takes advice where the device reaches it", _takes_advice),
+    self_check("capability.host_register", "host memory can be registered, once, and is recognized", _register),
+    self_check("capability.device_total", "free and total memory make sense", _total),
+    self_check("capability.mode", "memory mode, integration and NUMA node agree", _mode),
+    self_check("capability.page_size", "page size is the kernel's", _page),
+    self_check("advice.system_memory", "system memory follows the machine's mode", _moved_system_memory),
+    self_check("advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory),
+    self_check("failure.out_of_memory", "out of memory is an error and leaves the device usable", _out_of_memory),
+    self_check("failure.fork", "a forked child never touches the driver", _fork),
+    self_check("failure.pool_limit", "the pool of Grace memory keeps its limit", _pool_limit),
 )
