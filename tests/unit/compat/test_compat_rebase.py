@@ -363,6 +363,15 @@ def test_edits_made_in_between_are_kept_as_a_patch(repository: Path, monkeypatch
     assert "+    return 'edited'" in patch.read_text(encoding="utf-8")
 
 
+def test_a_clean_tree_has_no_patch_of_what_was_not_committed(repository: Path) -> None:
+    (repository / checklist.UNCOMMITTED).write_text("of an earlier rebase")
+    journal = begin(repository)
+    told = journal.step("safety files").result.split(", ")
+    assert set(told) == set(checklist.OURS) - {checklist.UNCOMMITTED}
+    assert all((repository / name).exists() for name in told)
+    assert not (repository / checklist.UNCOMMITTED).exists()
+
+
 EDITED = "def plain():\n    return 'not committed'\n"
 
 

@@ -21,9 +21,9 @@ UNCOMMITTED = "gh200-uncommitted.patch"
 OURS = (LOG, PATCH, ROLLBACK, CHECKLIST, UNCOMMITTED)
 
 
-def write_safety(repository: Repository, journal: Journal) -> None:
+def write_safety(repository: Repository, journal: Journal) -> list[str]:
     """The log with the names to go back to, the script that does it, and as patches the tree's difference from upstream
-    and what was not committed."""
+    and what was not committed, if anything. Returns the names of what is there."""
     root = repository.root
     fields = {
         "Backup branch": journal.backup_branch,
@@ -39,6 +39,9 @@ def write_safety(repository: Repository, journal: Journal) -> None:
     write_whole(root / PATCH, git(root, "diff", "--binary", base, journal.original_commit).stdout)
     if journal.uncommitted and repository.head() == journal.original_commit:
         write_whole(root / UNCOMMITTED, repository.uncommitted_patch())
+    if not journal.uncommitted:
+        (root / UNCOMMITTED).unlink(missing_ok=True)  # of an earlier rebase: the script would apply it
+    return [name for name in OURS if name == CHECKLIST or (root / name).exists()]
 
 
 def common_ancestor(repository: Repository, journal: Journal) -> str:

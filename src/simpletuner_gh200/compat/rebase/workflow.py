@@ -143,8 +143,7 @@ class Rebase:
 
     def _safety_files(self) -> str:
         self.repository.ignore(checklist.OURS)
-        checklist.write_safety(self.repository, self.journal)
-        return ", ".join(checklist.OURS)
+        return ", ".join(checklist.write_safety(self.repository, self.journal))
 
     def _fork_report(self) -> str:
         base = checklist.common_ancestor(self.repository, self.journal)
