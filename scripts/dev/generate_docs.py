@@ -29,12 +29,15 @@ NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
 
 
 def pages() -> dict[Path, str]:
-    """Path -> text of every generated page."""
+    """Path -> text of every generated page and picture."""
+    from scripts.dev import fits_picture  # main() makes this work where the file is started by its path
+
     reference = ROOT / "docs" / "reference"
     return {
         reference / "configuration.md": configuration_page(),
         reference / "cli.md": cli_page(),
         reference / "optimizers.md": optimizers_page(),
+        ROOT / "docs" / "pictures" / "fits.svg": fits_picture.picture(),
     }
 
 
@@ -177,6 +180,7 @@ def as_text(words: str) -> str:
 
 
 def main() -> int:
+    sys.path.insert(0, str(ROOT))
     for path, text in pages().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from scripts.dev import generate_docs
+from scripts.dev import fits_picture, generate_docs
 from simpletuner_gh200.api import PUBLIC_NAMES, available_names
 from simpletuner_gh200.cli.main import build_app
 
@@ -21,6 +21,10 @@ PAGES = generate_docs.pages()
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_generated_pages_are_fresh(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == PAGES[path], "stale: run `make docs`"
+
+
+def test_the_first_page_says_what_its_picture_shows() -> None:
+    assert f"![{fits_picture.words()}](docs/pictures/fits.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_public_name_exists_and_is_documented():
