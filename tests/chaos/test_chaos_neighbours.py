@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.chaos.commands import without_roots_rights
-from tests.chaos.laboratory import STEPS
 from tests.chaos.small_packs import write_packs
 from tests.unit.held.held_samples import fill, image
 from tests.unit.nobody import NOBODY
@@ -74,26 +72,3 @@ def test_a_run_among_planted_things_trains_the_same(packed, train, tmp_path, giv
     ended = command.end_of_all()
     assert list(victim.iterdir()) == []
     packed.assert_trained_the_same(ended)
-
-
-@pytest.mark.chaos
-@pytest.mark.only_release("4.")
-def test_ranks_meet_among_planted_names(laboratory, train, tmp_path, give_away):
-    """Two ranks. Folders with names like those of their meeting places, of others and the user's own, stay."""
-    tmp = tmp_path / "t"
-    tmp.mkdir(mode=0o777)
-    beginning = f"simpletuner-gh200-{os.getuid()}-"
-    planted = [tmp / f"{beginning}{digit * 24}-abcdefgh" for digit in "ab"]
-    for place in planted:
-        place.mkdir()
-        (place / "precious").write_text("mine")
-    give_away(planted[0])
-    left = tmp / f"{beginning}{'c' * 24}-abcdefgh"
-    left.mkdir(mode=0o700)
-    environment = {"TMPDIR": str(tmp), "XDG_RUNTIME_DIR": str(planted[0])}
-    command = train(laboratory, "--num_processes=2", environment=environment)
-    ended = command.end_of_all()
-    assert ended.code == 0, ended.explain()
-    assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err
-    assert [Path(place, "precious").read_text() for place in planted] == ["mine", "mine"]
-    assert not left.exists(), "a dead run's empty place is swept"

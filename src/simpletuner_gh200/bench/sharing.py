@@ -26,21 +26,21 @@ LATENT_BYTES = 16 * 128 * 128 * 2
 
 def measure_dataset(folder: Path, size: int, count: int) -> dict[str, Any]:
     make_files(folder / "data", size, count)
-    held = _held("dataset", folder / "data", DATASET_RANKS, folder)
+    held = _held("dataset", folder / "data", DATASET_RANKS)
     return {"pss_ratio": held / (size * count), "ranks": DATASET_RANKS, "dataset_bytes": size * count}
 
 
 def measure_cache(folder: Path, count: int) -> dict[str, Any]:
     """``held_ratio`` of one rank, ``sharing/pss_ratio`` of two."""
     make_cache_files(folder / "latents", LATENT_SHAPE, count)
-    alone, together = (_held("cache", folder / "latents", world, folder) for world in (1, 2))
+    alone, together = (_held("cache", folder / "latents", world) for world in (1, 2))
     whole = count * LATENT_BYTES
     return {"held_ratio": alone / whole, "sharing": {"pss_ratio": together / whole}}
 
 
-def _held(kind: str, data: Path, world: int, work: Path) -> int:
+def _held(kind: str, data: Path, world: int) -> int:
     with ExitStack() as ending:
-        ranks = [ending.enter_context(_start(kind, data, rank, world, work)) for rank in range(world)]
+        ranks = [ending.enter_context(_start(kind, data, rank, world)) for rank in range(world)]
         try:
             for rank in ranks:
                 _ask(rank)
@@ -51,9 +51,9 @@ def _held(kind: str, data: Path, world: int, work: Path) -> int:
             raise
 
 
-def _start(kind: str, data: Path, rank: int, world: int, work: Path) -> subprocess.Popen[str]:
+def _start(kind: str, data: Path, rank: int, world: int) -> subprocess.Popen[str]:
     place = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": str(os.getpid())}
-    environment = for_child({**place, "XDG_RUNTIME_DIR": "", "TMPDIR": str(work)})
+    environment = for_child(place)
     command = [sys.executable, "-m", __name__, kind, str(data)]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

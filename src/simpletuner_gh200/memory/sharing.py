@@ -7,6 +7,9 @@ barriers of a training framework. A leader that dies is noticed at once, one tha
 at long work beats.
 The way back, ``tell`` and ``hear``, is for moments that all ranks reach together: there the leader does wait.
 
+They meet at a socket in the abstract namespace, which is gone with the leader, whatever ends it. Anybody may take such
+a name beforehand, so there are several, and each side believes only a peer of its own user, as the kernel knows it.
+
 Changes that any rank makes show in shared memory: share a memfd and write into its mapping.
 """
 
@@ -23,12 +26,10 @@ import struct
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from simpletuner_gh200.config.environment import local_rank, local_size, node_identity
 from simpletuner_gh200.errors import SharingError
-from simpletuner_gh200.memory.meeting_place import Host, Meeting, call, meeting
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -41,69 +42,50 @@ PATIENCE_SECONDS = 600.0
 BEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LARGEST_MESSAGE = 64 * 1024
+_NAMES = 8
 
-
-@dataclass(frozen=True)
-class NodePosition:
-    """Who this process is among the ranks of its node, and which run they belong to."""
-
-    local_rank: int
-    local_size: int
-    identity: str
-
-    @classmethod
-    def from_environment(cls, purpose: str, environment: Mapping[str, str] | None = None) -> NodePosition:
-        """As torchrun, accelerate and MPI launchers describe it; a process of its own where none did.
-
-        ``purpose`` keeps the groups of different features apart.
-        """
-        size = local_size(environment)
-        rank = local_rank(environment) if size > 1 else 0
-        # Nodes may share the folder that their ranks would meet in.
-        text = json.dumps([purpose, size, *node_identity(environment)])
-        return cls(rank, size, hashlib.sha256(text.encode()).hexdigest()[:24])
+Message = tuple[dict[str, Any], list[int]]
+"""A note, and the descriptors that came with it."""
 
 
 class NodeGroup:
     """The ranks of one node. Collective to make and to join; afterwards see the module's description."""
 
-    def __init__(self, position: NodePosition, *, folder: Path | None = None) -> None:
-        self.position = position
-        self._folder = folder
+    def __init__(self, local_rank: int, local_world_size: int, identity: str) -> None:
+        self.local_rank = local_rank
+        self.local_world_size = local_world_size
+        self.identity = identity
+        """What tells this group from others of the same user on this machine."""
         self._peers: list[socket.socket] = []
         self._leader: socket.socket | None = None
-        self._waiting: dict[str, tuple[dict[str, object], list[int]]] = {}
+        self._waiting: dict[str, Message] = {}
         self._last_beat = 0.0
         _groups.add(self)
 
     @classmethod
     def from_environment(cls, purpose: str, environment: Mapping[str, str] | None = None) -> NodeGroup:
-        return cls(NodePosition.from_environment(purpose, environment))
+        """As torchrun, accelerate and MPI launchers describe it; a group of one where none did.
 
-    @property
-    def local_rank(self) -> int:
-        return self.position.local_rank
-
-    @property
-    def local_world_size(self) -> int:
-        return self.position.local_size
+        ``purpose`` keeps the groups of different features apart.
+        """
+        size = local_size(environment)
+        rank = local_rank(environment) if size > 1 else 0
+        text = json.dumps([purpose, size, *node_identity(environment)])
+        return cls(rank, size, hashlib.sha256(text.encode()).hexdigest()[:24])
 
     @property
     def is_leader(self) -> bool:
-        return self.position.local_rank == 0
+        return self.local_rank == 0
 
     def join(self, timeout: float = JOIN_SECONDS) -> None:
         """Meet the other ranks; returns when all are there. With one rank it does nothing."""
         if self.local_world_size == 1 or self._peers or self._leader is not None:
             return
-        where = meeting(self.position.identity, self._folder)
-        for obstacle in where.obstacles() if self.is_leader else ():
-            logger.warning("gh200: %s; the ranks meet elsewhere", obstacle)
         deadline = time.monotonic() + timeout
         if self.is_leader:
-            self._gather(where, deadline)
+            self._peers = self._gather(deadline)
         else:
-            self._leader = self._reach_leader(where, deadline)
+            self._leader = self._reach_leader(deadline)
 
     def share(self, name: str, *fds: int, note: Mapping[str, object] | None = None) -> None:
         """Leader: hand descriptors, and a small JSON-able note, to every other rank under ``name``."""
@@ -121,38 +103,38 @@ class NodeGroup:
             waiting = self._peers if self._leader is None else [self._leader]
             _send_to(waiting, {"beat": True}, (), flags=socket.MSG_DONTWAIT)
 
-    def receive(self, name: str) -> tuple[dict[str, object], list[int]]:
+    def receive(self, name: str) -> Message:
         """Others: the note and the descriptors shared under ``name``; the caller owns the descriptors."""
-        if self._leader is None:
-            raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
+        leader = self._joined()
         while name not in self._waiting:
-            header, fds = _next_message(self._leader, "local rank 0", name)
+            header, fds = _next_message(leader, "local rank 0", name)
             if "name" in header:
-                self._waiting[str(header["name"])] = (header, fds)
+                self._waiting[header["name"]] = header, fds
         header, fds = self._waiting.pop(name)
         if "failure" in header:
             raise SharingError(f"local rank 0 could not provide {name!r}: {header['failure']}")
-        note = header.get("note")
-        return (note if isinstance(note, dict) else {}), fds
+        return header["note"], fds
 
     def tell(self, name: str, *fds: int, note: Mapping[str, object] | None = None) -> None:
         """Others: hand something to the leader, who hears it from every rank."""
+        _send(self._joined(), {"name": name, "note": dict(note or {})}, fds)
+
+    def _joined(self) -> socket.socket:
         if self._leader is None:
             raise SharingError(f"local rank {self.local_rank} has not joined its node's group", remedy="call join()")
-        _send(self._leader, {"name": name, "note": dict(note or {})}, fds)
+        return self._leader
 
-    def hear(self, name: str) -> list[tuple[dict[str, object], list[int]]]:
+    def hear(self, name: str) -> list[Message]:
         """Leader: what every other rank told under ``name``, by rank. Ranks tell in the same order everywhere."""
         heard = []
         for rank, connection in enumerate(self._peers, 1):
-            header: dict[str, object] = {"beat": True}
+            header: dict[str, Any] = {"beat": True}
             while "beat" in header:
                 self._beat_until_readable(connection)
                 header, fds = _next_message(connection, f"local rank {rank}", name)
-            if header.get("name") != name:
-                raise SharingError(f"local rank {rank} told {header.get('name')!r} where {name!r} was due")
-            note = header.get("note")
-            heard.append((note if isinstance(note, dict) else {}, fds))
+            if header["name"] != name:
+                raise SharingError(f"local rank {rank} told {header['name']!r} where {name!r} was due")
+            heard.append((header["note"], fds))
         return heard
 
     def meet(self, point: str) -> None:
@@ -180,28 +162,53 @@ class NodeGroup:
                 os.close(fd)
         self._peers, self._leader, self._waiting = [], None, {}
 
-    def _gather(self, where: Meeting, deadline: float) -> None:
-        host = Host(where)
+    # -- meeting -------------------------------------------------------------------------------------------
+
+    def _addresses(self) -> list[str]:
+        return [f"\0simpletuner-gh200-{os.getuid()}-{self.identity}-{number}" for number in range(_NAMES)]
+
+    def _gather(self, deadline: float) -> list[socket.socket]:
         came: dict[int, socket.socket] = {}
-        try:
-            while len(came) < self.local_world_size - 1:
-                host.listener.settimeout(max(deadline - time.monotonic(), 0.001))
-                try:
-                    connection, _address = host.listener.accept()
-                except TimeoutError as late:
-                    absent = [rank for rank in range(1, self.local_world_size) if rank not in came]
-                    raise SharingError(
-                        f"local ranks {absent} of {self.local_world_size} did not come to the meeting of this node",
-                        remedy="look for their errors further up; all ranks need the same configuration",
-                    ) from late
-                self._admit(connection, came)
-        except BaseException:
-            for connection in came.values():
-                connection.close()
-            raise
-        finally:
-            host.close()
-        self._peers = [came[rank] for rank in sorted(came)]
+        with self._listener() as listener:
+            try:
+                while len(came) < self.local_world_size - 1:
+                    listener.settimeout(max(deadline - time.monotonic(), 0.001))
+                    self._admit(listener.accept()[0], came)
+            except BaseException as failed:
+                for connection in came.values():
+                    connection.close()
+                if not isinstance(failed, TimeoutError):
+                    raise
+                absent = [rank for rank in range(1, self.local_world_size) if rank not in came]
+                raise SharingError(
+                    f"local ranks {absent} of {self.local_world_size} did not come to the meeting of this node",
+                    remedy="look for their errors further up; all ranks need the same configuration",
+                ) from failed
+        return [came[rank] for rank in sorted(came)]
+
+    def _listener(self) -> socket.socket:
+        for address in self._addresses():
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                listener.bind(address)
+            except OSError:
+                listener.close()
+                self._refuse_second(address)
+                continue
+            listener.listen(64)
+            return listener
+        raise SharingError(f"all {_NAMES} names under which the ranks could meet are taken by other users")
+
+    def _refuse_second(self, address: str) -> None:
+        """Another living run of this user under the same name: its ranks and ours would mix."""
+        connection = _call(address)
+        if connection is not None:
+            connection.close()
+            raise SharingError(
+                f"the meeting place {address[1:]} is taken by another run of yours",
+                remedy="let the other run end, or use another MASTER_PORT",
+            )
+        logger.warning("gh200: the name %s is taken by another user; the ranks meet elsewhere", address[1:])
 
     def _admit(self, connection: socket.socket, came: dict[int, socket.socket]) -> None:
         user = _peer_user(connection)
@@ -217,23 +224,37 @@ class NodeGroup:
         connection.settimeout(None)
         came[rank] = connection
 
-    def _reach_leader(self, where: Meeting, deadline: float) -> socket.socket:
-        while (connection := call(where)) is None or _peer_user(connection) != os.getuid():
-            if connection is not None:
-                connection.close()
+    def _reach_leader(self, deadline: float) -> socket.socket:
+        while (connection := next(filter(None, map(_call, self._addresses())), None)) is None:
             if time.monotonic() >= deadline:
-                missing = f"local rank {self.local_rank} did not find local rank 0 of its node"
                 raise SharingError(
-                    "; ".join((missing, *where.obstacles())),
-                    remedy="look for the error of rank 0 further up; all ranks need the same configuration",
+                    f"local rank {self.local_rank} did not find local rank 0 of its node",
+                    remedy="look for the error of rank 0 further up; all ranks need the same configuration, and one "
+                    "network namespace",
                 )
             time.sleep(_POLL_SECONDS)
         connection.send(str(self.local_rank).encode())
         return connection
 
 
+def _call(address: str) -> socket.socket | None:
+    """A connection to whoever of this user listens there; None where nobody does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(1)  # a stranger's full queue must not hold us up
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        return None
+    if _peer_user(connection) != os.getuid():
+        connection.close()
+        return None
+    connection.settimeout(None)
+    return connection
+
+
 def _send_to(
-    connections: Iterable[socket.socket], header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0
+    connections: Iterable[socket.socket], header: Mapping[str, Any], fds: tuple[int, ...], flags: int = 0
 ) -> None:
     for connection in connections:
         try:
@@ -245,7 +266,7 @@ def _send_to(
             logger.debug("gh200: a rank of this node has hung up")
 
 
-def _send(connection: socket.socket, header: Mapping[str, object], fds: tuple[int, ...], flags: int = 0) -> None:
+def _send(connection: socket.socket, header: Mapping[str, Any], fds: tuple[int, ...], flags: int = 0) -> None:
     message = json.dumps(header).encode()
     if len(message) > _LARGEST_MESSAGE:
         raise SharingError(f"a note of {len(message)} bytes is too long to share; put it into a memfd")
@@ -253,7 +274,7 @@ def _send(connection: socket.socket, header: Mapping[str, object], fds: tuple[in
     connection.sendmsg([message], rights, flags)
 
 
-def _next_message(connection: socket.socket, who: str, name: str) -> tuple[dict[str, object], list[int]]:
+def _next_message(connection: socket.socket, who: str, name: str) -> Message:
     connection.settimeout(PATIENCE_SECONDS)
     try:
         message, fds, _flags, _address = socket.recv_fds(connection, _LARGEST_MESSAGE, 64)

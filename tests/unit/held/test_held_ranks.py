@@ -75,13 +75,12 @@ def start(tmp_path):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, **place, "XDG_RUNTIME_DIR": str(tmp_path)},
+                env={**os.environ, **place},
             )
             ranks.append(rank)
         begun.extend(ranks)
         return [ask_of(rank) for rank in ranks]
 
-    tmp_path.chmod(0o700)
     yield begin
     for rank in begun:
         if rank.returncode is None:

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +14,17 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.errors import SharingError
-from simpletuner_gh200.memory import meeting_place
-from simpletuner_gh200.memory.mapping import (
-    CONTENT_SEALS,
-    create_memfd,
-    map_shared,
-    seal,
-)
-from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
+from simpletuner_gh200.memory import sharing
+from simpletuner_gh200.memory.mapping import CONTENT_SEALS, create_memfd, map_shared, seal
+from simpletuner_gh200.memory.sharing import NodeGroup
 
 FORK = multiprocessing.get_context("fork")
 
 
 def group(rank: int, size: int, folder: Path) -> NodeGroup:
+    """``folder``: one test's own, so that others that run at the same time meet elsewhere."""
     environment = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": "29511"}
-    return NodeGroup(NodePosition.from_environment("test", environment), folder=folder)
+    return NodeGroup.from_environment(str(folder), environment)
 
 
 def start(work: Callable[..., None], *arguments: object) -> multiprocessing.Process:
@@ -62,7 +57,7 @@ def test_descriptors_reach_every_rank_by_name_in_any_order(tmp_path: Path) -> No
     ranks = [start(read_shared, rank, tmp_path) for rank in (1, 2)]
     leader = group(0, 3, tmp_path)
     leader.join(10)
-    assert list(tmp_path.iterdir()) == [], "the meeting place is gone as soon as everybody is there"
+    assert sharing._call(leader._addresses()[0]) is None, "the meeting place is gone as soon as everybody is there"
     data, other, table = create_memfd("data"), create_memfd("other"), create_memfd("table", 4096)
     os.write(data, b"dataset")
     os.write(other, b"other")
@@ -98,12 +93,11 @@ def test_the_leader_hears_every_rank(tmp_path: Path) -> None:
     leader.close()
 
 
-def test_one_rank_needs_no_meeting(tmp_path: Path) -> None:
-    alone = NodeGroup(NodePosition.from_environment("test", {}), folder=tmp_path)
+def test_one_rank_needs_no_meeting() -> None:
+    alone = NodeGroup.from_environment("test", {})
     alone.join(0)
     alone.share("anything")
     assert alone.is_leader
-    assert list(tmp_path.iterdir()) == []
 
 
 def expect_error(rank: int, folder: Path, words: str) -> None:
@@ -145,24 +139,25 @@ def wait_for_ever(folder: Path) -> None:
     group(0, 2, folder).join(60)
 
 
-def test_what_a_leader_killed_while_meeting_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
-    leader = start(wait_for_ever, tmp_path)
-    while not list(tmp_path.glob("*/meet")):
+def test_a_leader_killed_while_meeting_leaves_the_name_to_the_next_start(tmp_path: Path) -> None:
+    leader, next_start = start(wait_for_ever, tmp_path), group(0, 2, tmp_path)
+    while (seen := sharing._call(next_start._addresses()[0])) is None:
         time.sleep(0.01)
-    (place,) = tmp_path.iterdir()
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
-    assert meeting_place.sweep(tmp_path) == 0, "the place of a living run is left alone"
+    seen.close()
+    with pytest.raises(SharingError, match="taken by another run of yours"):
+        next_start.join(10)
     assert leader.pid is not None
     os.kill(leader.pid, signal.SIGKILL)
     leader.join(5)
-    assert meeting_place.sweep(tmp_path) == 1
-    assert list(tmp_path.iterdir()) == []
+    rank = start(join_and_end, 1, tmp_path)
+    next_start.join(10)
+    assert ended_well(rank)
+    next_start.close()
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     with pytest.raises(SharingError, match=r"local ranks \[1, 2\] of 3 did not come"):
         group(0, 3, tmp_path).join(0.1)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_leader_is_reported(tmp_path: Path) -> None:
@@ -170,106 +165,31 @@ def test_a_missing_leader_is_reported(tmp_path: Path) -> None:
         group(1, 2, tmp_path).join(0.1)
 
 
-def test_a_place_open_to_others_is_passed_by_and_said(tmp_path: Path) -> None:
-    mine = group(1, 2, tmp_path)
-    (tmp_path / f"{meeting_place.meeting(mine.position.identity, tmp_path).beginning}abcdefgh").mkdir(mode=0o755)
-    with pytest.raises(SharingError, match="mode 755"):
-        mine.join(0.1)
-
-
-def test_nobody_is_called_in_a_place_that_others_can_write_to(tmp_path: Path) -> None:
-    """A socket there may be anybody's, whoever owns the folder."""
-    where = meeting_place.meeting("0" * 24, tmp_path)
-    place = tmp_path / f"{where.beginning}abcdefgh"
-    place.mkdir()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        folder = os.open(place, os.O_RDONLY)
-        listener.bind(f"/proc/self/fd/{folder}/{meeting_place.SOCKET}")
-        os.close(folder)
-        listener.listen()
-        place.chmod(0o777)
-        assert meeting_place.call(where) is None
-        place.chmod(0o700)
-        connection = meeting_place.call(where)
-        assert connection is not None
-        connection.close()
-
-
-def test_whoever_knows_port_and_run_can_not_take_the_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("listens", [False, True])
+def test_whoever_knows_port_and_run_can_not_keep_the_ranks_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool
 ) -> None:
-    """Folders, files and links under every name that can be known beforehand, of another user; the ranks meet."""
-    beginning = meeting_place.meeting(group(0, 2, tmp_path).position.identity, tmp_path).beginning
-    planted = [tmp_path / (beginning + end) for end in ("", "aaaaaaaa", "zzzzzzzz")]
-    planted[0].mkdir(mode=0o777)
-    planted[1].touch()
-    planted[2].symlink_to(tmp_path)
-    foreign = {path.stat(follow_symlinks=False).st_ino for path in planted}
-    real = meeting_place._not_ours
-    monkeypatch.setattr(
-        meeting_place, "_not_ours", lambda found: "belongs to mallory" if found.st_ino in foreign else real(found)
-    )
-    other = start(join_and_end, 1, tmp_path)
-    leader = group(0, 2, tmp_path)
-    leader.join(10)
-    assert ended_well(other)
+    """Another user has taken the first name beforehand; the ranks meet under the next one."""
+    leader, real = group(0, 2, tmp_path), sharing._peer_user
+    taken = leader._addresses()[0]
+
+    def user_of(connection: socket.socket) -> int:
+        return os.getuid() + 1 if connection.getpeername() == taken.encode() else real(connection)
+
+    monkeypatch.setattr(sharing, "_peer_user", user_of)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as planted:
+        planted.bind(taken)
+        if listens:
+            planted.listen()
+        other = start(join_and_end, 1, tmp_path)
+        leader.join(10)
+        assert ended_well(other)
     leader.close()
-    assert sorted(tmp_path.iterdir()) == planted, "what is not ours stays"
-    assert caplog.text.count("belongs to mallory; the ranks meet elsewhere") == 3
+    assert caplog.text.count("is taken by another user; the ranks meet elsewhere") == 1
 
 
 def join_and_end(rank: int, folder: Path) -> None:
     group(rank, 2, folder).join(10)
-
-
-def test_a_folder_of_the_users_own_is_never_swept(tmp_path: Path) -> None:
-    """It has the name of a meeting place, and something in it; or it merely begins like one."""
-    named = tmp_path / f"{meeting_place.PREFIX}-{os.getuid()}-{'0' * 24}-abcdefgh"
-    similar = tmp_path / f"{meeting_place.PREFIX}-{os.getuid()}-notes"
-    for folder in (named, similar):
-        folder.mkdir(mode=0o700)
-        (folder / "thesis.txt").write_text("years of work")
-    assert meeting_place.sweep(tmp_path) == 0
-    (named / "thesis.txt").rename(named / meeting_place.SOCKET)
-    assert meeting_place.sweep(tmp_path) == 0
-    assert (named / meeting_place.SOCKET).read_text() == (similar / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_place_that_another_start_swept_before_it_was_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It looks like that of a dead run until its maker has the lock."""
-    make, swept = meeting_place.tempfile.mkdtemp, []
-
-    def made_and_swept(**options: object) -> str:
-        place = make(**options)
-        if not swept:
-            swept.append(meeting_place.sweep(tmp_path))
-        return place
-
-    monkeypatch.setattr(meeting_place.tempfile, "mkdtemp", made_and_swept)
-    host = meeting_place.Host(meeting_place.meeting("0" * 24, tmp_path))
-    assert swept == [1]
-    (place,) = tmp_path.iterdir()
-    assert (place / meeting_place.SOCKET).is_socket()
-    host.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_goes_while_it_is_looked_at_is_nobodys_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another run ends its meeting between our listing of its folder and our look at the socket in it."""
-    host, look = meeting_place.Host(meeting_place.meeting("0" * 24, tmp_path)), os.listdir
-
-    def list_and_lose(folder: int) -> list[str]:
-        found = look(folder)
-        host.close()
-        return found
-
-    monkeypatch.setattr(meeting_place.os, "listdir", list_and_lose)
-    assert meeting_place.sweep(tmp_path) == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def beats_then_tells(folder: Path) -> None:
@@ -292,7 +212,7 @@ def test_a_rank_at_long_work_is_waited_for_as_long_as_it_beats(tmp_path: Path, m
 
 
 def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpletuner_gh200.memory.sharing._peer_user", lambda _connection: os.getuid() + 1)
+    monkeypatch.setattr(sharing, "_peer_user", lambda _connection: os.getuid() + 1)
     leader = group(0, 2, tmp_path)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.send(b"1")
@@ -305,12 +225,13 @@ def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_purposes_restarts_and_nodes_do_not_meet() -> None:
     environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
-    first = NodePosition.from_environment("store", environment)
-    assert first.local_rank == 1
-    assert NodePosition.from_environment("store", environment) == first
-    assert NodePosition.from_environment("cache", environment) != first
-    assert NodePosition.from_environment("store", environment | {"TORCHELASTIC_RESTART_COUNT": "1"}) != first
-    assert NodePosition.from_environment("store", environment | {"GROUP_RANK": "1"}) != first, "TMPDIR may be shared"
+
+    def identity(purpose: str = "store", **changed: str) -> str:
+        return NodeGroup.from_environment(purpose, environment | changed).identity
+
+    assert identity() == identity()
+    others = {identity("cache"), identity(TORCHELASTIC_RESTART_COUNT="1"), identity(GROUP_RANK="1"), identity()}
+    assert len(others) == 4
 
 
 def test_sealed_memory_refuses_writes() -> None:

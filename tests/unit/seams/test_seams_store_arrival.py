@@ -13,7 +13,7 @@ import pytest
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, SharingError
 from simpletuner_gh200.memory.ceilings import STAGING_WORK
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.memory.sharing import NodeGroup, NodePosition
+from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.features.store import feature as store_feature
 from simpletuner_gh200.seams.features.store.feature import StoreFeature
 from simpletuner_gh200.seams.features.store.node import NodeNotes
@@ -28,7 +28,7 @@ def entry(folder: Path, **block: Any) -> dict[str, Any]:
 
 
 def two_ranks(tmp_path: Path) -> list[NodeGroup]:
-    groups = [NodeGroup(NodePosition(rank, 2, "arrival-test"), folder=tmp_path) for rank in range(2)]
+    groups = [NodeGroup(rank, 2, str(tmp_path)[-64:]) for rank in range(2)]
     threads = [threading.Thread(target=group.join, args=(20,)) for group in groups]
     for thread in threads:
         thread.start()

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simpletuner_gh200.config.blocks import ActivationSettings
+from simpletuner_gh200.config.environment import local_size
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
@@ -17,7 +18,6 @@ from simpletuner_gh200.memory.ceilings import activations_allowance, activations
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.nested import tensors_in
-from simpletuner_gh200.memory.sharing import NodePosition
 from simpletuner_gh200.model.activations.policy import Comparison
 from simpletuner_gh200.model.activations.shape import Shape, summary_of
 from simpletuner_gh200.model.refusals import activations_device_refusal, activations_refusal
@@ -99,7 +99,7 @@ class ActivationsFeature(Feature):
 
         driver, device = detect.current(), trainer.accelerator.device
         self._maker = maker = SlabMaker(driver, asked="auto", ordinal=device.index or 0)
-        ranks = NodePosition.from_environment(self.name).local_size
+        ranks = local_size()
         allowed = activations_allowance(self._settings.activation_limit_gb, host_memory(), ranks)
         logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
         arena = Arena(lambda size: maker.make(size, label="activations"), allowed.size)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings
-from simpletuner_gh200.config.environment import ALLOCATOR, text
+from simpletuner_gh200.config.environment import ALLOCATOR, local_size, text
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.ceilings import state_allowance, state_reserve
 from simpletuner_gh200.memory.driver import detect
@@ -17,7 +17,6 @@ from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import read_nodes
 from simpletuner_gh200.memory.pool.pool import GracePool
 from simpletuner_gh200.memory.pool.probe import Tried, choose, try_out
-from simpletuner_gh200.memory.sharing import NodePosition
 from simpletuner_gh200.model.optimizer_table import optimizers
 from simpletuner_gh200.model.refusals import state_device_refusal, state_refusal, torch_refusal
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
@@ -75,7 +74,7 @@ def open_pool(settings: StateSettings, trainer: Any, trial: Tried | None, *, cla
         device_total=caps.device_total,
         host=host,
         claimed=claimed,
-        ranks=NodePosition.from_environment("state").local_size,
+        ranks=local_size(),
         on_node=next((node.free for node in read_nodes() if node.index == caps.host_node), None),
     )
     from simpletuner_gh200.model.catching import HostPool
