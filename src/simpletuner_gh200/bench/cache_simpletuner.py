@@ -42,37 +42,7 @@ def measure_simpletuner(folder: Path, samples: int, repeats: int) -> dict[str, A
                     _epochs(examples)
 
             seconds = measure({"plain": lambda: _epochs(examples), "ours": ours}, repeats=repeats).wall
-    return {
-        "samples_per_s_vs_plain": seconds["plain"] / seconds["ours"],
-        "samples_per_s": samples * EPOCHS / seconds["ours"],
-    }
-
-
-class _Model:
-    """As much of a model as the caches and collate ask for: one that leaves joining to upstream's default."""
-
-    def get_transforms(self, dataset_type: str) -> Any:
-        return None
-
-    def text_embed_cache_key(self) -> Any:
-        from simpletuner.helpers.models.common import TextEmbedCacheKey
-
-        return TextEmbedCacheKey.CAPTION
-
-    def unpack_text_embeddings_from_cache(self, embeddings: Any) -> Any:
-        return embeddings
-
-    def collate_prompt_embeds(self, _outputs: Any) -> dict[str, Any]:
-        return {}
-
-    def uses_text_embeddings_cache(self) -> bool:
-        return True
-
-    def requires_conditioning_image_embeds(self) -> bool:
-        return False
-
-    def requires_text_embed_image_context(self) -> bool:
-        return False
+    return {"samples_per_s_vs_plain": seconds["plain"] / seconds["ours"]}
 
 
 def _caches(folder: Path) -> tuple[Any, Any]:
@@ -81,10 +51,20 @@ def _caches(folder: Path) -> tuple[Any, Any]:
     from simpletuner.helpers.caching.text_embeds import TextEmbeddingCache
     from simpletuner.helpers.caching.vae import VAECache
     from simpletuner.helpers.data_backend.local import LocalDataBackend
+    from simpletuner.helpers.models.common import TextEmbedCacheKey
     from simpletuner.helpers.training.state_tracker import StateTracker
 
     accelerator = SimpleNamespace(device=torch.device("cpu"), is_main_process=True, num_processes=1, process_index=0)
-    model = _Model()
+    # As much of a model as the caches and collate need: one that leaves joining to upstream's default.
+    model = SimpleNamespace(
+        get_transforms=lambda dataset_type: None,
+        text_embed_cache_key=lambda: TextEmbedCacheKey.CAPTION,
+        unpack_text_embeddings_from_cache=lambda embeddings: embeddings,
+        collate_prompt_embeds=lambda _outputs: {},
+        uses_text_embeddings_cache=lambda: True,
+        requires_conditioning_image_embeds=lambda: False,
+        requires_text_embed_image_context=lambda: False,
+    )
     StateTracker.set_args(
         SimpleNamespace(
             caption_dropout_probability=0.0,
@@ -142,17 +122,9 @@ def _fill_caches(folder: Path, vae: Any, text: Any, samples: int) -> list[dict[s
             "pooled_prompt_embeds": torch.randn(1, 768).to(torch.bfloat16),
         }
         torch.save(embed, text.hash_prompt_with_path({"prompt": caption, "key": caption, "metadata": {}}))
-        examples.append(
-            {
-                "image_path": image,
-                "data_backend_id": DATASET,
-                "instance_prompt_text": caption,
-                "aspect_ratio": 1.0,
-                "luminance": 0.5,
-                "original_size": (1024, 1024),
-                "crop_coordinates": (0, 0),
-            }
-        )
+        example = {"image_path": image, "data_backend_id": DATASET, "instance_prompt_text": caption}
+        shape = {"aspect_ratio": 1.0, "original_size": (1024, 1024), "crop_coordinates": (0, 0)}
+        examples.append({**example, **shape, "luminance": 0.5})
     return examples
 
 

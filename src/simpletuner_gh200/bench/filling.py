@@ -7,7 +7,10 @@ import io
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from isal import isal_zlib
 
 from simpletuner_gh200.bench.samples import make_cache_files, training_step
 from simpletuner_gh200.bench.suite import measure, one_torch_thread
@@ -95,59 +98,51 @@ def measure_step_slowdown(folder: Path, count: int, repeats: int, steps: int = S
     """How much longer a step of the demo's UNet on the CPU takes while a cache is filled in the background."""
     step = training_step(side=16)
     paths = make_cache_files(folder, SMALL, count, gzipped=True)
-    filling: list[_Filling] = []
+    filling: list[BackgroundJob] = []
 
     def alone() -> None:
         for _ in range(steps):
             step()
 
-    def filled() -> _Filling:
+    def filled() -> object:
         alone()
-        return filling.pop()
+        return SimpleNamespace(close=filling.pop().stop)
 
     def before(name: str) -> None:
         if name == "filled":
-            filling.append(_Filling(paths))
+            filling.append(_filling(paths))
 
     seconds = measure({"alone": alone, "filled": filled}, repeats=repeats, before=before).wall
     return seconds["filled"] / seconds["alone"] - 1
 
 
-class _Filling:
-    """Filling in the background as a run does it, again and again until it is closed."""
+def _filling(paths: list[str]) -> BackgroundJob:
+    """Filling in the background as a run does it, again and again until it is stopped."""
+    begun = threading.Event()
 
-    def __init__(self, paths: list[str]) -> None:
-        begun = threading.Event()
+    def work(pace: Pace, effort: Effort) -> None:
+        while not pace.ended:
+            cache = new_cache()
+            begun.set()
+            Filler(cache).fill(paths, workers=effort.threads, pace=pace)
+            cache.close()
 
-        def work(pace: Pace, effort: Effort) -> None:
-            while not pace.ended:
-                cache = new_cache()
-                begun.set()
-                Filler(cache).fill(paths, workers=effort.threads, pace=pace)
-                cache.close()
-
-        self._job = BackgroundJob(work, name="gh200-bench-fill")
-        self._job.start()
-        begun.wait()
-
-    def close(self) -> None:
-        self._job.stop()
+    job = BackgroundJob(work, name="gh200-bench-fill")
+    job.start()
+    begun.wait()
+    return job
 
 
 def _limit(paths: list[str], gzipped: bool) -> None:
-    """Read into one hot buffer, inflate where that is needed, CRC-32: with isal where it is installed."""
-    try:
-        from isal import isal_zlib as zlib
-    except ImportError:
-        import zlib  # type: ignore[no-redef]
+    """Read into one hot buffer, inflate where that is needed, CRC-32."""
     hot = memoryview(bytearray(1 << 20))
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         content: Any = hot[: os.readv(fd, [hot])]
         os.close(fd)
         if gzipped:
-            content = zlib.decompress(content, 31, 1 << 15)
-        zlib.crc32(content)
+            content = isal_zlib.decompress(content, 31, 1 << 15)
+        isal_zlib.crc32(content)
 
 
 def _take_apart(paths: list[str], shapes: Shapes) -> None:

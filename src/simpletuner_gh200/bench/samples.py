@@ -1,4 +1,4 @@
-"""What is measured: files and steps made on the spot, and the way into the page cache and out of it."""
+"""What is measured: files and steps made on the spot, and the way into the page cache."""
 
 from __future__ import annotations
 
@@ -116,13 +116,4 @@ def read_all(paths: Iterable[str | Path], size: int = 4 << 20) -> None:
         fd = os.open(path, os.O_RDONLY)
         while os.readv(fd, [hot]) == len(hot):
             pass
-        os.close(fd)
-
-
-def chill(paths: list[str]) -> None:
-    """Out of the page cache, as far as the kernel obliges."""
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)

@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from simpletuner_gh200.bench.samples import make_cache_files, make_files
 from simpletuner_gh200.config.environment import for_child
 from simpletuner_gh200.memory.sharing import NodeGroup
@@ -129,16 +131,8 @@ def _be_a_cache_rank(folder: Path) -> None:
 
 def _pss(*, libraries: bool) -> int:
     """Of this process; without libraries, which are shared with whoever else runs here: of memory and memfds alone."""
-    total, counted = 0, False
-    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            first, *rest = line.split(maxsplit=5)
-            if "-" in first and not first.endswith(":"):
-                name = rest[4].strip() if len(rest) > 4 else ""
-                counted = libraries or not name or name.startswith(("[", "/memfd:"))
-            elif counted and first == "Pss:":
-                total += int(rest[0]) * 1024
-    return total
+    maps = psutil.Process().memory_maps()
+    return sum(one.pss for one in maps if libraries or one.path.startswith(("[", "/memfd:")))
 
 
 if __name__ == "__main__":

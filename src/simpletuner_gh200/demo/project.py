@@ -56,18 +56,12 @@ def write_project(project: DemoProject, *, blocks: dict[str, Any], dataset: dict
 
 def write_project_in_subprocess(project: DemoProject, blocks: dict[str, Any], dataset: dict[str, Any]) -> None:
     """Make the model in a process of its own, once: torch and diffusers stay out of this one."""
-    if (project.model / "model_index.json").is_file():
-        write_project(project, blocks=blocks, dataset=dataset)
-        return
-    code = (
-        "import json, sys; from pathlib import Path; from simpletuner_gh200.demo import project as p;"
-        "job = json.load(sys.stdin); project = p.DemoProject(Path(job['folder']), job['steps']);"
-        "p.write_project(project, blocks=job['blocks'], dataset=job['dataset'])"
-    )
-    job = {"folder": str(project.folder), "steps": project.steps, "blocks": blocks, "dataset": dataset}
-    made = subprocess.run([sys.executable, "-c", code], input=json.dumps(job), text=True, capture_output=True)
-    if made.returncode:
-        raise RunFailed(f"the tiny model could not be made:\n{made.stderr[-2000:]}")
+    if not (project.model / "model_index.json").is_file():
+        code = f"import sys, pathlib, {__name__} as here; here.write_tiny_sdxl(pathlib.Path(sys.argv[1]))"
+        made = subprocess.run([sys.executable, "-c", code, str(project.model)], text=True, capture_output=True)
+        if made.returncode:
+            raise RunFailed(f"the tiny model could not be made:\n{made.stderr[-2000:]}")
+    write_project(project, blocks=blocks, dataset=dataset)
 
 
 def training_config(project: DemoProject) -> dict[str, Any]:
@@ -148,13 +142,9 @@ def write_tiny_images(folder: Path, *, count: int = 24, size: int = 96) -> None:
         colour, shape = names[number % len(names)], _SHAPES[number % len(_SHAPES)]
         image = Image.new("RGB", (size, size), (250 - 5 * number, 245, 240))
         draw = ImageDraw.Draw(image)
-        edge = 12 + number
-        if shape == "circle":
-            draw.ellipse((edge, edge, size - edge, size - edge), fill=_COLOURS[colour])
-        elif shape == "square":
-            draw.rectangle((edge, edge, size - edge, size - edge), fill=_COLOURS[colour])
-        else:
-            draw.rectangle((0, size // 2 - 8, size, size // 2 + 8), fill=_COLOURS[colour])
+        near, far = 12 + number, size - 12 - number
+        box = (0, size // 2 - 8, size, size // 2 + 8) if shape == "stripe" else (near, near, far, far)
+        (draw.ellipse if shape == "circle" else draw.rectangle)(box, fill=_COLOURS[colour])
         # The image last: a caption without an image is harmless, an image without a caption is not.
         path.with_suffix(".txt").write_text(f"a {colour} {shape}, number {number}", encoding="utf-8")
         image.save(path)

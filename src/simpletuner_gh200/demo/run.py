@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,16 @@ def run_demo(folder: Path, *, steps: int, show: Callable[[str], None] | None = N
     shutil.rmtree(project.output, ignore_errors=True)  # a second run trains again; model, images and caches stay
     write_project_in_subprocess(project, *demo_blocks())
     prepared = time.perf_counter()
-    summary = _train(project, show)
+    log = project.folder / LOG
+    summary = train_by_command(project.config, log, folder=project.folder, show=show or (lambda _line: None))
+    if summary is None:
+        raise RunFailed("training left no summary", remedy=f"see {log}")
     seconds = {"prepare": round(prepared - started, 3), **summary.get("seconds", {})}
     checkpoint = project.output / f"checkpoint-{steps}"
     if summary["status"] != "completed" or summary["global_step"] < steps or not checkpoint.is_dir():
         raise RunFailed(
             f"the demo reached step {summary['global_step']} of {steps}: {summary['reason'] or summary['status']}",
-            remedy=f"see {project.folder / LOG}",
+            remedy=f"see {log}",
         )
     return DemoResult(project, summary, checkpoint, {**seconds, "total": round(time.perf_counter() - started, 3)})
 
@@ -96,29 +99,38 @@ def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:
     return blocks, dataset
 
 
-def _train(project: DemoProject, show: Callable[[str], None] | None) -> dict[str, Any]:
-    """Through the same command a person types; its output goes to a file, and line by line to ``show``."""
-    command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(project.config)]
-    environment = for_child({"TOKENIZERS_PARALLELISM": "false"}, without=(NO_BYTECODE, SUMMARY_FOLDER))
-    with tempfile.TemporaryDirectory(prefix="gh200-demo-") as folder:
-        environment[KEEP_SUMMARY] = folder
-        with (project.folder / LOG).open("w", encoding="utf-8") as log:
-            target = log if show is None else subprocess.PIPE
-            process = subprocess.Popen(
-                command, env=environment, cwd=project.folder, stdout=target, stderr=subprocess.STDOUT, text=True
-            )
-            if process.stdout is not None and show is not None:
-                for line in process.stdout:
-                    log.write(line)
-                    show(line)
-            process.wait()
-        left = sorted(Path(folder).glob("rank-*.json"))
-        if not left:
-            raise RunFailed(
-                f"training left no summary (exit code {process.returncode})", remedy=f"see {project.folder / LOG}"
-            )
-        summary: dict[str, Any] = json.loads(left[0].read_text(encoding="utf-8"))
-    return summary
+def train_by_command(
+    config: Path,
+    log: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    without: Sequence[str] = (),
+    folder: Path | None = None,
+    show: Callable[[str], None] = lambda _line: None,
+) -> dict[str, Any] | None:
+    """Train through the command that a person types; what its first rank left, None where it left nothing.
+
+    Its output goes to ``log``, and line by line to ``show``. ``folder``: where it is started.
+    """
+    command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config), *options]
+    # Without bytecode SimpleTuner takes a minute more.
+    without = (NO_BYTECODE, SUMMARY_FOLDER, *without)
+    with tempfile.TemporaryDirectory(prefix="gh200-run-") as kept, log.open("w", encoding="utf-8") as file:
+        added = {"TOKENIZERS_PARALLELISM": "false", KEEP_SUMMARY: kept, **(environment or {})}
+        with subprocess.Popen(
+            command,
+            env=for_child(added, without=without),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            for line in process.stdout or ():
+                file.write(line)
+                show(line)
+        left = sorted(Path(kept).glob("rank-*.json"))
+        return json.loads(left[0].read_text(encoding="utf-8")) if left else None
 
 
 # -- what people see -------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,13 +225,16 @@ def test_a_trial_runs_no_program_of_the_users_and_sends_nothing_away(tmp_path, m
     assert not {*sending, *OLDER_KEYS, "disk_low_action", "validation_method"} & kept.keys()
     assert kept["seed"] == 7
 
-    seen: dict[str, str] = {}
-    monkeypatch.setattr(comparing.subprocess, "run", lambda _command, env, **_options: seen.update(env))
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\nenv\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
     monkeypatch.setenv("SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "true")
     monkeypatch.setenv("SIMPLETUNER_WEBHOOK_CONFIG", "{}")
     assert comparing.by_command(config, tmp_path / "log") is None
-    assert seen
-    assert not {"SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "SIMPLETUNER_WEBHOOK_CONFIG"} & seen.keys()
+    seen = (tmp_path / "log").read_text()
+    assert "TOKENIZERS_PARALLELISM=false" in seen
+    assert not re.search("SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS|SIMPLETUNER_WEBHOOK_CONFIG", seen)
 
 
 # -- the report ----------------------------------------------------------------------------------------------------

@@ -91,7 +91,6 @@ def every_part(folder: Path) -> dict[str, tuple[dict[str, float], set[str]]]:
         "batch16": (batch, {"vs_torch_load", "vs_memcpy"}),
         "hit": (hit, {"us", "vs_memcpy"}),
         "warm_start": (measure_warm_start(folder / "warm", 4, 1), {"vs_read_limit", "vs_pt_files"}),
-        "staging, header": (staging.pop("header"), rates),
         "staging": (staging, rates),
         "read": (measure_reading(folder / "read", 5000, 6, 1), reading),
         "walk": (measure_walk(folder / "walk", 20, 1), {"vs_rglob"}),

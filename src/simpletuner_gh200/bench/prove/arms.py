@@ -69,53 +69,33 @@ def arms(*, tiny: bool, full: bool) -> Sequence[Arm]:
 
     ``tiny``: nothing is too small to be moved. ``full``: all weights are trained, so that their state has a size.
     """
-    state: dict[str, Any] = {"use_uvm": True, "uvm_access_pattern": "cpu_first"}
-    activations: dict[str, Any] = {"activations": "grace"}
-    if tiny or not full:
-        state["uvm_min_tensor_kb"] = 0
-    if tiny:
-        activations["activation_min_tensor_kb"] = 0
     unified = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}
+    state = {"use_uvm": True, "uvm_access_pattern": "cpu_first"}
+    state |= {"uvm_min_tensor_kb": 0} if tiny or not full else {}
+    activations = {"activations": "grace", **({"activation_min_tensor_kb": 0} if tiny else {})}
+    moved = {"gh200_optimizations": activations, "gradient_checkpointing": False}
     return (
         Arm("stock", "SimpleTuner as it is"),
         Arm("caches", "unified caches", {"cache_config": unified}, "caches"),
         Arm("state", "optimizer state in Grace", {"gh200_optimizations": state}, "state"),
-        Arm(
-            "activations",
-            "activations in Grace, none computed again",
-            {"gh200_optimizations": activations, "gradient_checkpointing": False},
-            "activations",
-        ),
+        Arm("activations", "activations in Grace, none computed again", moved, "activations"),
         Arm("recompute", "SimpleTuner's gradient checkpointing", {"gradient_checkpointing": True}),
-        *_UPSTREAM,
+        *(_offloader(*row) for row in _OFFLOADERS),
     )
 
 
-_UPSTREAM = (
-    Arm(
-        "upstream-optimizer",
-        "SimpleTuner's optimizer offload (torchao)",
-        {"optimizer_cpu_offload_method": "torchao", "optimizer": "torch-adamw"},
-        option="optimizer_cpu_offload_method",
-    ),
-    Arm(
-        "upstream-activations",
-        "SimpleTuner's checkpointing with attention offloaded",
-        {"gradient_checkpointing": True, "gradient_checkpointing_offload_attention": True},
-        option="gradient_checkpointing_offload_attention",
-    ),
-    Arm(
-        "upstream-groups",
-        "SimpleTuner's group offload of weights",
-        {"enable_group_offload": True},
-        option="enable_group_offload",
-    ),
-    Arm(
-        "upstream-blocks",
-        "SimpleTuner's swap of eight transformer blocks",
-        {"musubi_blocks_to_swap": 8},
-        option="musubi_blocks_to_swap",
-    ),
-    Arm("upstream-ramtorch", "SimpleTuner's RamTorch", {"ramtorch": True}, option="ramtorch"),
+_OFFLOADERS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("optimizer", "optimizer offload (torchao)", {"optimizer_cpu_offload_method": "torchao"}),
+    ("activations", "checkpointing with attention offloaded", {"gradient_checkpointing_offload_attention": True}),
+    ("groups", "group offload of weights", {"enable_group_offload": True}),
+    ("blocks", "swap of eight transformer blocks", {"musubi_blocks_to_swap": 8}),
+    ("ramtorch", "RamTorch", {"ramtorch": True}),
 )
-"""Its own offloaders, as far as a release has them. They were never run here: each needs a GPU."""
+"""SimpleTuner's own, as far as a release has them: name, title, option. They were never run here: each needs a GPU."""
+_NEEDED = {"optimizer": {"optimizer": "torch-adamw"}, "activations": {"gradient_checkpointing": True}}
+"""Settings besides."""
+
+
+def _offloader(name: str, title: str, option: Mapping[str, Any]) -> Arm:
+    settings = {**_NEEDED.get(name, {}), **option}
+    return Arm(f"upstream-{name}", f"SimpleTuner's {title}", settings, option=next(iter(option)))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.bench.prove.arms import Arm, Summary
-from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMMARY_FOLDER, TELEMETRY, for_child
-from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.config.environment import TELEMETRY
+from simpletuner_gh200.demo.run import train_by_command
+from simpletuner_gh200.errors import GH200Error, RunFailed
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 
 LOG = "training.log"
 _SENDING = ("SIMPLETUNER_PUBLISH_FINAL_ARTIFACTS", "SIMPLETUNER_WEBHOOK_CONFIG")
-_UNSET = (NO_BYTECODE, SUMMARY_FOLDER, *_SENDING)
-"""Without bytecode SimpleTuner takes a minute more; and no trial sends anything away."""
+"""No trial sends anything away."""
 
 WARM_UP = 2
 """Steps at the start of a run that count for nothing, where there are more."""
@@ -48,28 +44,32 @@ class Trial:
 
 def trial(arm: Arm, config: Path, steps: int, train: Train) -> Trial:
     """Train ``config`` and judge by what the run left, not by its exit code alone."""
-    folder = config.parent
-    shutil.rmtree(folder / "output", ignore_errors=True)
+    output, log = config.parent / "output", config.parent / LOG
+    shutil.rmtree(output, ignore_errors=True)
     started = time.monotonic()
-    summary = train(config, folder / LOG)
+    summary = train(config, log)
     seconds = time.monotonic() - started
+    try:
+        told, recorded = _judged(arm, summary, steps, output, log)
+    except GH200Error as failed:
+        return Trial(False, failed.message, seconds)
+    peak = max((int(value) for _step, value in recorded.series("device/reserved")), default=None)
+    waited = _median(recorded, "data_wait_seconds")
+    return Trial(True, told, seconds, _median(recorded, "step_seconds"), waited, peak)
+
+
+def _judged(arm: Arm, summary: Summary | None, steps: int, output: Path, log: Path) -> tuple[str, Recorded]:
+    """What shows that the arm was on, and its telemetry; raises why the run does not count."""
     if summary is None:
-        return Trial(False, f"the run left no summary: {_last_words(folder / LOG)}", seconds)
+        raise RunFailed(f"the run left no summary: {_last_words(log)}")
     if summary.get("status") != "completed" or int(summary.get("global_step") or 0) < steps:
         why = summary.get("reason") or summary.get("status")
-        return Trial(False, f"reached step {summary.get('global_step')} of {steps}: {why}", seconds)
+        raise RunFailed(f"reached step {summary.get('global_step')} of {steps}: {why}")
     on, told = arm.verdict(summary)
-    if not on:
-        return Trial(False, told, seconds)
-    try:
-        recorded = read_run(folder / "output")
-    except GH200Error as missing:
-        return Trial(False, missing.message, seconds)
-    step = _median(recorded, "step_seconds")
-    if step is None:
-        return Trial(False, "its telemetry has no steps", seconds)
-    peak = max((int(value) for _step, value in recorded.series("device/reserved")), default=None)
-    return Trial(True, told, seconds, step, _median(recorded, "data_wait_seconds"), peak)
+    recorded = read_run(output) if on else None
+    if recorded is None or not recorded.series("step_seconds"):
+        raise RunFailed("its telemetry has no steps" if on else told)
+    return told, recorded
 
 
 def _median(recorded: Recorded, name: str) -> float | None:
@@ -79,14 +79,7 @@ def _median(recorded: Recorded, name: str) -> float | None:
 
 def by_command(config: Path, log: Path) -> Summary | None:
     """``gh200 train`` in a process of its own; telemetry listens in every arm, in stock too."""
-    command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config), "--no-plan"]
-    environment = for_child({TELEMETRY: "1", "TOKENIZERS_PARALLELISM": "false"}, without=_UNSET)
-    with tempfile.TemporaryDirectory(prefix="gh200-prove-") as folder, log.open("w", encoding="utf-8") as file:
-        environment[KEEP_SUMMARY] = folder
-        subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
-        left = sorted(Path(folder).glob("rank-*.json"))
-        summary: Summary | None = json.loads(left[0].read_text(encoding="utf-8")) if left else None
-    return summary
+    return train_by_command(config, log, "--no-plan", environment={TELEMETRY: "1"}, without=_SENDING)
 
 
 def _last_words(log: Path) -> str:
