@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.feature_matrix.matrix import Skip
-from simpletuner_gh200.config.environment import KEEP_SUMMARY
+from simpletuner_gh200.config.environment import SUMMARY_FOLDER
 from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.operate.launching import accelerator_present
 from simpletuner_gh200.seams.rank import train_script
@@ -78,7 +78,7 @@ class Bench:
         """``gh200 train`` with a configuration that is there."""
         command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config)]
         with tempfile.TemporaryDirectory() as left:
-            run = self._run(name, command, {KEEP_SUMMARY: left, **environment}, ask_at)
+            run = self._run(name, command, {SUMMARY_FOLDER: left, **environment}, ask_at)
             for path in sorted(Path(left).glob("rank-*.json"))[:1]:
                 run.summary = json.loads(path.read_text(encoding="utf-8"))
         return run

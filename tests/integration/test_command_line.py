@@ -53,7 +53,7 @@ def test_two_ranks_through_gh200_train(workbench, tmp_path):
         config,
         "--num_processes",
         "2",
-        SIMPLETUNER_GH200_KEEP_SUMMARY=str(tmp_path),
+        SIMPLETUNER_GH200_SUMMARY_DIR=str(tmp_path),
     )
     assert ended.returncode == 0, ended.stdout[-4000:]
     summaries = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]

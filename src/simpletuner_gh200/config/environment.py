@@ -29,10 +29,7 @@ LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
 """Set by `gh200 train` in every process of a run: the random part of the name of its socket."""
 
 SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
-"""A folder in which each rank is to leave its summary; `gh200 train` gets it over the lifeline."""
-
-KEEP_SUMMARY = "SIMPLETUNER_GH200_KEEP_SUMMARY"
-"""A folder that is to get a copy of each rank's summary from `gh200 train` (the demo and the baseline ask for it)."""
+"""A folder in which each rank leaves its summary too; `gh200 train` gets it over the lifeline."""
 
 DEBUG = "GH200_DEBUG"
 """Tracebacks, as `gh200 --debug` shows them."""

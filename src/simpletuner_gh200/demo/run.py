@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.environment import KEEP_SUMMARY, NO_BYTECODE, SUMMARY_FOLDER, for_child
+from simpletuner_gh200.config.environment import NO_BYTECODE, SUMMARY_FOLDER, for_child
 from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate.ending import Line, closing_lines
@@ -114,9 +114,9 @@ def train_by_command(
     """
     command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config), *options]
     # Without bytecode SimpleTuner takes a minute more.
-    without = (NO_BYTECODE, SUMMARY_FOLDER, *without)
+    without = (NO_BYTECODE, *without)
     with tempfile.TemporaryDirectory(prefix="gh200-run-") as kept, log.open("w", encoding="utf-8") as file:
-        added = {"TOKENIZERS_PARALLELISM": "false", KEEP_SUMMARY: kept, **(environment or {})}
+        added = {"TOKENIZERS_PARALLELISM": "false", SUMMARY_FOLDER: kept, **(environment or {})}
         with subprocess.Popen(
             command,
             env=for_child(added, without=without),

@@ -22,7 +22,7 @@ from simpletuner_gh200.config import environment as variables
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
-from simpletuner_gh200.operate.outcome import Outcome
+from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.operate.report.page import summary
 from simpletuner_gh200.telemetry.numbers import data_wait_shares, plain
 from simpletuner_gh200.telemetry.reading import FILE, Point, Recorded, read_run

@@ -1,18 +1,21 @@
-"""What a person wants to know when a run has ended: what each feature did, where things are, how to go on.
+"""How a run ended: one outcome, from which exit code, closing lines and ``--json`` are made.
 
-Lines of (label, text), made from a rank's summary and what lies in the output folder; `gh200 train` and the demo share
-them. Where a run did not complete, one line says what happened, what is kept, and how to go on.
+For people lines of (label, text), made from a rank's summary and what lies in the output folder; `gh200 train` and the
+demo share them. Where a run did not complete, one line says what happened, what is kept, and how to go on.
 """
 
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.operate.outcome import Outcome
-from simpletuner_gh200.seams.preemption import TRY_AGAIN
+from simpletuner_gh200.config.environment import switched_off
+from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.seams.preemption import ASKING, TRY_AGAIN
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
 from simpletuner_gh200.upstream.checkpoints import newest_whole
 
@@ -37,6 +40,77 @@ PHASES = {
 
 _WEIGHTS = ("pytorch_lora_weights.safetensors", "pipeline", "model.safetensors")
 """Where SimpleTuner leaves what was trained, below the output folder: a LoRA, a whole model."""
+
+
+# -- the outcome -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the exit code to return, and each rank's summary."""
+
+    exit_code: int
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    signal: int | None = None
+    """What stopped it, where something did."""
+    phase: str | None = None
+    """What it was at last, in words; None if no rank got as far as to say so."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The first rank's; empty where none was left."""
+        return self.summaries[0] if self.summaries else {}
+
+
+def outcome_of(
+    returned: int, interrupted: int | None, phases: Mapping[str, str], reported: Mapping[str, dict[str, Any]]
+) -> Outcome:
+    """Judged by what the ranks reported, not by the 0 alone that the process in the middle ``returned``.
+
+    ``phases`` and summaries are those of each rank that was heard; ``interrupted``: by the first signal to stop it.
+    """
+    summaries = [reported[rank] for rank in sorted(reported, key=_rank_order)]
+    phase = next((phases[rank] for rank in sorted(phases, key=_rank_order)), None)
+    return Outcome(_exit_code(returned, interrupted, len(phases), summaries), summaries, interrupted, phase)
+
+
+def _rank_order(rank: str) -> tuple[int, str]:
+    """Ranks by their numbers, and those that have none behind them."""
+    return (int(rank), rank) if rank.isdigit() else (1 << 30, rank)
+
+
+def _exit_code(returned: int, interrupted: int | None, heard: int, summaries: list[dict[str, Any]]) -> int:
+    completed = bool(summaries) and all(summary["status"] == "completed" for summary in summaries)
+    failed = any(summary["status"] == "failed" for summary in summaries)
+    if any(summary.get("exit_code") == TRY_AGAIN for summary in summaries):
+        return TRY_AGAIN
+    if interrupted in ASKING and completed and len(summaries) >= heard:
+        return 0  # asked for a checkpoint and an end when both were there already
+    if interrupted == signal.SIGUSR1:
+        if not failed:
+            return TRY_AGAIN
+        returned, interrupted = 1, None  # a checkpoint that failed would fail again, as often as it is requeued
+    if interrupted is not None:
+        return 128 + interrupted
+    if returned < 0:
+        return 128 - returned
+    if returned == 0 and (completed or (not summaries and switched_off())):
+        return 0  # stock SimpleTuner leaves no summary
+    # A rank's own code is truer than the launcher's, which knows only that something failed.
+    return 2 if any(summary.get("exit_code") == 2 for summary in summaries) else returned or 1
+
+
+def code_with_again_file(outcome: Outcome, file: Path | None) -> int:
+    """For a scheduler that ends the other nodes at any code but 0: "try again" is a file instead."""
+    if file is None or outcome.exit_code != TRY_AGAIN:
+        return outcome.exit_code
+    try:
+        file.touch()
+    except OSError as refused:
+        raise UsageError(
+            f"--again-file {file}: {refused}", remedy="name a file in a folder that is there, on a shared file system"
+        ) from None
+    return 0
 
 
 # -- a run that did not complete -------------------------------------------------------------------------------

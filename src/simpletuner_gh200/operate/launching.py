@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simpletuner_gh200.config.environment import KEEP_SUMMARY, SWITCH, for_child, switched_off, text
+from simpletuner_gh200.config.environment import SWITCH, for_child, switched_off
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.config.job import LAUNCH_OPTIONS, NODES, Job
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.operate import run_lock
-from simpletuner_gh200.operate.outcome import Outcome, outcome_of
+from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.operate.supervision import watch
 from simpletuner_gh200.seams.preemption import ASKING
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
@@ -141,11 +140,7 @@ def run(
     with ExitStack() as held:
         lock = held.enter_context(run_lock.held(output)) if output is not None and planned.locks else None
         once_ours()
-        watched = watch(planned.command, for_child(planned.environment), lock, checkpoint_on=asking)
-    folder = text(KEEP_SUMMARY)
-    for rank, summary in watched.summaries.items() if folder else ():
-        Path(folder, f"rank-{rank}.json").write_text(json.dumps(summary), encoding="utf-8")
-    return outcome_of(watched)
+        return watch(planned.command, for_child(planned.environment), lock, checkpoint_on=asking)
 
 
 def serve(arguments: Sequence[str]) -> NoReturn:

@@ -19,13 +19,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from simpletuner_gh200.config.environment import LIFELINE
 from simpletuner_gh200.memory.sharing import peer_of
+from simpletuner_gh200.operate.ending import Outcome, outcome_of
 from simpletuner_gh200.seams.lifeline import RELEASE, STOPS, address, die_with_parent, hear_no_stops
 from simpletuner_gh200.seams.preemption import ASKING
 
@@ -42,37 +42,13 @@ AT_ONCE = (signal.SIGQUIT,)
 PASSED_ON = (signal.SIGUSR2,)
 
 
-@dataclass
-class Watched:
-    """What the launcher saw of a run."""
-
-    returned: int = 0
-    """As ``Popen.returncode`` of the process in the middle."""
-    signal: int | None = None
-    """The first signal that was to stop the run."""
-    phases: dict[str, str] = field(default_factory=dict)
-    """What each rank was at last, in words."""
-    summaries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By rank."""
-
-    @property
-    def phase(self) -> str | None:
-        """What the first rank that spoke was at."""
-        return next((self.phases[rank] for rank in sorted(self.phases, key=rank_order)), None)
-
-
-def rank_order(rank: str) -> tuple[int, str]:
-    """Sorts ranks by their numbers, and those that have none behind them."""
-    return (int(rank), rank) if rank.isdigit() else (1 << 30, rank)
-
-
 def watch(
     command: Sequence[str],
     environment: Mapping[str, str],
     lock: int | None = None,
     *,
     checkpoint_on: Sequence[int] = ASKING,
-) -> Watched:
+) -> Outcome:
     """Run ``command`` to its end. ``lock``: a descriptor that every rank is to hold too.
 
     ``checkpoint_on``: signals that ask for a checkpoint before the end, where the ranks are at a point to write one.
@@ -119,7 +95,11 @@ class _Supervisor:
         self._token = token
         self._descriptors = descriptors
         self._checkpoint_on = checkpoint_on
-        self._seen = Watched()
+        self._interrupted: int | None = None
+        """The first signal that was to stop the run."""
+        self._phases: dict[str, str] = {}
+        """What each rank was at last, in words."""
+        self._summaries: dict[str, dict[str, Any]] = {}
         self._ranks: list[_Rank] = []
         self._deadline: float | None = None
         """When patience with a run that is to stop ends; None while it runs, and while it writes a checkpoint."""
@@ -157,7 +137,7 @@ class _Supervisor:
         for each in (self._listener, self._wakeup, self._wake, self._selector):
             each.close()
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Watched:
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
         self._middle = subprocess.Popen(
             command,
             env={**environment, LIFELINE: self._token},
@@ -170,13 +150,13 @@ class _Supervisor:
             while not self._over(middle):
                 for key, _ in self._selector.select(self._patience()):
                     key.data()
-            self._conclude(stopped=self._seen.signal is not None)
+            returned = self._conclude(stopped=self._interrupted is not None)
         finally:
             os.close(middle)
-        return self._seen
+        return outcome_of(returned, self._interrupted, self._phases, self._summaries)
 
     def _over(self, middle: int) -> bool:
-        if self._seen.signal is None:
+        if self._interrupted is None:
             return _ended(middle)
         late = self._deadline is not None and time.monotonic() >= self._deadline
         return late or all(_ended(rank.process) for rank in self._ranks)
@@ -184,7 +164,7 @@ class _Supervisor:
     def _patience(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
-    def _conclude(self, *, stopped: bool) -> None:
+    def _conclude(self, *, stopped: bool) -> int:
         assert self._middle is not None
         # What a completed run started for afterwards, an upload say, is the user's and stays.
         if stopped or self._middle.poll() is None or self._middle.returncode != 0:
@@ -192,9 +172,10 @@ class _Supervisor:
         else:
             for rank in self._ranks:
                 rank.signal(signal.SIGKILL)
-        self._seen.returned = self._middle.wait()
+        returned = self._middle.wait()
         for rank in self._ranks:
             self._listen_to(rank)
+        return returned
 
     # -- what happens ----------------------------------------------------------------------------------
 
@@ -219,13 +200,13 @@ class _Supervisor:
             self._ranks.append(rank)
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(rank))
             self._wake_at_end_of(rank.process)
-            if self._seen.signal is not None:
+            if self._interrupted is not None:
                 rank.signal(signal.SIGTERM)
 
     def _wake_at_end_of(self, process: int) -> None:
         def ended() -> None:
             self._selector.unregister(process)
-            if self._seen.signal is not None and self._seen.summaries:
+            if self._interrupted is not None and self._summaries:
                 self._expect_the_end()
 
         self._selector.register(process, selectors.EVENT_READ, ended)
@@ -239,11 +220,11 @@ class _Supervisor:
         for message in rank.messages():
             name = rank.name = str(message.get("rank", rank.name or "0"))
             if "phase" in message:
-                self._seen.phases[name] = str(message["phase"])
+                self._phases[name] = str(message["phase"])
                 rank.checkpoints = bool(message.get("checkpoints"))
             if "summary" in message:
-                self._seen.summaries[name] = message["summary"]
-                if self._seen.signal is not None:
+                self._summaries[name] = message["summary"]
+                if self._interrupted is not None:
                     self._expect_the_end(failed=message["summary"].get("status") == "failed")
                 else:  # one that somebody else has interrupted
                     rank.signal(RELEASE)
@@ -254,7 +235,7 @@ class _Supervisor:
         Ranks wait for ever for one that failed; once all have spoken, what is left is the interpreter's. Until then the
         middle goes on, and those that have spoken stay.
         """
-        if failed or all(rank.name in self._seen.summaries or _ended(rank.process) for rank in self._ranks):
+        if failed or all(rank.name in self._summaries or _ended(rank.process) for rank in self._ranks):
             self._halt_middle()
             self._tell_ranks(RELEASE)
             soon = time.monotonic() + GRACE_SECONDS
@@ -272,18 +253,18 @@ class _Supervisor:
                 self._tell_ranks(number)
             elif self._is_echo(number):
                 continue
-            elif number in AT_ONCE or self._seen.signal is not None:
-                self._seen.signal = self._seen.signal or number
+            elif number in AT_ONCE or self._interrupted is not None:
+                self._interrupted = self._interrupted or number
                 self._deadline = time.monotonic()
             else:
                 self._stop(number)
 
     def _is_echo(self, number: int) -> bool:
         soon = time.monotonic() - self._asked_at < ECHO_SECONDS
-        return number in ASKING and number == self._seen.signal and soon
+        return number in ASKING and number == self._interrupted and soon
 
     def _stop(self, number: int) -> None:
-        self._seen.signal = number
+        self._interrupted = number
         self._asked_at = time.monotonic()
         for rank in self._ranks:  # it may just have said that it is ready
             self._listen_to(rank)

@@ -77,11 +77,6 @@ class Recorded:
             self._lines.close()
 
     @property
-    def records(self) -> list[dict[str, Any]]:
-        """All of them, in order."""
-        return [record for record in (self.start, *self.steps, self.end) if record]
-
-    @property
     def rank(self) -> int:
         """As its file's name says: records of older versions don't."""
         named = RANK_FILE.fullmatch(self.path.name)
@@ -199,71 +194,58 @@ class RotatedLines:
         self.path = path
         self.rest = b""
         """The last line as far as it is written."""
-        self._file = self._oldest()
+        self._files: list[BinaryIO] = []
+        """The oldest first: all but the last are complete."""
+        self._files = self._younger()
+        if not self._files:
+            raise FileNotFoundError(path)
 
     def new(self) -> list[bytes]:
         """Whole lines that were added since the last call."""
-        lines = self._take()
-        while (following := self._following()) is not None:
-            lines += self._take()  # what came before it was rotated and after we looked; now it is all there is
+        self._files += self._younger()  # before the older ones are read to their end
+        lines: list[bytes] = []
+        while True:
+            *whole, self.rest = (self.rest + self._files[0].read()).split(b"\n")
+            lines += [line for line in whole if line.strip()]
+            if len(self._files) == 1:
+                return lines
             lines += [self.rest] if self.rest.strip() else []
             self.rest = b""
-            self._file.close()
-            self._file = following
-            lines += self._take()
-        return lines
+            self._files.pop(0).close()
 
     def close(self) -> None:
-        self._file.close()
+        for file in self._files:
+            file.close()
 
-    def _take(self) -> list[bytes]:
-        *lines, self.rest = (self.rest + self._file.read()).split(b"\n")
-        return [line for line in lines if line.strip()]
+    def _younger(self) -> list[BinaryIO]:
+        """Files begun after those we have, the oldest first; all of them, if ours were removed meanwhile.
 
-    def _following(self) -> BinaryIO | None:
-        """The file that was begun when the one we read was rotated; None while it is still being written."""
-        while (place := self._place()) != 0:
-            try:
-                if place is None:
-                    return self._oldest()  # ours was removed: whatever is left was begun after it
-                found = self._at(place - 1).open("rb")
-            except FileNotFoundError:
-                return None  # in the middle of a rotation; it is there next time
-            if self._place() == place:  # else names have moved on since we looked
-                return found
-            found.close()
-        return None
-
-    def _place(self) -> int | None:
-        """The number behind the name of the file that we read, 0 for ``path``; None if it was removed.
-
-        Numbers only grow, and so does the one we look at: it can't slip past us.
+        What was rotated while we looked through the names is looked through again.
         """
-        ours = os.fstat(self._file.fileno())
-        for number in range(_MOST_FILES if ours.st_nlink else 0):
-            try:
-                if os.path.samestat(ours, self._at(number).stat()):
-                    return number
-            except FileNotFoundError:
-                continue
-        return None
-
-    def _oldest(self) -> BinaryIO:
         while True:
-            number = self._highest()
-            try:
-                found = self._at(number).open("rb")
-            except FileNotFoundError:
-                if number == self._highest():
-                    raise
-                continue
-            if number == self._highest():  # else it may have been renamed before it was opened
-                return found
-            found.close()
+            newest = _identity(self.path)
+            found: dict[tuple[int, int], BinaryIO] = {}
+            ours = os.fstat(self._files[-1].fileno()) if self._files else None
+            for number in range(_MOST_FILES):
+                name = f"{self.path.name}.{number}" if number else self.path.name
+                try:
+                    file: BinaryIO = self.path.with_name(name).open("rb")
+                except FileNotFoundError:
+                    continue
+                state = os.fstat(file.fileno())
+                if ours is not None and os.path.samestat(ours, state):
+                    file.close()
+                    break
+                found.setdefault((state.st_dev, state.st_ino), file)
+            if _identity(self.path) == newest:
+                return list(found.values())[::-1]
+            for file in found.values():
+                file.close()
 
-    def _highest(self) -> int:
-        names = (re.fullmatch(re.escape(self.path.name) + r"\.(\d+)", name) for name in os.listdir(self.path.parent))
-        return max((int(found[1]) for found in names if found), default=0)
 
-    def _at(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return state.st_dev, state.st_ino

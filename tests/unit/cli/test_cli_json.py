@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.operate import launching
-from simpletuner_gh200.operate.outcome import Outcome
+from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.telemetry.sink import JsonLines
 
 pytestmark = pytest.mark.usefixtures("few_options")

@@ -32,7 +32,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         script = tmp_path / "python"
         script.write_text(
             "#!/bin/sh\necho first; echo second >&2\n"
-            f'mkdir -p {folder}/output/checkpoint-4; cp {tmp_path}/summary.json "${run.KEEP_SUMMARY}/rank-0.json"\n'
+            f'mkdir -p {folder}/output/checkpoint-4; cp {tmp_path}/summary.json "${run.SUMMARY_FOLDER}/rank-0.json"\n'
         )
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(script))

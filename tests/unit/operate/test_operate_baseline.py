@@ -19,7 +19,7 @@ from simpletuner_gh200.cli.commands.baseline import app
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching
 from simpletuner_gh200.operate.baseline import capture, compare, estimate, parse_tolerance, regressed
-from simpletuner_gh200.operate.outcome import Outcome
+from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.sink import JsonLines
 

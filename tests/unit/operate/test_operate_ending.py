@@ -11,8 +11,7 @@ import pytest
 
 from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.operate import launching, planned, preflight
-from simpletuner_gh200.operate.ending import closing_line, closing_lines
-from simpletuner_gh200.operate.outcome import Outcome
+from simpletuner_gh200.operate.ending import Outcome, closing_line, closing_lines
 from simpletuner_gh200.upstream.checkpoints import GUARD, MANIFEST
 from tests.unit.upstream.test_upstream_checkpoints import write
 

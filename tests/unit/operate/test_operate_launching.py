@@ -12,8 +12,7 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate import launching
-from simpletuner_gh200.operate.outcome import Outcome, code_with_again_file, outcome_of
-from simpletuner_gh200.operate.supervision import Watched
+from simpletuner_gh200.operate.ending import Outcome, code_with_again_file, outcome_of
 
 Make = Callable[..., launching.LaunchCommand]
 
@@ -126,7 +125,7 @@ def test_dry_run_hides_secrets(make):
 def ended(returned, interrupted, statuses, heard=0):
     """What comes of ranks that reported ``statuses``, of ``heard`` that said anything at all."""
     summaries = {str(n): {"status": s, "exit_code": 75 if s == "checkpointed" else 1} for n, s in enumerate(statuses)}
-    return outcome_of(Watched(returned, interrupted, {str(rank): "training" for rank in range(heard)}, summaries))
+    return outcome_of(returned, interrupted, {str(rank): "training" for rank in range(heard)}, summaries)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_summary_counts_for_nobody_who_has_not_spoken():
         for caller in (first, second):
             caller.connect(address("2" * 32))
             supervisor._welcome()
-        supervisor._seen.signal = signal.SIGTERM
+        supervisor._interrupted = signal.SIGTERM
         for number, (caller, rank) in enumerate(zip((first, second), supervisor._ranks, strict=True)):
             assert supervisor._deadline is None
             caller.sendall(b'{"rank": "%d", "summary": {}}\n' % number)
@@ -244,7 +244,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
             os.close(before)
     assert seen.signal == signal.SIGINT
     assert seen.phase == "caching"
-    assert seen.summaries == {"0": {"status": "interrupted", "rank": 0}}
+    assert seen.summaries == [{"status": "interrupted", "rank": 0}]
     assert all(map(gone, pids(tmp_path, "0", "1", "helper")))
     assert output.read_text() == ""
 
@@ -293,7 +293,7 @@ def test_user_signals_reach_the_ranks_alone(tmp_path):
     command = write_job(tmp_path, body)
     threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGUSR2))).start()
     seen = supervision.watch(command, os.environ)
-    assert (seen.returned, seen.signal, seen.summaries["0"]["status"]) == (0, None, "completed")
+    assert (seen.exit_code, seen.signal, seen.summary["status"]) == (0, None, "completed")
 
 
 CHECKPOINTS = """
@@ -323,7 +323,7 @@ def test_a_request_that_comes_twice_at_once_is_one(tmp_path, monkeypatch, again,
     threading.Thread(target=send).start()
     seen = supervision.watch(command, os.environ)
     assert seen.signal == signal.SIGTERM
-    assert [summary["exit_code"] for summary in seen.summaries.values()] == ([code] if code else [])
+    assert [summary["exit_code"] for summary in seen.summaries] == ([code] if code else [])
     assert all(map(gone, pids(tmp_path, "0")))
 
 

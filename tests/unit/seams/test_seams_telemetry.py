@@ -130,7 +130,8 @@ def test_every_field_of_a_record_is_described(loop, tmp_path: Path) -> None:
     step(1)
     runtime.outcome.status = "completed"
     runtime.close()
-    records = read_run(tmp_path).records
+    run = read_run(tmp_path)
+    records = [run.start, *run.steps, run.end]
     assert [record["kind"] for record in records] == ["start", "step", "end"]
     assert [undescribed(record) for record in records] == [[], [], []]
     assert undescribed({"kind": "step", "host": {"available": 1, "surprise": 2}}) == ["host.surprise"]

@@ -20,7 +20,7 @@ from simpletuner_gh200.telemetry.redact import redact, redact_command, redact_te
 
 if TYPE_CHECKING:
     from simpletuner_gh200.operate import planned, preflight
-    from simpletuner_gh200.operate.outcome import Outcome
+    from simpletuner_gh200.operate.ending import Outcome
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -64,7 +64,7 @@ def train(
 
       gh200 train --config config/config.json --json | jq .weights
     """
-    from simpletuner_gh200.operate.outcome import code_with_again_file
+    from simpletuner_gh200.operate.ending import code_with_again_file
 
     flags, env = upstream_spelling(context.args, env)
     with stdout_kept_for_json(as_json):
