@@ -130,12 +130,7 @@ def _ask(deadline: float) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(prefix="gh200-probe-") as folder:
             ended = subprocess.run(
-                PROBE,
-                cwd=folder,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=deadline,
+                PROBE, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline
             )
         answer = _answer(ended)
     except subprocess.TimeoutExpired:

@@ -63,14 +63,21 @@ class SeamSpec:
         return self.qualname + (signature_text(self.parameters) if self.parameters is not None else "")
 
 
-def seam(name: str, place: str, features: str, reason: str, *facts: Fact, optional: bool = False) -> SeamSpec:
+def seam(name: str, place: str, need: str, *facts: Fact, optional: bool = False) -> SeamSpec:
     """``place``: ``module:Owner.method(parameters)``, without parentheses where the parameters do not matter.
 
-    ``features``: separated by commas.
+    ``need``: the features that are off without it, and what for: ``ramp, state: before it everything is prepared``.
     """
     module, _, definition = place.partition(":")
     qualname, parameters = parse_signature(definition)
+    features, _, reason = need.rpartition(": ")
     return SeamSpec(name, module, qualname, parameters, _words(features), reason, facts, optional)
+
+
+def fact(need: str, question: Question, within: str | None = None) -> Fact:
+    """``need``: what has to be so, behind the features that are off without it where those are not the seam's."""
+    features, _, name = need.rpartition(": ")
+    return Fact(name, question, within, _words(features) or None)
 
 
 def parse_signature(text: str) -> tuple[str, tuple[str, ...] | None]:

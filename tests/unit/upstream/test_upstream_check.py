@@ -11,12 +11,12 @@ from simpletuner_gh200.upstream import facts, user_cache
 from simpletuner_gh200.upstream.check import Verdict
 from simpletuner_gh200.upstream.features import FEATURES, ON, Status, consequences
 from simpletuner_gh200.upstream.source import JoinedSource
-from simpletuner_gh200.upstream.spec import Fact, all_specs, seam
+from simpletuner_gh200.upstream.spec import all_specs, fact, seam
 
-STEPS = Fact("steps", facts.calls("self.step"), features=("ramp",))
-TRAINER = seam("trainer.train", "simpletuner.trainer:Trainer.train(self)", "telemetry", "the loop", STEPS)
-SYNC = seam("accelerate.sync", "accelerate.core:sync(self)", "ramp", "windows")
-EXTRA = seam("extra", "simpletuner.extra:new", "store", "newer releases", optional=True)
+STEPS = fact("ramp: steps", facts.calls("self.step"))
+TRAINER = seam("trainer.train", "simpletuner.trainer:Trainer.train(self)", "telemetry: the loop", STEPS)
+SYNC = seam("accelerate.sync", "accelerate.core:sync(self)", "ramp: windows")
+EXTRA = seam("extra", "simpletuner.extra:new", "store: newer releases", optional=True)
 SPECS = {spec.name: spec for spec in (TRAINER, SYNC, EXTRA)}
 GOOD = "class Trainer:\n    def train(self):\n        self.step()\n"
 
@@ -74,7 +74,7 @@ def test_what_builds_on_a_lost_feature_is_lost_too() -> None:
 
 
 def test_an_optional_seam_that_is_there_must_be_right() -> None:
-    broken_extra = seam("extra", "simpletuner.extra:new(a)", "store", "newer", optional=True)
+    broken_extra = seam("extra", "simpletuner.extra:new(a)", "store: newer", optional=True)
     verdict = checking.check(source(extra="def new(b): ...\n"), {"extra": broken_extra})
     assert rows(verdict) == {"extra": ("broken", "store")}
 

@@ -98,8 +98,8 @@ def test_an_accumulation_entered_without_with_counts_against_it() -> None:
 
 def test_a_place_is_written_as_one_text() -> None:
     fact = Fact("x", facts.exists)
-    spec = seam("t.save", "a.b:T.save(self, *rest)", "ramp, state", "why", fact, optional=True)
+    spec = seam("t.save", "a.b:T.save(self, *rest)", "ramp, state: why", fact, optional=True)
     assert (spec.module, spec.qualname, spec.parameters) == ("a.b", "T.save", ("self", "*rest"))
     assert (spec.features, spec.facts, spec.optional) == (("ramp", "state"), (fact,), True)
-    assert seam("t", "a:f()", "ramp", "why").parameters == ()
-    assert seam("t", "a:f", "ramp", "why").parameters is None
+    assert seam("t", "a:f()", "ramp: why").parameters == ()
+    assert seam("t", "a:f", "ramp: why").parameters is None

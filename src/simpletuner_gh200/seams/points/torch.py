@@ -46,8 +46,6 @@ def _pin_memory(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [put(module.Tensor, "pin_memory", pin_memory)]
 
 
-PIN_MEMORY = seam(
-    "torch.pin_memory", "torch:Tensor.pin_memory", "", "SimpleTuner pins batches even where torch has no accelerator"
-)
+PIN_MEMORY = seam("torch.pin_memory", "torch:Tensor.pin_memory", "batches are pinned even without an accelerator")
 
 SEAMS = (Seam(PIN_MEMORY.name, _pin_memory, own_spec=PIN_MEMORY),)

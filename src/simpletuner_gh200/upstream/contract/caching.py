@@ -6,7 +6,7 @@ import ast
 
 from simpletuner_gh200.upstream import syntax
 from simpletuner_gh200.upstream.facts import calls, contains, mentions, parameters
-from simpletuner_gh200.upstream.spec import Fact, seam
+from simpletuner_gh200.upstream.spec import fact, seam
 
 CACHING = "simpletuner.helpers.caching"
 COLLATE = "simpletuner.helpers.training.collate"
@@ -38,38 +38,32 @@ SPECS = (
     seam(
         "caching.vae_read",
         f"{CACHING}.vae:VAECache._read_from_storage",
-        "caches",
-        SERVED,
-        Fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
-        Fact(
+        f"caches: {SERVED}",
+        fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
+        fact(
             "existence is asked of the instance",
             calls("self.cache_data_backend.exists", arguments=1),
             "VAECache.encode_images",
         ),
         # No other way leads from a file name to its latent.
-        Fact("reading goes through encode_images", calls("self.encode_images"), "VAECache.retrieve_from_cache"),
+        fact("reading goes through encode_images", calls("self.encode_images"), "VAECache.retrieve_from_cache"),
         # A batch's latents are found by the names of their cache files.
-        Fact(
-            "names a sample's file",
-            parameters("self", "filepath"),
-            "VAECache.generate_vae_cache_filename",
-            features=("batch_path",),
+        fact(
+            "batch_path: names a sample's file", parameters("self", "filepath"), "VAECache.generate_vae_cache_filename"
         ),
     ),
     seam(
         "caching.vae_rebuild",
         f"{CACHING}.vae:VAECache.rebuild_cache(self)",
-        "caches",
-        "entries of that cache are dropped first, on every rank, so that no stale latent is served",
+        "caches: entries of that cache are dropped first, on every rank, so that no stale latent is served",
     ),
     seam(
         "caching.text_retrieve",
         f"{CACHING}.text_embeds:TextEmbeddingCache.load_from_cache",
-        "caches",
-        SERVED,
-        Fact("torch_load is looked up on the instance", calls("self.data_backend.torch_load", arguments=1)),
+        f"caches: {SERVED}",
+        fact("torch_load is looked up on the instance", calls("self.data_backend.torch_load", arguments=1)),
         # What is written is known to our cache at once.
-        Fact(
+        fact(
             "torch_save is looked up on the instance",
             mentions("self.data_backend.torch_save"),
             "TextEmbeddingCache.process_write_batch",
@@ -78,46 +72,41 @@ SPECS = (
     seam(
         "caching.image_embed_read",
         f"{CACHING}.image_embed:ImageEmbedCache.retrieve_from_cache",
-        "caches",
-        SERVED,
-        Fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
-        Fact("existence is asked of the instance", calls("self.cache_data_backend.exists", arguments=1)),
+        f"caches: {SERVED}",
+        fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
+        fact("existence is asked of the instance", calls("self.cache_data_backend.exists", arguments=1)),
     ),
     seam(
         "collate.compute_latents",
         f"{COLLATE}:compute_latents(filepaths, data_backend_id, model)",
-        "batch_path",
-        "a batch's latents come straight from the slab",
-        Fact(BY_NAME, calls("compute_latents", arguments=3), "collate_fn"),
+        "batch_path: a batch's latents come straight from the slab",
+        fact(BY_NAME, calls("compute_latents", arguments=3), "collate_fn"),
     ),
     seam(
         "collate.check_latent_shapes",
         f"{COLLATE}:check_latent_shapes(latents, filepaths, data_backend_id, batch, is_conditioning)",
-        "batch_path",
-        "a batch that was assembled in place is not stacked a second time",
-        Fact(BY_NAME, calls("check_latent_shapes"), "collate_fn"),
+        "batch_path: a batch that was assembled in place is not stacked a second time",
+        fact(BY_NAME, calls("check_latent_shapes"), "collate_fn"),
         # That is what a batch assembled in place already is.
-        Fact("stacks them on the device", contains(STACK)),
+        fact("stacks them on the device", contains(STACK)),
         # Stand-ins can go through the checks of the samples in their place.
-        Fact("only looks at shapes and values", _only_looks),
+        fact("only looks at shapes and values", _only_looks),
     ),
     seam(
         "collate.compute_prompt_embeddings",
         f"{COLLATE}:compute_prompt_embeddings(prompt_entries, text_embed_cache, model)",
-        "batch_path",
-        "a batch's text embeds come straight from the slab",
-        Fact(BY_NAME, calls("compute_prompt_embeddings", arguments=3), "collate_fn"),
-        Fact("asks the model to join", calls("model.collate_prompt_embeds", times=1, arguments=1)),
+        "batch_path: a batch's text embeds come straight from the slab",
+        fact(BY_NAME, calls("compute_prompt_embeddings", arguments=3), "collate_fn"),
+        fact("asks the model to join", calls("model.collate_prompt_embeds", times=1, arguments=1)),
         # We join the same six when the model has no way of its own; another one would be lost.
-        Fact("joins the rest itself", _joins_these),
+        fact("joins the rest itself", _joins_these),
     ),
     seam(
         "collate.fetch_latent",
         f"{COLLATE}:fetch_latent(fp, data_backend_id)",
-        "batch_path",
-        "a latent that is pinned already is not pinned again",
-        Fact("compute_latents looks it up by name", mentions("fetch_latent"), "compute_latents"),
+        "batch_path: a latent that is pinned already is not pinned again",
+        fact("compute_latents looks it up by name", mentions("fetch_latent"), "compute_latents"),
         # Which is where our hits are served.
-        Fact("asks the VAE cache of the dataset", calls("StateTracker.get_vaecache")),
+        fact("asks the VAE cache of the dataset", calls("StateTracker.get_vaecache")),
     ),
 )

@@ -17,7 +17,7 @@ from simpletuner_gh200.upstream.facts import (
     parameters,
     tolerated,
 )
-from simpletuner_gh200.upstream.spec import Fact, parse_signature, seam
+from simpletuner_gh200.upstream.spec import fact, parse_signature, seam
 
 BACKENDS = "simpletuner.helpers.data_backend"
 METADATA = "simpletuner.helpers.metadata.backends.base"
@@ -71,113 +71,90 @@ SPECS = (
     seam(
         "datasets.load_configuration",
         f"{BACKENDS}.factory:FactoryRegistry.load_configuration(self)",
-        "store",
-        'entries of type "in_memory" are noted and rewritten to "local" right after the list was read',
+        'store: entries of type "in_memory" are noted and rewritten to "local" right after the list was read',
         # What we return is what the factory goes on with.
-        Fact("returns the list", contains("return data_backend_config")),
-        Fact("called on self", mentions("self.load_configuration"), "FactoryRegistry"),
+        fact("returns the list", contains("return data_backend_config")),
+        fact("called on self", mentions("self.load_configuration"), "FactoryRegistry"),
         # "in_memory" is still in the list while upstream validates it.
-        Fact("an unknown type passes validation", tolerated("self._validate_with_config_registry")),
+        fact("an unknown type passes validation", tolerated("self._validate_with_config_registry")),
     ),
     seam(
         "datasets.builder_build",
         f"{BACKENDS}.builders.base:BaseBackendBuilder.build(self, config)",
-        "store",
-        "every local dataset passes through _create_backend",
-        Fact("asks the subclass", calls("self._create_backend", times=1, arguments=1)),
+        "store: every local dataset passes through _create_backend",
+        fact("asks the subclass", calls("self._create_backend", times=1, arguments=1)),
     ),
     seam(
         "datasets.local_builder",
         f"{BACKENDS}.builders.local:LocalBackendBuilder._create_backend(self, config)",
-        "store",
-        "for an id of ours our subclass of LocalDataBackend is returned instead",
+        "store: for an id of ours our subclass of LocalDataBackend is returned instead",
         # Ours are known by id, because the configuration class drops unknown keys.
-        Fact("the id comes with the configuration", mentions("config.id")),
-        Fact("compression by one helper", calls("self._get_compression_setting", arguments=1)),
+        fact("the id comes with the configuration", mentions("config.id")),
+        fact("compression by one helper", calls("self._get_compression_setting", arguments=1)),
     ),
     seam(
         "datasets.caches",
         f"{BACKENDS}.factory:FactoryRegistry",
-        "caches",
-        "the caches to be served are found in the datasets' entries",
+        "caches: the caches to be served are found in the datasets' entries",
         # A cache under another name would not be served.
-        Fact("entries by these names", _set_by_name),
+        fact("entries by these names", _set_by_name),
     ),
     seam(
         "datasets.memory_usage",
         f"{BACKENDS}.factory:FactoryRegistry._get_memory_usage(self)",
-        "store, caches",
-        "the factory traces every allocation of Python from here to the end of the run, for two numbers in a log",
+        "store, caches: it traces every allocation of Python from here to the run's end, for two numbers in a log",
         optional=True,
     ),
     seam(
         "backend.local",
         f"{BACKENDS}.local:LocalDataBackend",
-        "store, caches",
-        "our backend is a subclass of it, and the caches wrap its methods on the instance",
-        Fact("the fifteen methods", methods(*METHODS)),
+        "store, caches: our backend is a subclass of it, and the caches wrap its methods on the instance",
+        fact("the fifteen methods", methods(*METHODS)),
         # Our subclass is made the same way.
-        Fact(
-            "made with accelerator, id and compression",
+        fact(
+            "store: made with accelerator, id and compression",
             parameters("self", "accelerator", "id", "compress_cache"),
             "LocalDataBackend.__init__",
-            features=("store",),
         ),
         # Upstream compares this string in dozens of places.
-        Fact(
-            "its type is local",
-            assigns_constant("self.type", "local"),
-            "LocalDataBackend.__init__",
-            features=("store",),
-        ),
+        fact("store: its type is local", assigns_constant("self.type", "local"), "LocalDataBackend.__init__"),
         # A child process falls back to the files on disk.
-        Fact(
-            "children are told local",
-            _says_local,
-            "LocalDataBackend.get_instance_representation",
-            features=("store",),
-        ),
+        fact("store: children are told local", _says_local, "LocalDataBackend.get_instance_representation"),
     ),
     seam(
         "backend.base",
         f"{BACKENDS}.base:BaseDataBackend",
-        "caches",
-        "the caches are attached to whatever backend stands behind them",
-        Fact("the fifteen are abstract", _abstract_methods),
+        "caches: the caches are attached to whatever backend stands behind them",
+        fact("the fifteen are abstract", _abstract_methods),
     ),
     seam(
         "backend.builder_map",
         f"{BACKENDS}.builders:create_backend_builder(backend_type, accelerator, args)",
-        "store",
-        "the Web UI's dataset scan asks for builders by type, and gets the local one for ours",
-        Fact("a literal map with local in it", dict_display("local", name="builder_mapping")),
-        Fact("in_memory is not upstream's", _ours_is_free),
+        "store: the Web UI's dataset scan asks for builders by type, and gets the local one for ours",
+        fact("a literal map with local in it", dict_display("local", name="builder_mapping")),
+        fact("in_memory is not upstream's", _ours_is_free),
     ),
     seam(
         "metadata.scan",
         f"{METADATA}:MetadataBackend.compute_aspect_ratio_bucket_indices",
-        "store, caches",
-        "its threads answer through queues of processes, and what those have not handed over at the end is lost",
+        "store, caches: its threads answer through queues of processes, and what those still hold at the end is lost",
         optional=True,
     ),
     seam(
         "metadata.split_buckets",
         f"{METADATA}:MetadataBackend.split_buckets_between_processes(self, gradient_accumulation_steps, apply_padding)",
-        "store",
-        'each rank\'s own files are known then, which "per_node": "shard" stages; wrapped only where asked for',
+        'store: each rank\'s own files are known then, which per_node "shard" stages; wrapped only where asked for',
         optional=True,
     ),
     seam(
         "images.load_image",
         "simpletuner.helpers.image_manipulation.load:load_image(img_data)",
-        "store",
-        "staged bytes are decoded by upstream's own loader, so that pixels are the same",
+        "store: staged bytes are decoded by upstream's own loader, so that pixels are the same",
     ),
     seam(
         "media.extensions",
         "simpletuner.helpers.training:audio_file_extensions",
-        "store",
-        "sound and video keep upstream's way of reading, which wants a file",
-        Fact("video too", exists, "video_file_extensions"),
+        "store: sound and video keep upstream's way of reading, which wants a file",
+        fact("video too", exists, "video_file_extensions"),
     ),
 )
