@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from simpletuner_gh200.upstream.option_table import ModelFamily, Option, OptionTable
+from simpletuner_gh200.upstream.option_table import TABLES, ModelFamily, Option, OptionTable
 
 _TEXTS = (
     "accelerate_config accelerate_extra_args aws_secret_access_key data_backend_config hub_token output_dir "
@@ -65,9 +65,9 @@ TABLE = OptionTable(
 )
 
 
-def maker_of(folder: Path) -> tuple[str, ...]:
+def maker_of(folder: Path, table: OptionTable = TABLE) -> tuple[str, ...]:
     """The command of a child that prints the table, after some noise as SimpleTuner makes it."""
     path = folder / "table.json"
-    path.write_text(json.dumps({"cause": None, "options": TABLE.to_json()}), encoding="utf-8")
+    path.write_text(json.dumps({"cause": None, "options": TABLES.dump_python(table, mode="json")}), encoding="utf-8")
     path.chmod(0o644)
     return (sys.executable, "-S", "-c", f"print('noise'); print(open({str(path)!r}).read())")

@@ -21,7 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from simpletuner_gh200.upstream.importing import dataset_words
-from simpletuner_gh200.upstream.option_table import Kind, Media, ModelFamily, Option, OptionTable
+from simpletuner_gh200.upstream.option_table import TABLES, Kind, Media, ModelFamily, Option, OptionTable
 
 TRAINER = "simpletuner.helpers.training.trainer"
 """What ``train.py`` of every release imports, and through it nearly all of SimpleTuner."""
@@ -36,7 +36,7 @@ def probe() -> dict[str, Any]:
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - whatever it raises is the answer
         return {"cause": innermost(failure)}
     try:
-        return {"cause": None, "options": read_options().to_json()}
+        return {"cause": None, "options": TABLES.dump_python(read_options(), mode="json")}
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - told; a run can do without
         return {"cause": None, "unread": innermost(failure)}
 

@@ -14,13 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from simpletuner_gh200 import upstream
 from simpletuner_gh200.upstream import syntax, user_cache
 from simpletuner_gh200.upstream.features import Status, consequences
 from simpletuner_gh200.upstream.source import JoinedSource, installed_source, installed_version
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs, signature_text
 
-SCHEMA = "1"
+SCHEMA = "2"
 KIND = "verdicts"
 
 Parsed = ast.Module | str
@@ -73,11 +75,9 @@ class Verdict:
             "features": {name: str(status) for name, status in self.features.items()},
         }
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Verdict:
-        rows = tuple(SeamRow(**row) for row in data["seams"])
-        features = {name: Status.parse(text) for name, text in data["features"].items()}
-        return cls(data["version"], data["accelerate"], rows, features)
+
+VERDICTS = TypeAdapter(Verdict)
+"""To JSON and back, for what is remembered."""
 
 
 def check(source: JoinedSource, specs: Mapping[str, SeamSpec] | None = None) -> Verdict:
@@ -100,10 +100,10 @@ def check_remembered(source: JoinedSource) -> Verdict:
     """As ``check``, unless the same contract was checked against the same texts before."""
     entry = _key(_texts(source, all_specs()), source.known_version)
     try:
-        return Verdict.from_json(user_cache.load(KIND, entry))
-    except (ValueError, KeyError, TypeError):
+        return VERDICTS.validate_python(user_cache.load(KIND, entry))
+    except ValueError:
         found = check(source)
-        user_cache.store(KIND, entry, found.to_json())
+        user_cache.store(KIND, entry, VERDICTS.dump_python(found, mode="json"))
         return found
 
 

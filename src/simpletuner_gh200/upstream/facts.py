@@ -10,7 +10,7 @@ import ast
 from collections.abc import Collection
 
 from simpletuner_gh200.upstream import syntax
-from simpletuner_gh200.upstream.spec import Question, parse_signature
+from simpletuner_gh200.upstream.spec import Question, signature_text
 
 
 def calls(callee: str, *, times: int | None = None, arguments: int | None = None) -> Question:
@@ -29,11 +29,7 @@ def calls(callee: str, *, times: int | None = None, arguments: int | None = None
 def mentions(*names: str) -> Question:
     """Each name is used, called or not."""
 
-    def ask(scope: ast.AST) -> str | None:
-        missing = [name for name in names if not syntax.mentions(scope, name)]
-        return f"no {', '.join(missing)}" if missing else None
-
-    return ask
+    return lambda scope: missing_from(names, [name for name in names if syntax.mentions(scope, name)])
 
 
 def exists(_found: ast.AST) -> str | None:
@@ -57,27 +53,12 @@ def assigns_constant(name: str, value: object) -> Question:
     return ask
 
 
-def parameters(*expected: str) -> Question:
-    """It is a function with these, stars as they are written."""
-
-    def ask(found: ast.AST) -> str | None:
-        names = syntax.parameters(found) if isinstance(found, syntax.Function) else ("no function",)
-        return None if names == expected else f"({', '.join(names)})"
-
-    return ask
-
-
 def methods(*signatures: str) -> Question:
     """The class defines each, ``name(parameters)``."""
 
     def ask(owner: ast.AST) -> str | None:
-        there = {
-            part.name: syntax.parameters(part)
-            for part in getattr(owner, "body", ())
-            if isinstance(part, syntax.Function)
-        }
-        wrong = [text for text in signatures if there.get(parse_signature(text)[0]) != parse_signature(text)[1]]
-        return f"no {', '.join(wrong)}" if wrong else None
+        there = (part for part in getattr(owner, "body", ()) if isinstance(part, syntax.Function))
+        return missing_from(signatures, {part.name + signature_text(syntax.parameters(part)) for part in there})
 
     return ask
 
@@ -86,8 +67,8 @@ def lacks(*names: str) -> Question:
     """The class has none of these yet: we add them."""
 
     def ask(scope: ast.AST) -> str | None:
-        there = {node.name for node in syntax.nodes(scope) if isinstance(node, syntax.Function)}
-        return f"its own {', '.join(sorted(there & set(names)))}" if there & set(names) else None
+        taken = {node.name for node in syntax.nodes(scope) if isinstance(node, syntax.Function)} & set(names)
+        return f"its own {', '.join(sorted(taken))}" if taken else None
 
     return ask
 
@@ -96,9 +77,8 @@ def declares(*names: str) -> Question:
     """The class declares each of these, with a type."""
 
     def ask(scope: ast.AST) -> str | None:
-        found = {syntax.dotted(node.target) for node in syntax.nodes(scope) if isinstance(node, ast.AnnAssign)}
-        missing = [name for name in names if name not in found]
-        return f"no {', '.join(missing)}" if missing else None
+        declarations = (node for node in syntax.nodes(scope) if isinstance(node, ast.AnnAssign))
+        return missing_from(names, {syntax.dotted(node.target) for node in declarations})
 
     return ask
 
@@ -111,8 +91,7 @@ def dict_display(*required: str, name: str | None = None) -> Question:
         value = syntax.value_of(bound[-1]) if bound else None
         if not isinstance(value, ast.Dict):
             return f"{ast.unparse(value) if value else 'nothing'}, no dict display,"
-        missing = sorted(set(required) - set(syntax.string_keys(value)))
-        return f"no {', '.join(missing)}" if missing else None
+        return missing_from(required, syntax.string_keys(value))
 
     return ask
 
@@ -181,6 +160,5 @@ def _swallows(handler: ast.ExceptHandler) -> bool:
 
 
 def missing_from(wanted: Collection[str], found: Collection[object]) -> str | None:
-    """For questions that are asked in one place only."""
     missing = [name for name in wanted if name not in found]
     return f"no {', '.join(missing)}" if missing else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Status:
-    """On, or off for a reason. JSON and tables show its text, which nobody but ``parse`` reads back."""
+    """On, or off for a reason. JSON and tables show its text, which nobody reads back."""
 
     reason: str | None = None
 
@@ -26,10 +26,6 @@ class Status:
 
     def __str__(self) -> str:
         return self.text()
-
-    @classmethod
-    def parse(cls, text: str) -> Status:
-        return ON if text == "on" else cls(text.removeprefix("off: "))
 
 
 ON = Status()

@@ -30,11 +30,11 @@ from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child,
 from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import user_cache
-from simpletuner_gh200.upstream.option_table import OptionTable
+from simpletuner_gh200.upstream.option_table import TABLES, OptionTable
 from simpletuner_gh200.upstream.source import installed_version
 from simpletuner_gh200.upstream.tested import differing, installed_distributions, setup_command, versions_in_words
 
-SCHEMA = "6"
+SCHEMA = "7"
 KIND = "imports"
 PROBE = (sys.executable, "-m", "simpletuner_gh200.seams.probe")
 
@@ -156,8 +156,8 @@ def _answer(ended: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
 
 def _verdict(answer: Mapping[str, Any], version: str) -> ImportVerdict:
     try:
-        table = OptionTable.from_json(answer["options"])
-    except (KeyError, TypeError, ValueError, AttributeError):
+        table = TABLES.validate_python(answer.get("options"))
+    except ValueError:
         table = None
     reason = answer.get("undecided") or answer.get("cause")
     imports = None if "undecided" in answer else answer.get("cause") is None

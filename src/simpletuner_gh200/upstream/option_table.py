@@ -10,8 +10,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from simpletuner_gh200.config.blocks import PARTS
 from simpletuner_gh200.config.files import flag_words
@@ -27,17 +29,10 @@ REMOVED = {
     # Never one: the earlier guides print it.
     "enable_manual_validation": "not needed: the Web UI's button, or Trainer.register_manual_validation_trigger()",
     "enable_xformers_memory_efficient_attention": "attention_mechanism chooses now",
-    **dict.fromkeys(
-        (
-            *("enable_group_offload", "group_offload_blocks_per_group", "group_offload_text_encoder"),
-            *("group_offload_to_disk_path", "group_offload_type", "group_offload_use_stream", "group_offload_vae"),
-            *("validation_torch_compile", "validation_torch_compile_mode"),
-        ),
-        "until 4.x",
-    ),
+    **dict.fromkeys(("enable_group_offload", "group_offload_", "validation_torch_compile"), "until 4.x"),
 }
-"""Options that a release had, or people think so, and a later one has no longer, and what became of them; for a better
-message only."""
+"""How options begin that a release had, or people think so, and a later one has no longer, and what became of them; for
+a better message only."""
 
 _NEAR = 0.7
 _VARIABLE_NEAR = 0.85
@@ -111,32 +106,9 @@ class OptionTable:
         """Option -> its value where nobody sets it; options without one are left out."""
         return {option.name: option.default for option in self.options.values() if option.default is not None}
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "options": {spelling: asdict(option) for spelling, option in self.options.items()},
-            "older_flags": sorted(self.older_flags),
-            "other_keys": sorted(self.other_keys),
-            "variables": dict(self.variables),
-            "switch_words": sorted(self.switch_words),
-            "families": {name: asdict(family) for name, family in self.families.items()},
-            "dataset_words": sorted(self.dataset_words),
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> OptionTable:
-        options = {
-            spelling: Option(**{**fields, "choices": tuple(fields["choices"])})
-            for spelling, fields in data["options"].items()
-        }
-        older, other, words, of_datasets = (
-            frozenset(data[name]) for name in ("older_flags", "other_keys", "switch_words", "dataset_words")
-        )
-        families = {
-            name: ModelFamily(**{**fields, **{key: tuple(fields[key]) for key in ("pipelines", "blocks")}})
-            for name, fields in data["families"].items()
-        }
-        return cls(data["version"], options, older, other, data["variables"], words, families, of_datasets)
+TABLES = TypeAdapter(OptionTable)
+"""To JSON and back."""
 
 
 @dataclass(frozen=True)
@@ -247,14 +219,15 @@ class Checker:
 
     def _unknown(self, name: str, where: str, *, flag: bool = False, what: str | None = None) -> Problem:
         what = what or self._why_unknown(name)
-        if name in REMOVED:
-            return Problem(where, f"{what} ({REMOVED[name]})", "leave it out")
-        block = _block_of(name.replace("-", "_"))
-        if block is not None:
-            return Problem(where, what, f"it is a key of ours: write it inside {block}")
+        removed = next((became for start, became in REMOVED.items() if name.startswith(start)), None)
+        if removed is not None:
+            return Problem(where, f"{what} ({removed})", "leave it out")
+        spelt = name.replace("-", "_")
+        for part in PARTS:
+            if part.block in TRAINING_BLOCKS and spelt in part.names():
+                return Problem(where, what, f"it is a key of ours: write it inside {part.block}")
         own = {text.removeprefix("--"): text for text in self.own_flags} if flag else {}
         known = [*own, *self.table.options, *self.ours, *self.table.older_flags]
-        spelt = name.replace("-", "_")
         close = [spelt] if spelt in known else difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
         if not close:
             return Problem(where, what, "leave it out")
@@ -266,11 +239,6 @@ class Checker:
         if len(meant) == 1:
             return "not written out, so that only SimpleTuner's parser would guess what is meant"
         return f"unknown to SimpleTuner {self.table.version}"
-
-
-def _block_of(name: str) -> str | None:
-    """The block of ours that has such a key."""
-    return next((part.block for part in PARTS if part.block in TRAINING_BLOCKS and name in part.names()), None)
 
 
 def _as_passed_on(value: object) -> list[str | None] | None:

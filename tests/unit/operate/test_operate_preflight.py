@@ -182,12 +182,10 @@ def test_what_is_still_to_be_given_is_noted_until_the_start(
 ) -> None:
     from dataclasses import replace
 
-    from tests.unit.few_options import TABLE
+    from tests.unit.few_options import TABLE, maker_of
 
     needed = replace(TABLE, options={**TABLE.options, "seed": replace(TABLE.options["seed"], required=True)})
-    (tmp_path / "needed.json").write_text(json.dumps({"cause": None, "options": needed.to_json()}))
-    show = f"print(open({str(tmp_path / 'needed.json')!r}).read())"
-    monkeypatch.setattr(importing, "PROBE", (sys.executable, "-S", "-c", show))
+    monkeypatch.setattr(importing, "PROBE", maker_of(tmp_path, needed))
     config = write()
     code, out, _err = run("config", "check", config)
     assert code == 0 and "seed: not set" in out

@@ -79,11 +79,6 @@ def test_an_optional_seam_that_is_there_must_be_right() -> None:
     assert rows(verdict) == {"extra": ("broken", "store")}
 
 
-def test_a_verdict_survives_json() -> None:
-    verdict = checking.check(source(), SPECS)
-    assert Verdict.from_json(verdict.to_json()) == verdict
-
-
 def test_the_contract_names_only_known_features() -> None:
     for spec in all_specs().values():
         named = {*spec.features, *(name for fact in spec.facts for name in fact.features or ())}

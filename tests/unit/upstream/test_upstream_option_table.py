@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from simpletuner_gh200.upstream.option_table import Checker, OptionTable
+from simpletuner_gh200.upstream.option_table import TABLES, Checker
 from tests.unit.few_options import TABLE
 
 CHECKER = Checker(TABLE, frozenset({"cache_config", "datasets"}), ("--config", "--dry-run"))
@@ -119,4 +118,4 @@ def test_what_simpletuner_cannot_do_without() -> None:
 
 
 def test_the_table_survives_its_way_through_json() -> None:
-    assert OptionTable.from_json(json.loads(json.dumps(TABLE.to_json()))) == TABLE
+    assert TABLES.validate_json(TABLES.dump_json(TABLE)) == TABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from simpletuner_gh200.upstream import syntax
-from simpletuner_gh200.upstream.facts import calls, contains, mentions, parameters
+from simpletuner_gh200.upstream.facts import calls, contains, mentions, methods
 from simpletuner_gh200.upstream.spec import fact, seam
 
 CACHING = "simpletuner.helpers.caching"
@@ -48,9 +48,7 @@ SPECS = (
         # No other way leads from a file name to its latent.
         fact("reading goes through encode_images", calls("self.encode_images"), "VAECache.retrieve_from_cache"),
         # A batch's latents are found by the names of their cache files.
-        fact(
-            "batch_path: names a sample's file", parameters("self", "filepath"), "VAECache.generate_vae_cache_filename"
-        ),
+        fact("batch_path: names a sample's file", methods("generate_vae_cache_filename(self, filepath)"), "VAECache"),
     ),
     seam(
         "caching.vae_rebuild",

@@ -14,7 +14,6 @@ from simpletuner_gh200.upstream.facts import (
     mentions,
     methods,
     missing_from,
-    parameters,
     tolerated,
 )
 from simpletuner_gh200.upstream.spec import fact, parse_signature, seam
@@ -113,8 +112,7 @@ SPECS = (
         # Our subclass is made the same way.
         fact(
             "store: made with accelerator, id and compression",
-            parameters("self", "accelerator", "id", "compress_cache"),
-            "LocalDataBackend.__init__",
+            methods("__init__(self, accelerator, id, compress_cache)"),
         ),
         # Upstream compares this string in dozens of places.
         fact("store: its type is local", assigns_constant("self.type", "local"), "LocalDataBackend.__init__"),

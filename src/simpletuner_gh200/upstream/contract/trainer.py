@@ -107,7 +107,7 @@ SPECS = (
     seam(
         "trainer.model_predict",
         f"{TRAINER}:Trainer.model_predict(self, prepared_batch, custom_timesteps)",
-        "activations: the forward pass, and what autograd saves in it goes to Grace",
+        "activations: what autograd saves in the forward pass goes to Grace",
         fact(ON_SELF, mentions("self.model_predict"), "Trainer"),
         # One forward pass, whose backward pass follows, is one step of what was learned about its shape.
         fact("the model predicts once", calls("self.model.model_predict", times=1)),
