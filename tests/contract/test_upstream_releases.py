@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from simpletuner_gh200.upstream import support
 from simpletuner_gh200.upstream.check import check_installed, check_remembered
-from simpletuner_gh200.upstream.releases import kept_wheel, released
+from simpletuner_gh200.upstream.source import kept_wheel, released
 from simpletuner_gh200.upstream.user_cache import cache_root
 
 pytestmark = pytest.mark.releases

@@ -1,4 +1,4 @@
-"""Which releases are supported: one data file, and the table in the documentation that is made from it.
+"""Which releases are supported: the sweep, the file it leaves, and the table in the documentation that is made from it.
 
 ``releases.json`` is the result of a sweep over the package index; ``tested.py`` says which releases are not only read
 but run, and with what. Neither limits what is accepted: an unknown release is decided by the check, seam by seam.
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.upstream.check import Verdict
+from simpletuner_gh200.upstream.check import Verdict, check_remembered
 from simpletuner_gh200.upstream.features import FEATURES
+from simpletuner_gh200.upstream.source import released, releases
 from simpletuner_gh200.upstream.tested import FIRST, TESTED, tested_versions
 
 DATA = "releases.json"
@@ -27,6 +28,11 @@ EXECUTED = {each.release: f"unmodified, end to end on CPU: Python {each.pythons[
 
 Releases = Mapping[str, Mapping[str, str]]
 """Swept releases, oldest first, and what is off on each, by feature, with the reason."""
+
+
+def sweep() -> Iterator[Verdict]:
+    """One verdict after the other, oldest release first."""
+    return (check_remembered(released(version)) for version in releases())
 
 
 def known_releases() -> Releases:

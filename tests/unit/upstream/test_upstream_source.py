@@ -9,9 +9,8 @@ import pytest
 from packaging.version import Version
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.upstream import releases
 from simpletuner_gh200.upstream import source as sources
-from simpletuner_gh200.upstream.releases import parse_operand, select
+from simpletuner_gh200.upstream.source import parse_operand, select
 from tests.unit.upstream.upstream_samples import run_git, write_wheel
 
 PACKAGE = {"simpletuner/__init__.py": "__version__ = '3.7'\n", "simpletuner/helpers/a.py": "x = 1\n"}
@@ -104,24 +103,24 @@ def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_releases_come_through_the_users_pip_oldest_first(local_index: Path) -> None:
-    assert releases.releases() == [Version("3.7"), Version("3.10")]
+    assert sources.releases() == [Version("3.7"), Version("3.10")]
 
 
 def test_a_wheel_for_another_python_is_fetched_once(local_index: Path, private_cache: Path) -> None:
-    found = releases.wheel(Version("3.10"))
+    found = sources.wheel(Version("3.10"))
     assert sources.wheel_source(found)("simpletuner.helpers.a") == b"x = 1\n"
     assert private_cache in found.parents
     (local_index / "simpletuner-3.10-py3-none-any.whl").unlink()
-    assert releases.wheel(Version("3.10")) == found
+    assert sources.wheel(Version("3.10")) == found
 
 
 def test_a_release_that_is_not_there_leaves_nothing_behind(local_index: Path, private_cache: Path) -> None:
     with pytest.raises(UsageError, match="pip download"):
-        releases.wheel(Version("3.8"))
+        sources.wheel(Version("3.8"))
     assert list((private_cache / "simpletuner-gh200" / "wheels").iterdir()) == []
 
 
 def test_credentials_in_an_index_address_are_not_repeated() -> None:
-    said = releases._last_error("ERROR: could not reach https://me:secret@index.example.org/simple\n")
+    said = sources._last_error("ERROR: could not reach https://me:secret@index.example.org/simple\n")
     assert "secret" not in said
     assert "index.example.org" in said

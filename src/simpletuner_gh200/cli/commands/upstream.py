@@ -46,7 +46,8 @@ def check(
     """
     from simpletuner_gh200.errors import UsageError
     from simpletuner_gh200.upstream.check import check_remembered
-    from simpletuner_gh200.upstream.releases import select, sweep
+    from simpletuner_gh200.upstream.source import select
+    from simpletuner_gh200.upstream.support import sweep
 
     if every:
         if any((version, path, git, ref)):
@@ -78,7 +79,7 @@ def diff(
       gh200 upstream diff 4.10.1 ~/SimpleTuner@origin/main  # a release and a commit
     """
     from simpletuner_gh200.upstream.diff import compare, review_lines
-    from simpletuner_gh200.upstream.releases import parse_operand
+    from simpletuner_gh200.upstream.source import parse_operand
 
     found = compare(parse_operand(old), parse_operand(new))
     conclude(found, as_json, lambda: say("\n".join(review_lines(found, full=full))), ok=found["ok"])
@@ -120,11 +121,11 @@ def support(
 
       gh200 upstream support --sweep --write docs/support.md  # for maintainers
     """
-    from simpletuner_gh200.upstream.releases import sweep
     from simpletuner_gh200.upstream.support import (
         known_releases,
         support_document,
         support_rows,
+        sweep,
         write_data,
         write_page,
     )
