@@ -146,6 +146,6 @@ def _where_sizes_are(plan: Plan, *, traced_in_vain: bool) -> str:
         return f"{weights} has no transformer or unet with a config.json: copy it there, or name another folder"
     if download:
         return f"its configuration is enough: hf download {weights} --include '*.json'; or name a folder that has it"
-    if not weights and (known := flavours_of(facts.family).repositories):
+    if not weights and (known := flavours_of(facts.family).flavours):
         return f"set model_flavour, one of {', '.join(known)}; or pretrained_model_name_or_path"
     return "set pretrained_model_name_or_path to a repository, or to a folder that has its configuration"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from simpletuner_gh200 import upstream
 from simpletuner_gh200.upstream import syntax, user_cache
 from simpletuner_gh200.upstream.features import Status, consequences
 from simpletuner_gh200.upstream.source import JoinedSource, installed_source, installed_version
@@ -84,9 +83,7 @@ def check(source: JoinedSource, specs: Mapping[str, SeamSpec] | None = None) -> 
     """The contract against ``source``, from scratch."""
     specs = all_specs() if specs is None else specs
     texts = _texts(source, specs)
-    rows = tuple(
-        _row(spec, texts[spec.module]) if source.has(spec.module) else _skipped(spec) for spec in specs.values()
-    )
+    rows = tuple(_row(spec, texts[spec.module], source.has(spec.module)) for spec in specs.values())
     accelerate = installed_version("accelerate") if source.has("accelerate") else None
     lost: dict[str, str] = {}
     for row in rows:
@@ -119,47 +116,37 @@ def check_spec(spec: SeamSpec, tree: Parsed) -> list[Trouble]:
     target = syntax.find(tree, spec.qualname)
     if target is None:
         return [(f"no {spec.qualname} in {spec.module}", spec.features)]
-    return [*_signature_trouble(spec, target), *_broken_facts(spec, tree)]
-
-
-def _signature_trouble(spec: SeamSpec, target: ast.AST) -> Iterator[Trouble]:
-    if spec.parameters is None:
-        return
-    if not isinstance(target, syntax.Function):
-        yield f"{spec.qualname} that is not a function", spec.features
-    elif syntax.parameters(target) != spec.parameters:
-        yield f"{spec.qualname}{signature_text(syntax.parameters(target))}", spec.features
-
-
-def _broken_facts(spec: SeamSpec, tree: ast.Module) -> Iterator[Trouble]:
+    troubles: list[Trouble] = []
+    if spec.parameters is not None:
+        found = signature_text(syntax.parameters(target)) if isinstance(target, syntax.Function) else " is no function"
+        troubles += [(spec.qualname + found, spec.features)] if spec.qualname + found != spec.expected else []
     for fact in spec.facts:
-        found = fact.trouble(tree, spec.qualname)
-        if found is not None:
-            yield f"{found} (relied on: {fact.name})", spec.features if fact.features is None else fact.features
+        if (trouble := fact.trouble(tree, spec.qualname)) is not None:
+            troubles.append((f"{trouble} (relied on: {fact.name})", fact.features or spec.features))
+    return troubles
 
 
 def _texts(source: JoinedSource, specs: Mapping[str, SeamSpec]) -> dict[str, bytes | None]:
     return {module: source.read(module) for module in dict.fromkeys(spec.module for spec in specs.values())}
 
 
-def _skipped(spec: SeamSpec) -> SeamRow:
-    package = spec.module.partition(".")[0]
-    return SeamRow(spec.name, "skipped", f"{package} is not here to be read", spec.qualname, ", ".join(spec.features))
-
-
 @lru_cache(maxsize=2048)
-def _row(spec: SeamSpec, text: bytes | None) -> SeamRow:
+def _row(spec: SeamSpec, text: bytes | None, here: bool) -> SeamRow:
     """Remembered within a sweep: most modules are the same from one release to the next."""
+
+    def row(status: str, found: str, features: Iterable[str] = spec.features) -> SeamRow:
+        return SeamRow(spec.name, status, found, spec.expected, ", ".join(features))
+
+    if not here:
+        return row("skipped", f"{spec.module.partition('.')[0]} is not here to be read")
     tree = _parsed(spec.module, text)
     troubles = check_spec(spec, tree)
     if not troubles:
-        return SeamRow(spec.name, "ok", spec.expected, spec.expected, ", ".join(spec.features))
-    missing = isinstance(tree, str) or syntax.find(tree, spec.qualname) is None
-    if spec.optional and missing:
-        return SeamRow(spec.name, "absent", troubles[0][0], spec.expected, ", ".join(spec.features))
-    found = "; ".join(found for found, _features in troubles)
+        return row("ok", spec.expected)
+    if spec.optional and (isinstance(tree, str) or syntax.find(tree, spec.qualname) is None):
+        return row("absent", troubles[0][0])
     lost = dict.fromkeys(feature for _found, features in troubles for feature in features)
-    return SeamRow(spec.name, "broken", found, spec.expected, ", ".join(lost))
+    return row("broken", "; ".join(found for found, _features in troubles), lost)
 
 
 @lru_cache(maxsize=4)
@@ -186,7 +173,6 @@ def _key(texts: Mapping[str, bytes | None], version: str | None) -> str:
 def _contract_digest() -> str:
     """Our own side of the comparison: the text of this room's modules."""
     digest = hashlib.blake2b(digest_size=20)
-    for folder in sorted(upstream.__path__):
-        for path in sorted(Path(folder).glob("*.py")) + sorted(Path(folder, "contract").glob("*.py")):
-            digest.update(path.read_bytes())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()

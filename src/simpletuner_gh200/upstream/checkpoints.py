@@ -8,7 +8,6 @@ its header whether all of it is there. Nothing is loaded, moved or deleted here.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import zipfile
@@ -18,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from packaging.version import InvalidVersion, Version
 
 from simpletuner_gh200.config.files import find_package
+from simpletuner_gh200.upstream.source import installed_version
 
 GUARD = ".guard"
 MANIFEST = "checkpoint_manifest.json"
@@ -39,12 +39,9 @@ _NO_WEIGHTS = re.compile(r"(optimizer|scheduler|sampler|scaler|dl_state_dict|ran
 
 def checkpoints(output: Path) -> list[Path]:
     """Of an output folder, oldest first, as SimpleTuner orders them."""
-    found = [(int(name.group(1)), path) for path in _folders(output) if (name := _NAME.fullmatch(path.name))]
+    folders = [path for path in output.iterdir() if path.is_dir()] if output.is_dir() else []
+    found = [(int(name.group(1)), path) for path in folders if (name := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
-
-
-def _folders(output: Path) -> list[Path]:
-    return [path for path in output.iterdir() if path.is_dir()] if output.is_dir() else []
 
 
 def newest_whole(output: Path) -> Path | None:
@@ -54,13 +51,15 @@ def newest_whole(output: Path) -> Path | None:
 def flaw(checkpoint: Path, release: str | None = None) -> str | None:
     """What is missing from a checkpoint that ``release`` wrote, the installed one if not said; None for a whole one."""
     try:
-        sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
+        next(checkpoint.iterdir(), None)  # raises where it can't be listed; rglob would find nothing there
+        files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+        sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in files}
         writer = release or _writer(checkpoint)
         guards = writer is not None and guarded(writer)
-        missing = missing_from(
-            sizes, guards=guards, listed=_listed(checkpoint), places_inside=_places_inside(checkpoint)
-        )
-        return missing or next((broken for name in sorted(sizes) if (broken := _flaw_of_file(checkpoint, name))), None)
+        state = checkpoint / STATE
+        inside = STATE in sizes and b'"current_epoch"' in state.read_bytes()
+        missing = missing_from(sizes, guards=guards, listed=_listed(checkpoint), places_inside=inside)
+        return missing or next((broken for name in sizes if (broken := _flaw_of_file(checkpoint, name))), None)
     except OSError as unreadable:
         return f"it can't be read: {unreadable}"
 
@@ -117,11 +116,6 @@ def _is_weights(name: str) -> bool:
     return path.suffix in _WEIGHTS and "ema" not in path.parts[:-1] and not _NO_WEIGHTS.match(name)
 
 
-def _files(checkpoint: Path) -> list[Path]:
-    next(checkpoint.iterdir(), None)  # raises where it can't be listed; rglob would find nothing there
-    return [path for path in checkpoint.rglob("*") if path.is_file()]
-
-
 def _writer(checkpoint: Path) -> str | None:
     """The release installed, if it can have written it: what is older than the installation was left by another one.
 
@@ -130,10 +124,7 @@ def _writer(checkpoint: Path) -> str | None:
     package = find_package("simpletuner")
     if package is None or checkpoint.stat().st_mtime < package.stat().st_mtime or _follows_unguarded(checkpoint):
         return None
-    try:
-        return importlib.metadata.version("simpletuner")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return installed_version("simpletuner")
 
 
 def _follows_unguarded(checkpoint: Path) -> bool:
@@ -151,16 +142,10 @@ def _listed(checkpoint: Path) -> list[str] | None:
     return [str(name) for name in files if name != OURS] if isinstance(files, list) else None
 
 
-def _places_inside(checkpoint: Path) -> bool:
-    state = checkpoint / STATE
-    return state.is_file() and b'"current_epoch"' in state.read_bytes()
-
-
 def _flaw_of_file(checkpoint: Path, name: str) -> str | None:
     path = checkpoint / name
-    look = _LOOKS.get(path.suffix)
     try:
-        broken = look(path) if look is not None else None
+        broken = _LOOKS[path.suffix](path) if path.suffix in _LOOKS else None
     except OSError as unreadable:
         broken = str(unreadable)
     return f"{name} is not whole: {broken}" if broken is not None else None

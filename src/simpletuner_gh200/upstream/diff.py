@@ -12,7 +12,7 @@ from typing import Any
 
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream import syntax
-from simpletuner_gh200.upstream.check import Verdict, check
+from simpletuner_gh200.upstream.check import check
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
 
@@ -50,13 +50,12 @@ def compare(old: JoinedSource, new: JoinedSource) -> dict[str, Any]:
         "seams": seams,
         "untouched": [name for name in specs if name not in changed],
         "features": {name: str(status) for name, status in after.features.items()},
-        "features_changed": _features_changed(before, after),
+        "features_changed": {
+            name: [str(before.features[name]), str(now)]
+            for name, now in after.features.items()
+            if now != before.features[name]
+        },
     }
-
-
-def _features_changed(before: Verdict, after: Verdict) -> dict[str, list[str]]:
-    pairs = {name: (before.features[name], status) for name, status in after.features.items()}
-    return {name: [str(was), str(now)] for name, (was, now) in pairs.items() if was != now}
 
 
 def _around(

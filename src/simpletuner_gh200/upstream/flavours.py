@@ -9,27 +9,16 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.upstream import syntax
+from simpletuner_gh200.upstream.option_table import ModelFamily
 
 _REGISTERED = re.compile(r"^ModelRegistry\.register\(\s*[\"']([^\"']+)[\"']\s*,\s*(\w+)", re.MULTILINE)
 _LISTED = "model_metadata.json"
 """From 4.0: families by name, beside those that register themselves."""
-
-
-@dataclass(frozen=True)
-class Flavours:
-    """Of one family: name -> repository, and which one is taken where none is named."""
-
-    repositories: Mapping[str, str] = field(default_factory=dict)
-    default: str | None = None
-
-    def repository(self, flavour: str | None) -> str | None:
-        return self.repositories.get(flavour or self.default or "")
 
 
 def families() -> frozenset[str]:
@@ -38,20 +27,17 @@ def families() -> frozenset[str]:
 
 
 @lru_cache(maxsize=8)
-def flavours_of(family: str) -> Flavours:
+def flavours_of(family: str) -> ModelFamily:
     """Nothing known of a family that isn't there, or keeps its flavours in a way that we do not read."""
-    place = _classes().get(family.lower())
-    if place is None:
-        return Flavours()
-    file, name = place
     try:
+        file, name = _classes()[family.lower()]
         module = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError):
-        return Flavours()
+    except (KeyError, OSError, SyntaxError):
+        return ModelFamily({})
     paths = syntax.string_keys(syntax.value_of(syntax.find(module, f"{name}.HUGGINGFACE_PATHS")))
     found = {flavour: text for flavour, value in paths.items() if (text := _text(module, value)) is not None}
     default = syntax.value_of(syntax.find(module, f"{name}.DEFAULT_MODEL_FLAVOUR"))
-    return Flavours(found, _text(module, default))
+    return ModelFamily(found, _text(module, default))
 
 
 def _text(module: ast.Module, value: ast.expr | None) -> str | None:

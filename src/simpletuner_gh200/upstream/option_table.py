@@ -78,6 +78,10 @@ class ModelFamily:
     """Classes that are not to be split, as its model tells."""
     media: Media = "image"
 
+    def repository(self, flavour: str | None) -> str | None:
+        """The weights that a configuration means which names this flavour, or none."""
+        return self.flavours.get(flavour or self.default or "")
+
 
 @dataclass(frozen=True)
 class OptionTable:

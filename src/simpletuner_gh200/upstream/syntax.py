@@ -15,7 +15,7 @@ def find(module: ast.Module, qualname: str) -> ast.AST | None:
     for step in qualname.split("."):
         if not isinstance(here, ast.Module | ast.ClassDef):
             return None
-        found = [node for name, node in _definitions(here.body) if name == step]
+        found = [node for name, node in _definitions(here) if name == step]
         if not found:
             return None
         here = found[-1]
@@ -70,11 +70,7 @@ def mentions(scope: ast.AST, name: str) -> list[ast.AST]:
 
 def assignments(scope: ast.AST, name: str) -> list[ast.AST]:
     """Statements in ``scope`` that bind the dotted ``name``."""
-    found: list[ast.AST] = []
-    for node in nodes(scope):
-        if any(dotted(target) == name for target in _targets(node)):
-            found.append(node)
-    return found
+    return [node for node in nodes(scope) if any(dotted(target) == name for target in _targets(node))]
 
 
 def parents(scope: ast.AST) -> dict[ast.AST, ast.AST]:
@@ -111,24 +107,14 @@ def _unpacked(target: ast.AST) -> Iterator[ast.AST]:
         yield target
 
 
-def _definitions(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
-    for node in body:
+def _definitions(block: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(block):
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name, node
             case ast.Assign() | ast.AnnAssign():
                 yield from ((target.id, node) for target in _targets(node) if isinstance(target, ast.Name))
-            case ast.If() | ast.Try() | ast.With():
-                yield from _definitions(_nested(node))
+            case ast.If() | ast.Try() | ast.ExceptHandler() | ast.With():
+                yield from _definitions(node)
             case _:
                 continue
-
-
-def _nested(node: ast.If | ast.Try | ast.With) -> Iterator[ast.stmt]:
-    yield from node.body
-    if isinstance(node, ast.Try):
-        for handler in node.handlers:
-            yield from handler.body
-        yield from node.finalbody
-    if isinstance(node, ast.If | ast.Try):
-        yield from node.orelse
