@@ -103,7 +103,7 @@ class SlabMaker:
         return slab
 
     def _bind(self, region: Region) -> str:
-        return numa.bind(region.address, region.size, near=self._near, device_node=self.caps.device_node).reason
+        return numa.bind(region.address, region.size, near=self._near, device_node=self.caps.device_node)
 
     def _register(self, slab: Slab) -> SlabChoice:
         if self.choice.kind != "registered":

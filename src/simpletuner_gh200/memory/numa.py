@@ -42,15 +42,6 @@ class Node:
     free: int
 
 
-@dataclass(frozen=True)
-class Binding:
-    """What became of a request to bind, for the record."""
-
-    nodes: tuple[int, ...]
-    bound: bool
-    reason: str
-
-
 def choose_nodes(nodes: Sequence[Node], *, near: int | None, device_node: int | None, size: int) -> tuple[int, ...]:
     """The node next to the GPU if the slab fits there, else every CPU node; the device's own node never."""
     cpu = [node for node in nodes if node.has_cpus and node.index != device_node]
@@ -78,39 +69,29 @@ def _free_bytes(meminfo: Path) -> int:
     return kib * 1024
 
 
-def bind(address: int, size: int, *, near: int | None = None, device_node: int | None = None) -> Binding:
-    """Bind fresh, untouched memory to the CPU nodes near a device. Says why where there is nothing to bind."""
+def bind(address: int, size: int, *, near: int | None = None, device_node: int | None = None) -> str:
+    """Bind fresh, untouched memory to the CPU nodes near a device; what became of it, for the record."""
     nodes = read_nodes()
     chosen = choose_nodes(nodes, near=near, device_node=device_node, size=size)
     if len(nodes) < 2:
-        return Binding(chosen, False, "this machine has one memory node: nothing to choose")
+        return "this machine has one memory node: nothing to choose"
     if not chosen:
-        return Binding((), False, "no memory node with CPUs was found")
-    binding = bind_to(address, size, chosen)
-    if not binding.bound:
-        _warn_once(binding)
-    return binding
+        return "no memory node with CPUs was found"
+    refused = _mbind(address, size, _MPOL_BIND, *_mask(chosen))
+    return f"bound to {_listed(chosen)}" if refused is None else _warned_once(f"mbind refused: {refused}")
 
 
 _warned: set[str] = set()
 
 
-def _warn_once(binding: Binding) -> None:
-    if binding.reason not in _warned:
-        _warned.add(binding.reason)
-        logger.warning("gh200: memory may land on any node, HBM included: %s; %s (said once)", binding.reason, ALLOW)
+def _warned_once(reason: str) -> str:
+    if reason not in _warned:
+        _warned.add(reason)
+        logger.warning("gh200: memory may land on any node, HBM included: %s; %s (said once)", reason, ALLOW)
+    return reason
 
 
-def bind_to(address: int, size: int, nodes: Sequence[int]) -> Binding:
-    mask, bits = _mask(nodes)
-    arguments = (ctypes.c_void_p(address), ctypes.c_ulong(size), ctypes.c_int(_MPOL_BIND), mask, bits)
-    refused = _call("mbind", *arguments, ctypes.c_uint(0))
-    if refused is not None:
-        return Binding(tuple(nodes), False, f"mbind refused: {refused}")
-    return Binding(tuple(nodes), True, f"bound to {_listed(nodes)}")
-
-
-def stay_on_cpu_nodes(root: Path = _SYS) -> Binding | None:
+def stay_on_cpu_nodes(root: Path = _SYS) -> str | None:
     """Bind what this thread, and those it starts, will allocate; None where there is nothing to keep it off.
 
     Page cache and pinned memory follow the policy of whoever causes them. A policy that is there already (numactl) is
@@ -121,15 +102,13 @@ def stay_on_cpu_nodes(root: Path = _SYS) -> Binding | None:
     if not cpu or len(cpu) == len(nodes):
         return None
     policy = ctypes.c_int(_MPOL_DEFAULT)
-    refused = _call("get_mempolicy", ctypes.byref(policy), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
+    refused = _read_policy(policy)
     if refused is None and policy.value != _MPOL_DEFAULT:
-        return Binding((), False, "a memory policy is set already (numactl?) and stays")
+        return "a memory policy is set already (numactl?) and stays"
     refused = refused or _call("set_mempolicy", ctypes.c_int(_MPOL_BIND), *_mask(cpu))
     if refused is not None:
-        binding = Binding(tuple(cpu), False, f"set_mempolicy refused: {refused}")
-        _warn_once(binding)
-        return binding
-    return Binding(tuple(cpu), True, f"memory of this process stays on {_listed(cpu)}")
+        return _warned_once(f"set_mempolicy refused: {refused}")
+    return f"memory of this process stays on {_listed(cpu)}"
 
 
 def refused_calls() -> dict[Call, str]:
@@ -137,22 +116,27 @@ def refused_calls() -> dict[Call, str]:
     page = mmap.mmap(-1, mmap.PAGESIZE)
     page[0] = 1
     place = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    spot, status = (ctypes.c_void_p * 1)(place), (ctypes.c_int * 1)()
-    policy = ctypes.c_int()
-    answers = {
-        "get_mempolicy": _call("get_mempolicy", ctypes.byref(policy), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0)),
-        "mbind": _call(
-            "mbind",
-            ctypes.c_void_p(place),
-            ctypes.c_ulong(mmap.PAGESIZE),
-            ctypes.c_int(_MPOL_DEFAULT),
-            None,
-            ctypes.c_ulong(0),
-            ctypes.c_uint(0),
-        ),
-        "move_pages": _call("move_pages", ctypes.c_int(0), ctypes.c_ulong(1), spot, None, status, ctypes.c_int(0)),
+    answers: dict[Call, str | None] = {
+        "get_mempolicy": _read_policy(ctypes.c_int()),
+        "mbind": _mbind(place, mmap.PAGESIZE, _MPOL_DEFAULT, None, ctypes.c_ulong(0)),
+        "move_pages": _places(place, [0], (ctypes.c_int * 1)()),
     }
-    return {call: answer for call, answer in answers.items() if answer is not None}  # type: ignore[misc]
+    return {call: answer for call, answer in answers.items() if answer is not None}
+
+
+def _read_policy(found: ctypes.c_int) -> str | None:
+    return _call("get_mempolicy", ctypes.byref(found), None, ctypes.c_ulong(0), None, ctypes.c_ulong(0))
+
+
+def _mbind(address: int, size: int, policy: int, mask: Any, bits: ctypes.c_ulong) -> str | None:
+    span = ctypes.c_void_p(address), ctypes.c_ulong(size)
+    return _call("mbind", *span, ctypes.c_int(policy), mask, bits, ctypes.c_uint(0))
+
+
+def _places(address: int, offsets: Sequence[int], nodes: Any) -> str | None:
+    """Fill in the node of each page. Without target nodes the call moves nothing and reports where pages are."""
+    pages = (ctypes.c_void_p * len(offsets))(*(address + offset for offset in offsets))
+    return _call("move_pages", ctypes.c_int(0), ctypes.c_ulong(len(offsets)), pages, None, nodes, ctypes.c_int(0))
 
 
 def _mask(nodes: Sequence[int]) -> tuple[Any, ctypes.c_ulong]:
@@ -182,12 +166,9 @@ def nodes_of_pages(address: int, size: int, page: int) -> Counter[int]:
     count = size // page
     if count == 0:
         return Counter()
-    picked = range(0, count, -(-count // _MOST_SAMPLES))
-    places = (ctypes.c_void_p * len(picked))(*(address + index * page for index in picked))
+    picked = range(0, count * page, -(-count // _MOST_SAMPLES) * page)
     status = (ctypes.c_int * len(picked))()
-    # Without target nodes it moves nothing and reports where pages are.
-    arguments = (ctypes.c_int(0), ctypes.c_ulong(len(picked)), places, None, status, ctypes.c_int(0))
-    if _call("move_pages", *arguments) is not None:
+    if _places(address, picked, status) is not None:
         return Counter()
     return Counter(node for node in status if node >= 0)
 

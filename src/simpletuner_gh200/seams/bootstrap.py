@@ -21,7 +21,7 @@ import wrapt
 from simpletuner_gh200.config import allocator
 from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.errors import OwnershipError
-from simpletuner_gh200.memory.numa import Binding, stay_on_cpu_nodes
+from simpletuner_gh200.memory.numa import stay_on_cpu_nodes
 from simpletuner_gh200.seams.patch import raise_together
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
@@ -40,7 +40,8 @@ def activate(launch: Launch | None = None) -> Runtime:
         allocator.activate(os.environ)
         keep_log_printable()
         # Before torch allocates and files are read: what is there stays where it is.
-        _note(stay_on_cpu_nodes())
+        if (policy := stay_on_cpu_nodes()) is not None:
+            logger.info("gh200: %s", policy)
         _active = Runtime(launch or plain_launch(sys.argv))
         # Plain SimpleTuner processes have no other end; where launch closes it, this finds it closed.
         _close_at_exit(_active)
@@ -82,11 +83,6 @@ def _close_at_exit(runtime: Runtime) -> None:
     early = getattr(threading, "_register_atexit", None)
     if early is not None:
         early(lambda: None if runtime.outcome.status == "training" else runtime.close())
-
-
-def _note(binding: Binding | None) -> None:
-    if binding is not None:
-        logger.info("gh200: %s", binding.reason)
 
 
 def active() -> Runtime | None:

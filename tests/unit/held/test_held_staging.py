@@ -23,7 +23,7 @@ from simpletuner_gh200.held.listing import BATCH_BYTES
 from simpletuner_gh200.held.staging import StagingRequest, look_over, stage
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.mapping import CONTENT_SEALS
-from simpletuner_gh200.memory.numa import Binding, Node
+from simpletuner_gh200.memory.numa import Node
 from simpletuner_gh200.units import GIB, MIB
 from tests.unit.held.held_samples import fill, image, open_memfds, roomy, staged, staged_alone
 from tests.unit.nobody import as_nobody
@@ -515,10 +515,10 @@ def test_beside_a_node_without_cpus_the_memory_is_bound(tmp_path: Path, monkeypa
     bound: list[int] = []
     monkeypatch.setattr(staging, "read_nodes", lambda: (Node(0, True, 1 << 40), Node(1, False, 1 << 40)))
 
-    def bind(address: int, size: int) -> Binding:
+    def bind(address: int, size: int) -> str:
         assert f"{address:x}-" in Path("/proc/self/maps").read_text(), "the kernel is asked about memory that is mapped"
         bound.append(size)
-        return Binding((0,), True, "bound")
+        return "bound"
 
     monkeypatch.setattr(staging, "bind", bind)
     fill(tmp_path, {"a.txt": b"1"})

@@ -81,8 +81,7 @@ def test_nodes_near_the_gpu_first_and_never_hbm() -> None:
 def test_binding_on_this_machine_binds_or_says_why() -> None:
     slab = Slab.anonymous(1 << 20)
     binding = bind(slab.address, slab.size, near=0)
-    assert binding.bound or "one memory node" in binding.reason
-    assert all(node.has_cpus for node in read_nodes() if node.index in binding.nodes)
+    assert "bound to CPU node" in binding or "one memory node" in binding
     slab.array[:] = 1
     assert int(slab.array[-1]) == 1
 
