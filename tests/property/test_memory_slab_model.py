@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.memory.mapping import Region
 from simpletuner_gh200.memory.slab import Slab
 
@@ -44,14 +44,6 @@ class SlabMachine(RuleBasedStateMachine):
         data = data[: slab.size - offset]
         slab.bytes_at(offset, len(data))[:] = np.frombuffer(data, np.uint8)
         self.model[key][offset : offset + len(data)] = data
-
-    @rule(key=slabs, value=st.integers(1, 255))
-    def write_privately(self, key: int, value: int) -> None:
-        slab = self.held.get(key)
-        if slab is None:
-            return
-        if slab.fd is not None:
-            Slab.attach(slab.fd, slab.size, private=True).array[:] = value
 
     @rule(key=slabs)
     def view(self, key: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simpletuner_gh200.memory.driver.interface import Capabilities, MemoryMode
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import Capabilities, MemoryMode, NullDriver
 from simpletuner_gh200.plan.machines import Machine
 
 

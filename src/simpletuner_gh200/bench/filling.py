@@ -19,8 +19,7 @@ from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.tensor_files import FileTaker, Shapes
-from simpletuner_gh200.memory.background import BackgroundJob
-from simpletuner_gh200.memory.pace import Effort, Pace
+from simpletuner_gh200.memory.background import BackgroundJob, Effort, Pace
 
 KINDS = {"gzip_20KB": (10 * 1024, True), "zip_128KB": (64 * 1024, False), "zip_512KB": (256 * 1024, False)}
 """Of bfloat16 tensors: numbers in each, and whether the file is gzipped."""

@@ -23,11 +23,10 @@ from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.segment import Segment, key_of, keys_of
 from simpletuner_gh200.held.shelf import Board, Shelf
 from simpletuner_gh200.memory.allocate import SlabMaker
-from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.background import AT_ONCE, BackgroundJob, BackgroundPace, Effort, Pace
 from simpletuner_gh200.memory.ceilings import caches_allowance, divide
 from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import host_memory
-from simpletuner_gh200.memory.pace import AT_ONCE, BackgroundPace, Effort, Pace
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.telemetry.progress import progress
 from simpletuner_gh200.units import counted, format_bytes, format_seconds

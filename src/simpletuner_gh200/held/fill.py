@@ -38,8 +38,8 @@ from simpletuner_gh200.held.segment import (
 )
 from simpletuner_gh200.held.tensor_files import MOST_FILES, MOST_SHAPES, FileTaker, Shapes
 from simpletuner_gh200.memory.allocate import SlabMaker
+from simpletuner_gh200.memory.background import AT_ONCE, Pace
 from simpletuner_gh200.memory.mapping import MAP_NOW, advise_pages, create_memfd
-from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.memory.regular_files import open_regular
 from simpletuner_gh200.telemetry.progress import Progress
 from simpletuner_gh200.units import GIB, MIB, format_bytes

@@ -23,12 +23,12 @@ from simpletuner_gh200.held.listing import BATCH_BYTES, FileBatch, Listing, list
 from simpletuner_gh200.held.segment import ALIGNMENT, HEADER_SIZE, PLAIN, SegmentFull, SegmentWriter
 from simpletuner_gh200.held.stager import BatchStager, StagingPlan
 from simpletuner_gh200.held.staging_report import Damage, StagingReport
+from simpletuner_gh200.memory.background import AT_ONCE, Pace
 from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
 from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.memory.mapping import create_memfd, map_file
 from simpletuner_gh200.memory.numa import bind, read_nodes
-from simpletuner_gh200.memory.pace import AT_ONCE, Pace
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.progress import Progress, progress
 from simpletuner_gh200.units import MIB, format_bytes

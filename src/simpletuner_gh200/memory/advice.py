@@ -6,38 +6,82 @@ the GPU" succeeds and lands on the CPU. So it counts only where the kernel, aske
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Literal
 
 from simpletuner_gh200.errors import DriverError
-from simpletuner_gh200.memory.driver.interface import HOST, Capabilities, Driver, PointerKind, Span, device
+from simpletuner_gh200.memory.driver.interface import HOST, Capabilities, Driver, Span, device
 from simpletuner_gh200.memory.numa import nodes_of_pages
 
 Side = Literal["cpu", "gpu"]
 
 
-@dataclass(frozen=True)
-class Advised:
-    """``bool(outcome)`` is True only when something confirms it; ``reason`` says what, or why nothing does."""
+class HintResult(int):
+    """1 or 0, so that it equals True or False: something confirms it, or nothing does; ``reason`` says what, or why."""
 
-    confirmed: bool
     reason: str
-    size: int = 0
-    """Bytes of the whole pages it covers."""
 
-    def __bool__(self) -> bool:
-        return self.confirmed
+    def __new__(cls, confirmed: bool, reason: str) -> HintResult:
+        made = super().__new__(cls, confirmed)
+        made.reason = reason
+        return made
+
+    def __repr__(self) -> str:
+        return f"HintResult({bool(self)}, {self.reason!r})"
 
 
-def whole_pages(span: Span, page: int) -> Span:
+def prefer(driver: Driver, caps: Capabilities, span: Span, side: Side) -> HintResult:
+    """Prefer Grace (``cpu``, mapped for the GPU) or HBM (``gpu``) for the whole pages of ``span``."""
+    here = device(caps.ordinal)
+    places = (HOST, here) if side == "cpu" else (here,)
+    return _advise(driver, caps, span, side, lambda pages: driver.prefer(pages, *places), shows=side == "cpu")
+
+
+def prefetch(driver: Driver, caps: Capabilities, span: Span, stream: int) -> HintResult:
+    """Move the whole pages of ``span`` to HBM, behind what is queued on ``stream``."""
+    return _advise(driver, caps, span, "gpu", lambda pages: driver.prefetch(pages, device(caps.ordinal), stream))
+
+
+def _advise(
+    driver: Driver, caps: Capabilities, span: Span, side: Side, act: Callable[[Span], None], *, shows: bool = True
+) -> HintResult:
+    """``shows``: the kernel can tell whether it came about. HBM is a node where system memory can be in it."""
+    pages = _whole_pages(span, caps.page_size)
+    try:
+        why = _nothing_to_advise(driver, caps, pages, side)
+        if why is not None:
+            return HintResult(False, why)
+        act(pages)
+    except DriverError as failed:
+        return HintResult(False, f"the driver refused: {failed.message}")
+    if not shows:
+        unseen = "the driver accepted it but can't be asked about system memory; a prefetch can be checked"
+        return HintResult(False, unseen)
+    found = nodes_of_pages(*pages, caps.page_size)
+    if not found:
+        return HintResult(False, "the driver accepted it, but the kernel has no pages there yet or doesn't tell")
+    where = "device memory" if side == "gpu" else "host memory"
+    if all((node == caps.device_node) == (side == "gpu") for node in found):
+        unseen = "" if side == "gpu" else "; whether a preference is in force can't be asked for system memory"
+        return HintResult(True, f"resident in {where}, as the kernel tells{unseen}")
+    nodes = ", ".join(f"node {node}" for node in sorted(found))
+    return HintResult(False, f"the driver accepted it but the kernel has its pages on {nodes}, not in {where}")
+
+
+def _whole_pages(span: Span, page: int) -> Span:
     """The pages that lie entirely inside ``span``, so that neighbours are never advised along."""
     address, size = span
     first = -(-address // page) * page
     return first, max(0, (address + size) // page * page - first)
 
 
-def refusal(kind: PointerKind, caps: Capabilities, *, to_device: bool = False) -> str | None:
-    """Why memory of this kind can't be advised (towards the device) here; None where it can."""
+def _nothing_to_advise(driver: Driver, caps: Capabilities, pages: Span, side: Side) -> str | None:
+    """Why these pages can't be advised towards that side; None where they can."""
+    if caps.mode == "none":
+        return f"there is no CUDA device: {caps.absence}"
+    if pages[1] == 0:
+        return f"it covers no whole page of {caps.page_size} bytes"
+    kind = driver.pointer_kind(pages[0])
     if kind == "device":
         return (
             "it is ordinary device memory of PyTorch's caching allocator, which takes no advice, so it stays where it "
@@ -51,56 +95,6 @@ def refusal(kind: PointerKind, caps: Capabilities, *, to_device: bool = False) -
         return "it is system memory, and this device doesn't use the host's page tables"
     if caps.integrated:
         return "it is system memory, and CPU and GPU share one physical pool here: there is nowhere else to be"
-    if to_device and caps.mode == "cdmm":
+    if side == "gpu" and caps.mode == "cdmm":
         return "it is system memory, and in this memory mode (CDMM) the driver keeps that on the CPU"
     return None
-
-
-def prefer(driver: Driver, caps: Capabilities, span: Span, side: Side) -> Advised:
-    """Prefer Grace (``cpu``, mapped for the GPU) or HBM (``gpu``) for the whole pages of ``span``."""
-    pages = whole_pages(span, caps.page_size)
-    here = device(caps.ordinal)
-    try:
-        why = _nothing_to_advise(driver, caps, pages, side)
-        if why is not None:
-            return Advised(False, why)
-        driver.prefer(pages, *((HOST, here) if side == "cpu" else (here,)))
-    except DriverError as failed:
-        return Advised(False, f"the driver refused: {failed.message}")
-    if side == "cpu":
-        return _as_the_kernel_tells(caps, pages, side)
-    return Advised(False, "the driver accepted it but can't be asked about system memory; a prefetch can be checked")
-
-
-def prefetch(driver: Driver, caps: Capabilities, span: Span, side: Side, stream: int) -> Advised:
-    """Move the whole pages of ``span``, behind what is queued on ``stream``."""
-    pages = whole_pages(span, caps.page_size)
-    try:
-        why = _nothing_to_advise(driver, caps, pages, side)
-        if why is not None:
-            return Advised(False, why)
-        driver.prefetch(pages, HOST if side == "cpu" else device(caps.ordinal), stream)
-    except DriverError as failed:
-        return Advised(False, f"the driver refused: {failed.message}")
-    return _as_the_kernel_tells(caps, pages, side)
-
-
-def _nothing_to_advise(driver: Driver, caps: Capabilities, pages: Span, side: Side) -> str | None:
-    if caps.mode == "none":
-        return f"there is no CUDA device: {caps.absence}"
-    if pages[1] == 0:
-        return f"it covers no whole page of {caps.page_size} bytes"
-    return refusal(driver.pointer_kind(pages[0]), caps, to_device=side == "gpu")
-
-
-def _as_the_kernel_tells(caps: Capabilities, pages: Span, side: Side) -> Advised:
-    """HBM is a node of its own where system memory can be in it."""
-    found = nodes_of_pages(*pages, caps.page_size)
-    if not found:
-        return Advised(False, "the driver accepted it, but the kernel has no pages there yet or doesn't tell")
-    where = "device memory" if side == "gpu" else "host memory"
-    if all((node == caps.device_node) == (side == "gpu") for node in found):
-        unseen = "" if side == "gpu" else "; whether a preference is in force can't be asked for system memory"
-        return Advised(True, f"resident in {where}, as the kernel tells{unseen}", pages[1])
-    nodes = ", ".join(f"node {node}" for node in sorted(found))
-    return Advised(False, f"the driver accepted it but the kernel has its pages on {nodes}, not in {where}")

@@ -1,6 +1,8 @@
 """Making slabs: kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
 
->>> maker = SlabMaker(current(), asked="auto")
+Which kind is a pure decision from capabilities and measurements, with its reason.
+
+>>> maker = SlabMaker(current(), requested="auto")
 >>> slab = maker.make(size, label="latents", shared=True)
 >>> maker.records[-1]                                   # what was made, and why
 """
@@ -12,21 +14,41 @@ import os
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from simpletuner_gh200.errors import DriverError, MemoryRoomError
+from simpletuner_gh200.errors import DriverError, FeatureUnavailable, MemoryRoomError
 from simpletuner_gh200.memory import advice, numa
-from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.host import ROOT, last_level_cache
 from simpletuner_gh200.memory.mapping import PAGE, Region, map_file
-from simpletuner_gh200.memory.placement import Asked, SlabChoice, choose_kind
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.memory.slab import Slab, SlabKind
-from simpletuner_gh200.units import MIB
+from simpletuner_gh200.units import MIB, format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
+
+RequestedKind = Literal["auto", "registered", "managed", "host"]
+
+WORTH_SWITCHING = 1.10
+"""Plain memory must beat registered memory by this much before auto prefers it."""
+
+KEPT_RECORDS = 256
+LEAST_MEASURED = 256 * MIB
+MEASURED_TIMES = 5
+
+MANAGED = (
+    "managed slabs are not offered: the CPU also touches cached data, and pages that both sides touch in turn move "
+    "back and forth at a tenth of the link's rate"
+)
+
+
+@dataclass(frozen=True)
+class SlabChoice:
+    kind: SlabKind
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -41,9 +63,40 @@ class SlabRecord:
     advice: str
 
 
-KEPT_RECORDS = 256
-LEAST_MEASURED = 256 * MIB
-MEASURED_TIMES = 5
+def why_not_registered(caps: Capabilities) -> str | None:
+    """None where this device can register host memory."""
+    if caps.mode == "none":
+        return f"there is no CUDA device: {caps.absence}"
+    return None if caps.host_register else "the device can't register host memory"
+
+
+def choose_kind(
+    requested: RequestedKind, caps: Capabilities, *, measured: Mapping[SlabKind, float] | None = None
+) -> SlabChoice:
+    """What kind of slab to make. An explicit request is granted or refused (FeatureUnavailable); auto gets one.
+
+    ``measured`` maps kinds to copy bandwidth towards the device, bytes per second, where somebody measured.
+    """
+    refusal = why_not_registered(caps)
+    if requested == "host":
+        return SlabChoice("host", "requested")
+    if requested != "auto":
+        refusal = MANAGED if requested == "managed" else refusal
+        if refusal is None:
+            return SlabChoice("registered", "requested")
+        raise FeatureUnavailable(
+            f"cache_config.slab: {requested!r} is not possible here: {refusal}",
+            remedy="set cache_config.slab to 'auto', which says what it chooses",
+        )
+    if refusal is not None:
+        return SlabChoice("host", refusal)
+    pinned, plain = ((measured or {}).get(kind, 0.0) for kind in ("registered", "host"))
+    if pinned and plain and caps.pageable_access:
+        speeds = f"registered {format_bytes(pinned)}/s, plain {format_bytes(plain)}/s measured"
+        if plain > WORTH_SWITCHING * pinned:
+            return SlabChoice("host", f"plain memory is faster here: {speeds}")
+        return SlabChoice("registered", speeds)
+    return SlabChoice("registered", "the GPU copies from registered memory directly")
 
 
 class SlabMaker:
@@ -53,24 +106,24 @@ class SlabMaker:
         self,
         driver: Driver,
         *,
-        asked: Asked = "auto",
+        requested: RequestedKind = "auto",
         ordinal: int | None = None,
         measured: Mapping[SlabKind, float] | None = None,
         near: int | None = None,
     ) -> None:
-        """Raises FeatureUnavailable at once when the kind asked for can't be had.
+        """Raises FeatureUnavailable at once when the kind requested can't be had.
 
         ``measured`` is what ``copy_speeds`` found; by default ``auto`` measures by itself where kinds can be compared.
         ``near`` is the memory node to be on, by default the one beside the device.
         """
         self.driver = driver
         self.ordinal = ordinal = driver.home if ordinal is None else ordinal
-        self.asked = asked
+        self.requested = requested
         self.caps = driver.capabilities(ordinal)
         self._near = self.caps.host_node if near is None else near
-        if measured is None and asked == "auto":
+        if measured is None and requested == "auto":
             measured = copy_speeds(driver, ordinal)
-        self.choice = choose_kind(asked, self.caps, measured=measured)
+        self.choice = choose_kind(requested, self.caps, measured=measured)
         self.records: deque[SlabRecord] = deque(maxlen=KEPT_RECORDS)
         logger.info("gh200: slabs are %s memory: %s", self.choice.kind, self.choice.reason)
 
@@ -98,8 +151,8 @@ class SlabMaker:
             slab.close()
             raise
         slab.kind = choice.kind
-        advised = self._advise(slab).reason
-        self.records.append(SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, advised))
+        record = SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, self._advise(slab))
+        self.records.append(record)
         return slab
 
     def _bind(self, region: Region) -> str:
@@ -111,20 +164,19 @@ class SlabMaker:
         try:
             self.driver.register_host(slab.address, slab.size, self.ordinal)
         except DriverError as refused:
-            if self.asked != "auto":
+            if self.requested != "auto":
                 raise
             logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
             return SlabChoice("host", f"registering failed: {refused.message}")
         slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
         return self.choice
 
-    def _advise(self, slab: Slab) -> advice.Advised:
+    def _advise(self, slab: Slab) -> str:
         if slab.kind == "registered" and not self.caps.host_page_tables:
-            return advice.Advised(False, "pinned memory never moves: none needed")
+            return "pinned memory never moves: none needed"
         # The mapping is whole pages, whatever the slab's size: the last one is ours too.
         page = self.caps.page_size
-        outcome = advice.prefer(self.driver, self.caps, (slab.address, -(-slab.size // page) * page), "cpu")
-        return replace(outcome, size=slab.size) if outcome else outcome
+        return advice.prefer(self.driver, self.caps, (slab.address, -(-slab.size // page) * page), "cpu").reason
 
 
 def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:
@@ -162,7 +214,7 @@ def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dic
         return {}
     size = size or measured_size()
     try:
-        maker = SlabMaker(driver, asked="host", ordinal=ordinal)
+        maker = SlabMaker(driver, requested="host", ordinal=ordinal)
         with maker.make(size, label="measured", shared=True) as slab:
             slab.array[::PAGE] = 1  # a page that was never touched has no place yet
             plain = _speed(driver, ordinal, slab)

@@ -9,8 +9,6 @@ a staged dataset      its limit, or what the host can really give     the last p
 all unified caches    their limit, or 80 % of what the host can give  SimpleTuner itself can grow
 both, in one pool     what half of all memory leaves them together    the GPU, which lives in it, has the other half
 each cache            its need, small entries first                   a hit saves most where entries are small
-a copy per GPU        80 % of what is free on the GPU's own node      what is no cache stays near, too
-hot embeds in HBM     their limit, after the first step; else none    training comes first
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 model state in Grace  so many times HBM, within its rank's share      a run ends with an error, not with a kill
                       of what the host can give
@@ -111,21 +109,19 @@ def _beside_gpu(host: HostMemory) -> int:
     return max(0, host.available - int(host.total * GPU_SHARE))
 
 
-def divide(needs: Mapping[str, tuple[int, int]], allowed: int | None) -> dict[str, int | None]:
-    """Share an allowance among caches: name -> (entries, bytes) becomes name -> bytes; None where nothing limits them.
+def divide(needs: Mapping[str, tuple[int, int]], allowed: int) -> dict[str, int]:
+    """Share an allowance among caches: name -> (entries, bytes) becomes name -> bytes.
 
     A hit saves an open and an unpickle whatever its size, so caches with small entries come first.
     """
-    if allowed is None:
-        return dict.fromkeys(needs, None)
-    shares: dict[str, int | None] = {}
+    shares: dict[str, int] = {}
     left = allowed
     for name, (_entries, size) in sorted(needs.items(), key=lambda item: (item[1][1] / max(item[1][0], 1), item[0])):
         shares[name] = min(size, left)
         left -= min(size, left)
     # What is over is room to grow, the same for each.
     extra = left // max(len(needs), 1)
-    return {name: (share or 0) + extra for name, share in shares.items()}
+    return {name: share + extra for name, share in shares.items()}
 
 
 def activations_allowance(limit_gb: float | None, host: HostMemory, ranks: int) -> Allowance:
@@ -187,11 +183,6 @@ def state_allowance(
     return Allowance(share, why if ranks <= 1 else f"{why}, divided among {ranks} ranks")
 
 
-def trial_size(scale: float, device_total: int) -> int:
-    """Of the doctor's trial beyond HBM."""
-    return int(scale * device_total)
-
-
 def activations_reserve(limit_gb: float | None, device_total: int) -> int:
     """HBM that saved activations leave alone whatever is free."""
     return device_headroom(device_total) if limit_gb is None else gib_to_bytes(limit_gb)
@@ -202,11 +193,6 @@ def activations_room(free: int, total: int, needs: int, reserve: int) -> int:
     return max(min(free, total) - needs - reserve, 0)
 
 
-def managed_room(caps: Capabilities, available: int) -> int:
-    """Where managed pages can be: the host's available memory, and HBM where that is memory of its own."""
-    return available + (0 if caps.integrated else caps.device_total)
-
-
-def trial_fits(size: int, room: int) -> bool:
-    """May the doctor allocate so much of ``managed_room`` to see whether it can be had?"""
-    return size <= TRIAL_SHARE * room
+def trial_room(caps: Capabilities, available: int) -> int:
+    """What the doctor may allocate to see whether it can be had: of host memory, and of HBM where that is apart."""
+    return int(TRIAL_SHARE * (available + (0 if caps.integrated else caps.device_total)))

@@ -15,12 +15,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.environment import ACCESS_PATTERN, HINTS, flag, text
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import advice
-from simpletuner_gh200.memory.advice import Advised, Side
+from simpletuner_gh200.memory.advice import HintResult, Side
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver, Span
 from simpletuner_gh200.memory.nested import tensors_in
@@ -80,31 +81,17 @@ def gh200_uvm_enabled() -> bool:
 # -- one tensor ---------------------------------------------------------------------------------------------
 
 
-class HintResult(int):
-    """1 or 0, so that it equals True or False; ``reason`` says what happened, or why nothing did."""
-
-    reason: str
-
-    def __new__(cls, applied: bool, reason: str) -> HintResult:
-        made = super().__new__(cls, applied)
-        made.reason = reason
-        return made
-
-    def __repr__(self) -> str:
-        return f"HintResult({bool(self)}, {self.reason!r})"
-
-
 _reported: set[tuple[str, str]] = set()
 
 
 def prefer_cpu_residency(tensor: torch.Tensor) -> HintResult:
     """Keep the tensor's pages in Grace memory, mapped so that the GPU reads them over the link without moving them."""
-    return _hint("prefer_cpu_residency", tensor, lambda driver, caps, span: advice.prefer(driver, caps, span, "cpu"))
+    return _hint("prefer_cpu_residency", tensor, partial(advice.prefer, side="cpu"))
 
 
 def prefer_gpu_residency(tensor: torch.Tensor) -> HintResult:
     """Keep the tensor's pages in HBM once they are there. Moves nothing: see ``prefetch_to_device``."""
-    return _hint("prefer_gpu_residency", tensor, lambda driver, caps, span: advice.prefer(driver, caps, span, "gpu"))
+    return _hint("prefer_gpu_residency", tensor, partial(advice.prefer, side="gpu"))
 
 
 def prefetch_to_device(tensor: torch.Tensor, device_index: Any = None) -> HintResult:
@@ -113,15 +100,13 @@ def prefetch_to_device(tensor: torch.Tensor, device_index: Any = None) -> HintRe
     ``device_index`` is an index, a ``torch.device`` or its name; by default the tensor's own device, else this rank's.
     """
 
-    def move(driver: Driver, caps: Capabilities, span: Span) -> Advised:
-        return advice.prefetch(driver, caps, span, "gpu", _current_stream(caps.ordinal))
+    def move(driver: Driver, caps: Capabilities, span: Span) -> HintResult:
+        return advice.prefetch(driver, caps, span, _current_stream(caps.ordinal))
 
     return _hint("prefetch_to_device", tensor, move, device_index)
 
 
-def _hint(
-    name: str, tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any = None
-) -> HintResult:
+def _hint(name: str, tensor: Any, act: Callable[..., HintResult], device_index: Any = None) -> HintResult:
     result = _attempt(tensor, act, device_index)
     if not result and (name, result.reason) not in _reported:
         _reported.add((name, result.reason))
@@ -129,7 +114,7 @@ def _hint(
     return result
 
 
-def _attempt(tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], device_index: Any) -> HintResult:
+def _attempt(tensor: Any, act: Callable[..., HintResult], device_index: Any) -> HintResult:
     if not gh200_uvm_enabled():
         return HintResult(False, f"hints are off: no configuration asks for them, nor does {HINTS}")
     span = span_of(tensor)
@@ -137,10 +122,9 @@ def _attempt(tensor: Any, act: Callable[[Driver, Capabilities, Span], Advised], 
         return HintResult(False, span)
     driver = detect.current()
     try:
-        outcome = act(driver, driver.capabilities(_ordinal(tensor, device_index, driver.home)), span)
+        return act(driver, driver.capabilities(_ordinal(tensor, device_index, driver.home)), span)
     except MemoryRoomError as unknown:
         return HintResult(False, f"the device can't be asked: {unknown.message}")
-    return HintResult(outcome.confirmed, outcome.reason)
 
 
 def span_of(tensor: Any) -> Span | str:

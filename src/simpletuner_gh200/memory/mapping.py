@@ -39,9 +39,9 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
-FORGET, HUGE, MAP_NOW = 4, 14, 22
-"""Advice on pages (MADV_DONTNEED, MADV_HUGEPAGE, MADV_POPULATE_READ): throw away what was written to a private mapping;
-use huge pages, where the kernel gives them on request; map them in one call instead of fault by fault."""
+HUGE, MAP_NOW = 14, 22
+"""Advice on pages (MADV_HUGEPAGE, MADV_POPULATE_READ): use huge pages, where the kernel gives them on request; map them
+in one call instead of fault by fault."""
 
 LARGE_PAGE = 64 * 1024
 """With pages of this size a huge page is 512 MiB: nothing of ours wants one."""
@@ -96,17 +96,14 @@ def map_anonymous(size: int) -> Region:
     return _mapped(size, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
 
 
-def map_file(fd: int, size: int, *, private: bool = False) -> Region:
-    """Map a memfd: shared with everyone who maps it, read-only where it is sealed; or ``private``, where writes stay
-    with this mapping."""
+def map_file(fd: int, size: int) -> Region:
+    """Map a memfd: shared with everyone who maps it, read-only where it is sealed."""
     actual = os.fstat(fd).st_size
     if actual < size:
         raise MemoryRoomError(
             f"the shared memory behind descriptor {fd} holds {actual} bytes, {size} were to be mapped",
             remedy="attach with the size the creator used",
         )
-    if private:
-        return _mapped(size, _MAP_PRIVATE | _MAP_NORESERVE, fd)
     return _mapped(size, _MAP_SHARED, fd, readonly=bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE))
 
 

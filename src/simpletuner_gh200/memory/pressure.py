@@ -23,12 +23,6 @@ class Relief:
     give_back: Callable[[], None]
 
 
-def largest(reliefs: Iterable[Relief]) -> tuple[Relief, int]:
-    """The one that holds most by now, and how much."""
-    sized = [(relief, relief.size()) for relief in reliefs]
-    return min(sized, key=lambda one: (-one[1], one[0].name))
-
-
 class PressureValve:
     """Told of the memory that is available, takes one step after the other, with time in between to see its effect."""
 
@@ -53,7 +47,7 @@ class PressureValve:
         """Take the next step if memory is low and the last one has had its time; what went back, and how much."""
         if available >= low_mark(total) or self._settling(now) or not self._left:
             return None
-        relief, size = largest(self._left)
+        size, relief = max(((relief.size(), relief) for relief in self._left), key=lambda one: one[0])
         self._left.remove(relief)
         self._last = now
         relief.give_back()

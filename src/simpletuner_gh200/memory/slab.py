@@ -19,8 +19,8 @@ from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import mapping
 from simpletuner_gh200.memory.mapping import Region
 
-SlabKind = Literal["host", "registered", "managed"]
-"""Plain memory; host memory the GPU copies from at full speed; CUDA managed memory."""
+SlabKind = Literal["host", "registered"]
+"""Plain memory; host memory the GPU copies from at full speed."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -54,21 +54,17 @@ class Slab:
     def shared(cls, size: int, *, label: str = "slab") -> Slab:
         """Memory behind a memfd, so that every rank of the node can map the same bytes."""
         fd = mapping.create_memfd(label, size, mapping.SIZE_SEALS)
-        return cls._over(fd, size, label=label, private=False)
+        return cls._over(fd, size, label)
 
     @classmethod
-    def attach(cls, fd: int, size: int, *, label: str = "slab", private: bool = False) -> Slab:
-        """Map what another rank made. Takes its own duplicate of ``fd``; the caller keeps the one it passed.
-
-        With ``private`` writes stay with this mapping. Never register such a one with CUDA: pinning writes, so the
-        kernel would copy every page.
-        """
-        return cls._over(os.dup(fd), size, label=label, private=private)
+    def attach(cls, fd: int, size: int, *, label: str = "slab") -> Slab:
+        """Map what another rank made. Takes its own duplicate of ``fd``; the caller keeps the one it passed."""
+        return cls._over(os.dup(fd), size, label)
 
     @classmethod
-    def _over(cls, fd: int, size: int, *, label: str, private: bool) -> Slab:
+    def _over(cls, fd: int, size: int, label: str) -> Slab:
         try:
-            region = mapping.map_file(fd, size, private=private)
+            region = mapping.map_file(fd, size)
         except BaseException:
             os.close(fd)
             raise

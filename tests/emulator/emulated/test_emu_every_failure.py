@@ -43,8 +43,8 @@ def scenario() -> None:
     caps = driver.capabilities(0)
     plain = map_anonymous(65536)
     plain.array()[:] = 1
-    advice.prefetch(driver, caps, (plain.address, plain.size), "gpu", 0)
-    with SlabMaker(driver, asked="registered").make(65536, label="latents") as slab:
+    advice.prefetch(driver, caps, (plain.address, plain.size), 0)
+    with SlabMaker(driver, requested="registered").make(65536, label="latents") as slab:
         advice.prefer(driver, caps, (slab.address, slab.size), "gpu")
         target = driver.alloc_device(4096, 0)
         try:

@@ -12,7 +12,7 @@ from simpletuner_gh200.bench.prove.proof import calibrate, prove
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.selftest.run import selftest
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.emulator.emulation import Emulator

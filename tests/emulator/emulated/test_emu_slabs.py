@@ -47,7 +47,7 @@ def test_auto_registers_on_every_personality_and_says_why(
 
 def test_managed_is_refused_with_the_reason(driver: CudaDriver) -> None:
     with pytest.raises(FeatureUnavailable, match="move back and forth"):
-        SlabMaker(driver, asked="managed")
+        SlabMaker(driver, requested="managed")
 
 
 def test_auto_survives_a_refused_registration(driver: CudaDriver, emulator: Emulator) -> None:
@@ -74,7 +74,7 @@ def test_auto_survives_a_refused_registration(driver: CudaDriver, emulator: Emul
 def test_any_failing_call_leaves_a_consistent_state(
     driver: CudaDriver, emulator: Emulator, call: str, nth: int
 ) -> None:
-    maker = SlabMaker(driver, asked="registered")
+    maker = SlabMaker(driver, requested="registered")
     held = regions()
     emulator.fail(call, nth, 1)
     made: Slab | None = None
@@ -100,9 +100,8 @@ def test_any_failing_call_leaves_a_consistent_state(
 def test_advice_covers_whole_pages_inside_only(driver: CudaDriver, emulator: Emulator) -> None:
     slab, caps = Slab.anonymous(4 * PAGE), driver.capabilities(0)
     slab.array[:] = 1
-    outcome = advice.prefetch(driver, caps, (slab.address + 10, 3 * PAGE), "gpu", 0)
+    outcome = advice.prefetch(driver, caps, (slab.address + 10, 3 * PAGE), 0)
     assert outcome
-    assert outcome.size == 2 * PAGE
     assert [emulator.residency(slab.address + page * PAGE) for page in range(4)] == [-1, 0, 0, -1]
     assert "no whole page" in advice.prefer(driver, caps, (slab.address + 10, PAGE), "gpu").reason
 
@@ -118,7 +117,7 @@ def test_system_memory_follows_the_machine(personality: str, driver: CudaDriver)
     slab = Slab.anonymous(8 * PAGE)
     slab.array[:] = 1
     span = (slab.address, slab.size)
-    outcome = advice.prefetch(driver, driver.capabilities(0), span, "gpu", 0)
+    outcome = advice.prefetch(driver, driver.capabilities(0), span, 0)
     expected = {
         "gh200": "in device memory, as the kernel tells",
         "gb10": "one physical pool",
@@ -140,7 +139,7 @@ def test_what_cannot_be_read_back_is_not_claimed(driver: CudaDriver) -> None:
     resident = advice.prefer(driver, caps, span, "cpu")
     assert resident and resident.reason.startswith("resident in host memory"), "that is all the kernel can tell"
     assert "can't be asked" in resident.reason
-    assert advice.prefetch(driver, caps, span, "gpu", 0)
+    assert advice.prefetch(driver, caps, span, 0)
     late = advice.prefer(driver, caps, span, "cpu")
     assert not late
     assert "pages on node 1, not in host memory" in late.reason
@@ -151,7 +150,7 @@ def test_the_real_kernel_is_not_fooled(driver: CudaDriver) -> None:
     untouched = advice.prefer(driver, driver.capabilities(0), (slab.address, slab.size), "cpu")
     assert "no pages there yet" in untouched.reason
     slab.array[:] = 1
-    outcome = advice.prefetch(driver, driver.capabilities(0), (slab.address, slab.size), "gpu", 0)
+    outcome = advice.prefetch(driver, driver.capabilities(0), (slab.address, slab.size), 0)
     assert not outcome, "the emulated driver moved nothing real"
     assert "the kernel has its pages on node" in outcome.reason
 
@@ -164,7 +163,7 @@ def test_cached_allocator_memory_is_explained(driver: CudaDriver) -> None:
 
 
 def test_child_drops_slabs_without_touching_the_driver(driver: CudaDriver) -> None:
-    maker = SlabMaker(driver, asked="registered")
+    maker = SlabMaker(driver, requested="registered")
     slab = maker.make(1 << 20, label="latents")
     slab.array[:4] = 9
     pid = os.fork()
@@ -186,7 +185,7 @@ def test_child_drops_slabs_without_touching_the_driver(driver: CudaDriver) -> No
 def test_memory_that_cuda_keeps_stays_mapped(
     driver: CudaDriver, emulator: Emulator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slab = SlabMaker(driver, asked="registered").make(1 << 20, label="latents")
+    slab = SlabMaker(driver, requested="registered").make(1 << 20, label="latents")
     address = slab.address
     emulator.fail("cuMemHostUnregister", 1, 999)
     slab.close()

@@ -25,7 +25,7 @@ from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.selftest.bench import QUESTIONS
 from simpletuner_gh200.diagnostics.selftest.run import selftest
 from simpletuner_gh200.errors import ConfigError, UsageError
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.upstream.importing import ImportVerdict

@@ -10,7 +10,7 @@ import typer
 from simpletuner_gh200.cli.commands.selftest import selftest
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.memory.numa import Call
 from simpletuner_gh200.upstream.importing import ImportVerdict
 from tests.unit.few_options import TABLE

@@ -10,7 +10,7 @@ from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
 from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
 from simpletuner_gh200.diagnostics.selftest.run import CHECKS, SelfTest, selftest, without_paths, write_report
 from simpletuner_gh200.errors import DriverError
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 
 GROUPS = {"capability", "advice", "slab", "copy", "failure"}
 

@@ -15,9 +15,9 @@ from simpletuner_gh200.held import fill as filling
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.caches import Caches, Wanted
 from simpletuner_gh200.held.listing import cache_files
-from simpletuner_gh200.memory import background, pace
+from simpletuner_gh200.memory import background
+from simpletuner_gh200.memory.background import BackgroundPace
 from simpletuner_gh200.memory.host import HostMemory
-from simpletuner_gh200.memory.pace import BackgroundPace
 from simpletuner_gh200.memory.sharing import NodeGroup
 
 COUNT = 30
@@ -78,7 +78,7 @@ def held_up(monkeypatch):
 
     monkeypatch.setattr(BackgroundPace, "rest", waiting)
     monkeypatch.setattr(filling, "MOST_FILES", 4)
-    monkeypatch.setattr(background, "background_effort", lambda cores: pace.Effort(1, 1.0))
+    monkeypatch.setattr(background, "background_effort", lambda cores: background.Effort(1, 1.0))
     yield go_on
     go_on.set()
 

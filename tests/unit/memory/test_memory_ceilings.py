@@ -13,12 +13,10 @@ from simpletuner_gh200.memory.ceilings import (
     divide,
     end_mark,
     low_mark,
-    managed_room,
     staging_must_stop,
-    trial_fits,
-    trial_size,
+    trial_room,
 )
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.units import GIB, MIB
 
@@ -64,22 +62,14 @@ def test_a_run_ends_after_all_was_given_back_and_before_nothing_responds() -> No
 
 def test_caches_of_small_entries_come_first_and_what_is_over_is_room_for_all() -> None:
     needs = {"latents": (10, 1000), "text": (100, 500)}
-    assert divide(needs, None) == {"latents": None, "text": None}
     assert divide(needs, 700) == {"latents": 200, "text": 500}
     assert divide(needs, 1700) == {"latents": 1100, "text": 600}
     assert divide({}, 5) == {}
 
 
-def test_the_pool_is_a_multiple_of_hbm() -> None:
-    assert trial_size(5.0, 96 * GIB) == 480 * GIB
-
-
 def test_a_trial_leaves_a_tenth_of_all_memory() -> None:
-    room = managed_room(HOPPER, 4 * GIB)
-    assert room == 100 * GIB
-    assert managed_room(replace(HOPPER, integrated=True), 4 * GIB) == 4 * GIB
-    assert trial_fits(90 * GIB, room)
-    assert not trial_fits(91 * GIB, room)
+    assert trial_room(HOPPER, 4 * GIB) == 90 * GIB
+    assert trial_room(replace(HOPPER, integrated=True), 40 * GIB) == 36 * GIB
 
 
 def test_the_mark_fits_small_containers_and_large_machines() -> None:

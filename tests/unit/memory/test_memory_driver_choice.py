@@ -7,8 +7,7 @@ import pytest
 
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.interface import HOST
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import HOST, NullDriver
 
 
 def version(**values: str | None) -> ModuleType:

@@ -11,7 +11,7 @@ import torch
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.advice import Side
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.memory.hints import side_of
 from simpletuner_gh200.memory.nested import tensors_in
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.errors import FeatureUnavailable
+from simpletuner_gh200.memory.allocate import choose_kind
 from simpletuner_gh200.memory.driver.cuda import memory_mode
-from simpletuner_gh200.memory.driver.interface import Capabilities
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import Capabilities, NullDriver
 from simpletuner_gh200.memory.numa import Node, bind, choose_nodes, nodes_of_pages, read_nodes
-from simpletuner_gh200.memory.placement import choose_kind
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.units import GIB
 
@@ -40,11 +39,9 @@ def test_without_a_device_only_host_memory() -> None:
         choose_kind("registered", NOTHING)
 
 
-def test_managed_slabs_are_refused_and_never_chosen() -> None:
+def test_managed_slabs_are_refused() -> None:
     with pytest.raises(FeatureUnavailable, match="move back and forth"):
         choose_kind("managed", GRACE)
-    fast = {"managed": 9e12, "registered": 1.0, "host": 1.0}
-    assert choose_kind("auto", GRACE, measured=fast).kind == "registered"  # type: ignore[arg-type]
 
 
 def test_auto_follows_a_clear_measurement_where_plain_memory_is_reachable() -> None:

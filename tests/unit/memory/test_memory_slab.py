@@ -3,7 +3,6 @@
 import gc
 import os
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,14 +12,6 @@ from simpletuner_gh200.memory.slab import Slab
 
 def tensor(slab: Slab, offset: int, size: int) -> torch.Tensor:
     return torch.from_numpy(slab.bytes_at(offset, size))
-
-
-def test_a_tensor_on_the_slab_shows_its_bytes() -> None:
-    slab = Slab.anonymous(4096)
-    view = tensor(slab, 128, 6)
-    assert view.data_ptr() == slab.address + 128
-    slab.array[128:134] = [3, 1, 4, 1, 5, 9]
-    assert view.tolist() == [3, 1, 4, 1, 5, 9]
 
 
 def test_size_is_exact_and_ranges_outside_are_refused() -> None:
@@ -60,18 +51,6 @@ def test_attached_slab_is_the_same_memory() -> None:
     assert other.fd != slab.fd
 
 
-def test_private_view_takes_writes_for_itself() -> None:
-    slab = Slab.shared(3 * 4096)
-    slab.array[:] = 1
-    assert slab.fd is not None
-    private = Slab.attach(slab.fd, slab.size, private=True)
-    tensor(private, 4096, 4096).mul_(5)
-    assert (slab.array == 1).all()
-    assert (private.array[4096:8192] == 5).all()
-    slab.array[8192] = 3
-    assert private.array[8192] == 3, "pages that were not written still show the shared bytes"
-
-
 def test_attach_refuses_more_than_there_is() -> None:
     slab = Slab.shared(4096)
     assert slab.fd is not None
@@ -86,22 +65,3 @@ def test_nobody_can_shrink_it_under_readers() -> None:
     assert slab.fd is not None
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(slab.fd, 10)
-
-
-def test_child_after_fork_has_its_own_copy() -> None:
-    slab = Slab.anonymous(4096)
-    slab.array[0] = 1
-    pid = os.fork()
-    if pid == 0:
-        slab.array[0] = 2
-        slab.close()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert slab.array[0] == 1
-
-
-def test_array_keeps_memory_without_the_slab() -> None:
-    view = Slab.anonymous(1 << 20).array
-    gc.collect()
-    view[:] = 3
-    assert int(np.sum(view, dtype=np.int64)) == 3 << 20

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from simpletuner_gh200.memory.ceilings import state_allowance
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.pool.probe import Tried, choose, impossible
 from simpletuner_gh200.model.optimizer_table import optimizers, seconds_in_place, state_bytes, streaming_wins

@@ -13,7 +13,7 @@ from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import GH200Error, RunFailed
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.operate import launching, planned, run_lock
 from simpletuner_gh200.operate.report.page import build
 from simpletuner_gh200.plan import calibration, planning

@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.model.refusals import activations_device_refusal, activations_refusal
 from simpletuner_gh200.seams.features.activations.batch import shape_of, weights_of
 from simpletuner_gh200.seams.features.activations.feature import ActivationsFeature

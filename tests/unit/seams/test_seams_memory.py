@@ -10,7 +10,7 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.seams import bootstrap
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
@@ -86,7 +86,7 @@ def test_summary_tells_every_slab_and_why(driver: NullDriver) -> None:
     (told,) = feature.summary()["slabs"]
     assert told.keys() == {"label", "size", "kind", "reason", "binding", "advice"}
     assert (told["label"], told["size"], told["kind"]) == ("told", 4096, "host")
-    assert told["reason"] == "no CUDA device: a test"
+    assert told["reason"] == "there is no CUDA device: a test"
 
 
 def test_a_rank_keeps_its_memory_on_cpu_nodes_from_the_start(monkeypatch):

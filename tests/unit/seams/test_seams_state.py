@@ -14,8 +14,7 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
 from simpletuner_gh200.memory.ceilings import device_headroom
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.interface import Capabilities
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import Capabilities, NullDriver
 from simpletuner_gh200.memory.pool.pool import Share
 from simpletuner_gh200.model.catching import HostPool
 from simpletuner_gh200.seams.features.state.feature import StateFeature

@@ -10,9 +10,8 @@ from functools import partial
 
 from simpletuner_gh200.diagnostics.bandwidth import measure
 from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
-from simpletuner_gh200.memory.allocate import SlabMaker, copy_speeds
+from simpletuner_gh200.memory.allocate import RequestedKind, SlabMaker, choose_kind, copy_speeds, why_not_registered
 from simpletuner_gh200.memory.lane import Copier, Lane, lanes, spot_of
-from simpletuner_gh200.memory.placement import Asked, choose_kind, refusal_of
 from simpletuner_gh200.memory.slab import Bytes, Slab
 from simpletuner_gh200.units import MIB, counted
 
@@ -24,11 +23,11 @@ DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int
 # -- slabs -------------------------------------------------------------------------------------------------------
 
 
-def _kind(kind: Asked, bench: Bench) -> str:
-    if kind != "auto":
-        refusal = refusal_of(kind, bench.caps, ranks=1)
+def _kind(kind: RequestedKind, bench: Bench) -> str:
+    if kind == "registered":
+        refusal = why_not_registered(bench.caps)
         bench.need(refusal is None, refusal or "")
-    maker = SlabMaker(bench.driver, asked=kind, ordinal=bench.ordinal, measured={})
+    maker = SlabMaker(bench.driver, requested=kind, ordinal=bench.ordinal, measured={})
     with maker.make(MIB + 1, label="selftest") as slab:
         slab.array[:] = 7
         expect(slab.size == MIB + 1 and int(slab.array[-1]) == 7, "the slab is not exactly as requested")
@@ -52,11 +51,9 @@ def _measured(bench: Bench) -> str:
 def _shared(bench: Bench) -> str:
     slab = Slab.shared(MIB, label="selftest")
     assert slab.fd is not None
-    other, private = Slab.attach(slab.fd, MIB), Slab.attach(slab.fd, MIB, private=True)
-    other.array[5] = 9
-    private.array[5] = 1
-    expect(int(slab.array[5]) == 9, "the mappings don't share their bytes, or a private write got through")
-    return "one memory, two mappings, private writes kept apart"
+    Slab.attach(slab.fd, MIB).array[5] = 9
+    expect(int(slab.array[5]) == 9, "the mappings don't share their bytes")
+    return "one memory, two mappings"
 
 
 # -- copies ------------------------------------------------------------------------------------------------------
@@ -172,7 +169,7 @@ CHECKS = (
     self_check("slab.registered", "a registered slab", partial(_kind, "registered")),
     self_check("slab.host", "a plain slab", partial(_kind, "host")),
     self_check("slab.measured", "auto's choice from a measured comparison", _measured),
-    self_check("slab.shared", "ranks share bytes, private writes stay private", _shared),
+    self_check("slab.shared", "ranks share bytes", _shared),
     self_check("copy.arrives", "batches of every cached dtype arrive stacked in torch's memory", _arrives),
     self_check("copy.sources", "sources live until they are copied", _sources),
     self_check("copy.ordering", "an event orders two streams", _ordering),

@@ -14,8 +14,15 @@ from typing import Any
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.driver.bindings import Bindings
-from simpletuner_gh200.memory.driver.interface import Capabilities, Copy, Location, MemoryMode, PointerKind, Span
-from simpletuner_gh200.memory.mapping import PAGE
+from simpletuner_gh200.memory.driver.interface import (
+    Capabilities,
+    Copy,
+    Driver,
+    Location,
+    MemoryMode,
+    PointerKind,
+    Span,
+)
 
 _INVALID_VALUE = 1
 _ATTACH_GLOBAL = 1
@@ -26,8 +33,8 @@ _HOST_MEMORY = 1
 _SET_PREFERRED_LOCATION, _SET_ACCESSED_BY = 3, 5
 
 
-class CudaDriver:
-    """One per process. Raises DriverError when there is no driver or no device.
+class CudaDriver(Driver):
+    """One per process. Raises DriverError when there is no driver or no device; a forked child is refused.
 
     ``home`` is the device of this rank. A context costs hundreds of megabytes of device memory, so none is made on
     another device unless a call names it.
@@ -190,7 +197,6 @@ def probe(api: Bindings, ordinal: int) -> Capabilities:
         host_register=has("HOST_REGISTER_SUPPORTED"),
         integrated=integrated,
         device_total=int(api.call("cuDeviceTotalMem", ordinal)),
-        page_size=PAGE,
         host_node=_node(api.device_attribute("HOST_NUMA_ID", ordinal)),
         device_node=_node(api.device_attribute("NUMA_ID", ordinal)) if has("NUMA_CONFIG") else None,
         mode=memory_mode(

@@ -14,8 +14,7 @@ from types import ModuleType
 from simpletuner_gh200.config.environment import local_rank
 from simpletuner_gh200.errors import DriverError, FeatureUnavailable
 from simpletuner_gh200.memory.driver.bindings import NOT_FOUND
-from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import Driver, NullDriver
 
 _lock = threading.Lock()
 _current: Driver | None = None

@@ -1,4 +1,4 @@
-"""What the rest of the package may ask of a memory driver: a small interface, implemented by ``cuda`` and ``null``.
+"""What the rest of the package may ask of a memory driver, and the one of a machine without CUDA.
 
 Streams, events and copies beside the computation are torch's own (``memory/lane.py``); here is what torch has not.
 Addresses are plain integers. Every call either succeeds or raises ``DriverError``; none keeps a mirror of what the
@@ -8,7 +8,12 @@ driver knows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NoReturn
+
+from simpletuner_gh200.errors import DriverError
+from simpletuner_gh200.memory.mapping import PAGE
+
+NOT_SUPPORTED = 801
 
 
 @dataclass(frozen=True)
@@ -40,20 +45,20 @@ class Capabilities:
 
     ordinal: int
     name: str
-    managed: bool
-    concurrent_managed: bool
-    pageable_access: bool
-    host_page_tables: bool
-    direct_managed_from_host: bool
-    host_register: bool
-    integrated: bool
-    device_total: int
-    page_size: int
-    host_node: int | None
-    """CPU NUMA node next to the device, where the driver says."""
-    device_node: int | None
-    """NUMA node that the device's own memory is, where it is one: nothing of ours may spill into it."""
     mode: MemoryMode
+    managed: bool = False
+    concurrent_managed: bool = False
+    pageable_access: bool = False
+    host_page_tables: bool = False
+    direct_managed_from_host: bool = False
+    host_register: bool = False
+    integrated: bool = False
+    device_total: int = 0
+    page_size: int = PAGE
+    host_node: int | None = None
+    """CPU NUMA node next to the device, where the driver says."""
+    device_node: int | None = None
+    """NUMA node that the device's own memory is, where it is one: nothing of ours may spill into it."""
     driver_version: int = 0
     registered_in_place: bool = True
     """Does the device reach registered host memory at the host's own address?"""
@@ -80,41 +85,67 @@ Copy = tuple[int, int, int]
 """(destination, source, size)"""
 
 
-class Driver(Protocol):
-    """Calls are safe from any thread; a forked child is refused with ``MemoryRoomError``."""
+class Driver:
+    """Calls are safe from any thread. Whatever a driver has not, it refuses, with the reason."""
 
     name: str
-    home: int
+    home = 0
     """The device of this rank: what is meant where nobody names one."""
+    reason = "this driver can't"
 
-    def device_count(self) -> int: ...
+    def device_count(self) -> int:
+        return 0
 
-    def capabilities(self, ordinal: int) -> Capabilities: ...
+    def capabilities(self, ordinal: int) -> Capabilities:
+        return Capabilities(ordinal, "no device", "none", absence=self.reason)
 
     def memory_info(self, ordinal: int) -> tuple[int, int]:
         """(free, total) bytes of the device."""
+        return 0, 0
 
-    def alloc_managed(self, size: int, ordinal: int) -> int: ...
-
-    def alloc_device(self, size: int, ordinal: int) -> int: ...
-
-    def free(self, address: int, ordinal: int) -> None:
-        """Give back managed or device memory."""
-
-    def register_host(self, address: int, size: int, ordinal: int) -> None: ...
-
-    def unregister_host(self, address: int, ordinal: int) -> None: ...
-
-    def pointer_kind(self, address: int) -> PointerKind: ...
+    def pointer_kind(self, address: int) -> PointerKind:
+        return "unknown"
 
     def physical_location(self, address: int) -> Location | None:
         """Where memory of the virtual memory calls is; None for memory of any other kind."""
+        return None
+
+    def alloc_managed(self, size: int, ordinal: int) -> int:
+        self._refuse("alloc_managed")
+
+    def alloc_device(self, size: int, ordinal: int) -> int:
+        self._refuse("alloc_device")
+
+    def free(self, address: int, ordinal: int) -> None:
+        """Give back managed or device memory."""
+        self._refuse("free")
+
+    def register_host(self, address: int, size: int, ordinal: int) -> None:
+        self._refuse("register_host")
+
+    def unregister_host(self, address: int, ordinal: int) -> None:
+        self._refuse("unregister_host")
 
     def prefer(self, span: Span, where: Location, mapped_for: Location | None = None) -> None:
         """Advise the pages to stay there, mapped so that ``mapped_for`` reads them without moving them."""
+        self._refuse("prefer")
 
     def prefetch(self, span: Span, where: Location, stream: int) -> None:
         """Move the pages, behind what is queued on ``stream``, and wait: only the kernel tells where they are."""
+        self._refuse("prefetch")
 
     def copy_seconds(self, copy: Copy, ordinal: int) -> float:
         """How long a copy takes on a stream of its own, by the device's clock; waits for it."""
+        self._refuse("copy_seconds")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise DriverError(name, NOT_SUPPORTED, "NOT_SUPPORTED", remedy=f"not possible here: {self.reason}")
+
+
+class NullDriver(Driver):
+    """Of a machine without CUDA. ``device_count()`` is 0: nobody mistakes it for a GPU."""
+
+    name = "null"
+
+    def __init__(self, reason: str = "the null driver was chosen") -> None:
+        self.reason = reason

@@ -98,7 +98,7 @@ class ActivationsFeature(Feature):
         from simpletuner_gh200.model.activations.offload import Offloader, measure_link
 
         driver, device = detect.current(), trainer.accelerator.device
-        self._maker = maker = SlabMaker(driver, asked="auto", ordinal=device.index or 0)
+        self._maker = maker = SlabMaker(driver, requested="auto", ordinal=device.index or 0)
         ranks = local_size()
         allowed = activations_allowance(self._settings.activation_limit_gb, host_memory(), ranks)
         logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)

@@ -20,9 +20,9 @@ from simpletuner_gh200.held.bulk import inflating_library
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.caches import Caches
 from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
+from simpletuner_gh200.memory.background import waits_for_first_step
 from simpletuner_gh200.memory.driver.detect import current
 from simpletuner_gh200.memory.lane import Copier, CudaLane
-from simpletuner_gh200.memory.pace import waits_for_first_step
 from simpletuner_gh200.memory.pressure import Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -175,7 +175,7 @@ class CachesFeature(Feature):
         limit = settings.memory_limit_gb
         driver = current()
         speeds = node_speeds(group, driver, driver.home) if settings.slab == "auto" else None
-        self._slabs = maker = SlabMaker(driver, asked=settings.slab, measured=speeds)
+        self._slabs = maker = SlabMaker(driver, requested=settings.slab, measured=speeds)
         return Caches(
             [cache.wanted for cache in found],
             allowed=gib_to_bytes(limit) if limit is not None else None,

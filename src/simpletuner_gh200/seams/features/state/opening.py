@@ -11,8 +11,7 @@ from simpletuner_gh200.config.environment import ALLOCATOR, local_size, text
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.ceilings import state_allowance, state_reserve
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.interface import Capabilities
-from simpletuner_gh200.memory.driver.null import NullDriver
+from simpletuner_gh200.memory.driver.interface import Capabilities, NullDriver
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.numa import read_nodes
 from simpletuner_gh200.memory.pool.pool import GracePool

@@ -35,9 +35,8 @@ from simpletuner_gh200.held.staging import (
     stage,
 )
 from simpletuner_gh200.held.staging_report import StagingReport
-from simpletuner_gh200.memory.background import BackgroundJob
+from simpletuner_gh200.memory.background import AT_ONCE, BackgroundJob, Effort, Pace, waits_for_first_step
 from simpletuner_gh200.memory.host import HostMemory, host_memory
-from simpletuner_gh200.memory.pace import AT_ONCE, Effort, Pace, waits_for_first_step
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.store.backend import backend_class
