@@ -6,11 +6,16 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Context settings of a command that hands on what it does not know."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Configuration = Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")]
 
 PANELS = ("Before a run", "Train", "Operate", "Measure", "Upstream")
 """Of ``gh200 --help``, in the order in which a person comes to need them."""

@@ -18,8 +18,7 @@ from typer.core import TyperGroup
 
 from simpletuner_gh200 import __version__
 from simpletuner_gh200.cli.command import Command, flowing
-from simpletuner_gh200.cli.process import prepare_process
-from simpletuner_gh200.cli.terminal import say
+from simpletuner_gh200.cli.terminal import prepare_process, say
 from simpletuner_gh200.config.environment import DEBUG, text
 from simpletuner_gh200.errors import ConfigError, GH200Error, RunFailed
 from simpletuner_gh200.registry import contributions

@@ -225,10 +225,12 @@ def _oversized(training: Training, notes: list[str]) -> Iterator[Problem]:
             notes.append(f"dataset {name!r}: {room}")
 
 
-def check_installation(say: Say, *, trusting: bool = False) -> None:
+def check_installation(say: Say, *, trusting: bool = False) -> ImportVerdict:
     """SimpleTuner is here, new enough, and imports. ``trusting``: for commands that don't import it themselves."""
     check_release()
-    (trusted_import if trusting else check_import)(say).stop_unless_it_imports()
+    found = (trusted_import if trusting else check_import)(say)
+    found.stop_unless_it_imports()
+    return found
 
 
 def check_release() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.cli import main as cli
-from simpletuner_gh200.cli.process import ensure_stack
+from simpletuner_gh200.cli.terminal import ensure_stack
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.held.listing import cache_files
 from tests.unit.held.held_samples import fill, image
@@ -87,7 +87,7 @@ def test_other_errors_keep_their_traceback(monkeypatch):
 
 def test_a_locale_without_the_characters_replaces_them():
     code = (
-        "from simpletuner_gh200.cli.process import prepare_process; prepare_process(); print('\\u2581\\u2588 \\u2192')"
+        "from simpletuner_gh200.cli.terminal import prepare_process; prepare_process(); print('\\u2581\\u2588 \\u2192')"
     )
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=plain)

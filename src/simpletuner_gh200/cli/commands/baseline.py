@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.command import PASSED_ON, AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, screen, stdout_kept_for_json
 
@@ -17,10 +17,10 @@ app = typer.Typer(
 )
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=PASSED_ON)
 def capture(
     context: typer.Context,
-    steps: Annotated[int, typer.Option("--steps", min=5, help="Optimizer steps.")] = 1000,
+    steps: Annotated[int, typer.Option(min=5, help="Optimizer steps.")] = 1000,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the baseline goes.")] = Path("baseline"),
     nsys: Annotated[bool, typer.Option("--nsys", help="Also trace with NVIDIA Nsight Systems.")] = False,
     as_json: AsJson = False,
@@ -52,7 +52,7 @@ def capture(
 def compare(
     first: Annotated[Path, typer.Argument(help="The baseline: a folder of `baseline capture`, or a run.")],
     second: Annotated[Path, typer.Argument(help="What to compare with it.")],
-    tolerance: Annotated[str, typer.Option("--tolerance", help="Changes up to this share count as noise.")] = "5%",
+    tolerance: Annotated[str, typer.Option(help="Changes up to this share count as noise.")] = "5%",
     as_json: AsJson = False,
 ) -> None:
     """Say per metric whether the second is better, the same or worse, noise taken into account. Exit 1: worse.

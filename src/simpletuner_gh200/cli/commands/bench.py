@@ -16,9 +16,7 @@ def bench(
     suite: Annotated[str | None, typer.Argument(help="Which suite; without one, they are listed.")] = None,
     as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows the shape, not the speed.")] = False,
-    samples: Annotated[
-        int | None, typer.Option("--samples", min=2, help="Of suite start: images to start with.")
-    ] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="Of suite start: images to start with.")] = None,
 ) -> None:
     """Measure on this machine. Numbers are ratios to a reference that is measured in the same run.
 

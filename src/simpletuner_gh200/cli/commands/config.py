@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.command import PASSED_ON, AsJson, Command, Configuration, conclude
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen, stdout_kept_for_json, upstream_spelling
 from simpletuner_gh200.telemetry.redact import redact, redact_text
@@ -22,10 +21,10 @@ def _group() -> None:
     """Look at a training configuration."""
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings=PASSED_ON)
 def check(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
+    file: Configuration,
     show_all: Annotated[bool, typer.Option("--all", help="Settings at their defaults, too.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph
@@ -26,21 +25,13 @@ def doctor(
     as_json: AsJson = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.", show_default=False)] = REPORT,
     oversubscription_scale: Annotated[
-        float, typer.Option("--oversubscription-scale", metavar="N", min=0.1, max=16, help="Allocate N times HBM.")
+        float, typer.Option(metavar="N", min=0.1, max=16, help="Allocate N times HBM.")
     ] = 1.5,
     skip_allocation: Annotated[
-        bool,
-        typer.Option(
-            "--skip-allocation",
-            help="Allocate nothing on the device, measure nothing, believe an earlier import of these versions.",
-        ),
+        bool, typer.Option("--skip-allocation", help="Measure nothing, believe an earlier import of these versions.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Explain every check, the skipped ones too.")
-    ] = False,
-    root: Annotated[Path, typer.Option("--root", hidden=True, help="Look at the machine below this folder.")] = Path(
-        "/"
-    ),
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Explain every check.")] = False,
+    root: Annotated[Path, typer.Option(hidden=True, help="Look at the machine below this folder.")] = Path("/"),
 ) -> None:
     """Examine machine, environment and configuration: the verdict first, then what is wrong and how to fix it.
 
@@ -66,12 +57,11 @@ def doctor(
     )
     examination = examine(context)
     write_report(examination, output)
-    conclude(
-        examination.to_json(),
-        as_json,
-        lambda: _print(examination, screen(), verbose=verbose, output=output),
-        ok=examination.ok,
-    )
+
+    def show() -> None:
+        _print(examination, screen(), verbose=verbose, output=output)
+
+    conclude(examination.to_json(), as_json, show, ok=examination.ok)
 
 
 def _print(examination: Examination, console: Console, *, verbose: bool, output: Path) -> None:
@@ -83,20 +73,18 @@ def _print(examination: Examination, console: Console, *, verbose: bool, output:
             console.print()
             _wrong(console, check, result)
     console.print()
-    for check, result in examination.having("pass"):
-        paragraph(console, f"{check.what}: {result.found}", first=_first("pass", check, console), indent=" " * 10)
-        if verbose:
-            paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
-    if verbose:
-        for check, result in examination.having("skip"):
-            paragraph(console, f"{check.what}: {result.found}", first=_first("skip", check, console), indent=" " * 10)
-            paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
-    elif skipped := examination.skipped_in_words(runs_of):
+    for status in ("pass", "skip") if verbose else ("pass",):
+        for check, result in examination.having(status):
+            paragraph(console, f"{check.what}: {result.found}", first=_first(status, check, console), indent=" " * 10)
+            if verbose:
+                paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
+    skipped = examination.skipped_in_words(runs_of)
+    if skipped and not verbose:
         paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent=" " * 10)
 
 
 def _wrong(console: Console, check: Check, result: CheckResult) -> None:
-    console.print(Text(f"{_first(result.status, check, console)}{check.what}", style="bold"), soft_wrap=True)
+    paragraph(console, check.what, first=_first(result.status, check, console), indent=" " * 10, style="bold")
     for name, words, style in (("found", result.found, ""), ("fix", result.fix, "bold"), ("why", check.why, "dim")):
         if words:
             paragraph(console, words, first=f"   {name + ':':<7}", indent=" " * 10, style=style)

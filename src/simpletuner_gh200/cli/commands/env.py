@@ -14,9 +14,7 @@ from simpletuner_gh200.operate.environment import decide, shell_in_use, spell
 
 
 def env(
-    shell: Annotated[
-        str | None, typer.Option("--shell", help="bash, zsh, sh, fish, csh ... Default: the one asking.")
-    ] = None,
+    shell: Annotated[str | None, typer.Option(help="bash, zsh, sh, fish, csh ... Default: the one asking.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what to export before a run, quoted for your shell.

@@ -13,9 +13,7 @@ from simpletuner_gh200.compat import shipped
 
 
 def examples(
-    folder: Annotated[
-        Path | None, typer.Argument(help="Folder to write them to, created if needed; without one they are listed.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(help="Where they go; without one they are listed.")] = None,
     pages: Annotated[bool, typer.Option("--pages", help="The documentation too, into docs/.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
     as_json: AsJson = False,

@@ -13,38 +13,26 @@ from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Wish
-from simpletuner_gh200.operate.models import Model, choose_model
-from simpletuner_gh200.operate.preflight import check_release
+from simpletuner_gh200.operate.models import choose_model
+from simpletuner_gh200.operate.preflight import check_installation
 from simpletuner_gh200.operate.project import Project, plan_project, write
 from simpletuner_gh200.operate.slurm import SCRIPT
 from simpletuner_gh200.units import counted, format_bytes
-from simpletuner_gh200.upstream.importing import check_import
 
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder for the project, created if needed.")],
-    data: Annotated[Path, typer.Option("--data", help="Folder with images, and captions as .txt beside them.")],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="A family of SimpleTuner's; FAMILY:FLAVOUR; FAMILY=REPOSITORY; a pipeline folder."
-        ),
-    ] = "flux",
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each.")] = 1,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 1000,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples per micro-batch and rank.")] = 4,
-    resolution: Annotated[
-        int | None, typer.Option("--resolution", min=16, help="Pixels; default: the model's.")
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Train all weights instead of a LoRA; FSDP2 shards them over several GPUs.")
-    ] = False,
+    data: Annotated[Path, typer.Option(help="Folder with images, and captions as .txt beside them.")],
+    model: Annotated[str, typer.Option(help="FAMILY, FAMILY:FLAVOUR, FAMILY=REPOSITORY or a folder.")] = "flux",
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1000,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per micro-batch and rank.")] = 4,
+    resolution: Annotated[int | None, typer.Option(min=16, help="Pixels; default: the model's.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Train all weights, over several GPUs with FSDP2.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Also write a train.sbatch.")] = False,
-    container: Annotated[
-        str, typer.Option("--container", help="For --slurm: enroot (pyxis), apptainer, podman or none.")
-    ] = "none",
-    image: Annotated[str | None, typer.Option("--image", help="The container's image, with gh200 in it.")] = None,
+    container: Annotated[str, typer.Option(help="For --slurm: enroot (pyxis), apptainer, podman or none.")] = "none",
+    image: Annotated[str | None, typer.Option(help="The container's image, with gh200 in it.")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Settings that also train without a GPU.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: AsJson = False,
@@ -69,8 +57,10 @@ def init(
     """
     if not slurm and (container != "none" or image):
         raise UsageError("--container and --image are about train.sbatch", remedy="add --slurm, or leave them out")
-    check_release()
-    chosen = _chosen(model)
+    options = check_installation(say_on_a_terminal)
+    if options.table is None:
+        raise UsageError("; ".join(options.notes), remedy="see `gh200 doctor`")
+    chosen = choose_model(model, options.table.families)
     wish = Wish(
         folder, chosen, data, nodes, gpus_per_node, steps, batch, resolution, full, cpu, slurm, container, image
     )
@@ -90,14 +80,6 @@ def init(
 
     document = {**_document(project), "config": str(config), "written": [str(path) for path in written]}
     conclude(document, as_json, show)
-
-
-def _chosen(model: str) -> Model:
-    found = check_import(say_on_a_terminal)
-    found.stop_unless_it_imports()
-    if found.table is None:
-        raise UsageError("; ".join(found.notes), remedy="see `gh200 doctor`")
-    return choose_model(model, found.table.families)
 
 
 def _document(project: Project) -> dict[str, Any]:

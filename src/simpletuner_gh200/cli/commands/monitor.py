@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 def monitor(
-    run: Annotated[
-        Path | None, typer.Argument(help="Output or project folder of the run; default: the newest below here.")
-    ] = None,
-    every: Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")] = 1.0,
+    run: Annotated[Path | None, typer.Argument(help="Output or project folder; default: the newest here.")] = None,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Look once and print one JSON object.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.command import AsJson, Command, Configuration, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.draw import save
@@ -26,30 +26,15 @@ SHOWN_CHANGES = 6
 
 
 def plan(
-    config: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
+    config: Configuration,
     machine: Annotated[
-        str | None,
-        typer.Option(
-            "--machine",
-            help="gh200-96, gh200-144, gb200, gb10, h100 or this. Default: this one, or gh200-96 where it has no GPU.",
-        ),
+        str | None, typer.Option(help="gh200-96, gh200-144, gb200, gb10, h100 or this (default, where it has a GPU).")
     ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Ranks of all nodes. Default: num_processes, or 1.")
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, help="Nodes that the ranks are on. Default: num_machines of the configuration."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also draw it into this .html or .svg file.")
-    ] = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Write the advised settings into a copy, CONFIG.planned.json.")
-    ] = False,
-    trace: Annotated[
-        bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that was not traced before.")
-    ] = True,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks of all nodes. Default: num_processes, or 1.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of all ranks. Default: num_machines.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it: .html or .svg.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the advice into CONFIG.planned.json.")] = False,
+    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that is new here.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Say before a run whether it fits, per pool and phase, what bounds a step, and what to change.
@@ -69,20 +54,17 @@ def plan(
     """
     from simpletuner_gh200.config.files import locate_training_config
     from simpletuner_gh200.config.training import read_training
-    from simpletuner_gh200.operate import preflight
+    from simpletuner_gh200.operate.preflight import check_installation
     from simpletuner_gh200.plan.machines import machine as machine_named
     from simpletuner_gh200.plan.pictures import as_html, as_svg
     from simpletuner_gh200.plan.planning import make_plan, write_copy
     from simpletuner_gh200.plan.text import unknown_model
-    from simpletuner_gh200.upstream.importing import check_import
 
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .html or .svg")
     located = locate_training_config({}, explicit=str(config), env_name=None)
-    preflight.check_release()
-    simpletuner = check_import(say_on_a_terminal)
-    simpletuner.stop_unless_it_imports()
-    training = read_training(located, os.environ, options=simpletuner.table)
+    options = check_installation(say_on_a_terminal).table
+    training = read_training(located, os.environ, options=options)
     where = str(training.values.get("output_dir") or ".")
     here = machine_named(machine or "this", output=where)
     if machine is None and not here.has_device:

@@ -9,25 +9,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen, stdout_kept_for_json
+from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
 
 NAME = "gh200_prove"
 
 
 def prove(
-    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Time for all of it.")] = 20,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Train this configuration's model. Default: a tiny one made here.")
-    ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of each run.")] = 8,
-    folder: Annotated[Path, typer.Option("--folder", help="Where runs and the two reports go.")] = Path("gh200-prove"),
-    against: Annotated[
-        Path | None, typer.Option("--against", help="Compare with this earlier gh200_prove.json.")
-    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time for all of it.")] = 20,
+    config: Annotated[Path | None, typer.Option(help="The one to train. Default: a tiny one made here.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 8,
+    folder: Annotated[Path, typer.Option(help="Where runs and the two reports go.")] = Path("gh200-prove"),
+    against: Annotated[Path | None, typer.Option(help="Compare with this earlier gh200_prove.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Examine and measure this machine, then train the same model with and without each feature, in turns.
@@ -65,8 +62,8 @@ def prove(
         if earlier is not None:
             found["against"] = proof.against(found, earlier)
         found["plan_learned"] = proof.calibrate(found, this_machine())
-    _write(folder / f"{NAME}.json", json.dumps(found, indent=2) + "\n")
-    _write(folder / f"{NAME}.html", as_html(found))
+    save(json.dumps(found, indent=2) + "\n", folder / f"{NAME}.json")
+    save(as_html(found), folder / f"{NAME}.html")
     conclude(found, as_json, lambda: _print(found, folder), ok=found["ok"])
 
 
@@ -77,35 +74,25 @@ def _make(folder: Path) -> None:
         raise UsageError(f"cannot make {folder}: {refused.strerror}", remedy="name another --folder") from None
 
 
-def _write(path: Path, content: str) -> None:
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as refused:
-        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another --folder") from None
-
-
 def _print(found: Mapping[str, Any], folder: Path) -> None:
     from simpletuner_gh200.bench.prove.page import ARM_HEADINGS, NOT_MEASURED, arm_cells, rates, verdict
 
     console = screen()
-    table = Table(title=f"gh200 prove: {found['model']['title']}", title_justify="left")
-    for heading in ARM_HEADINGS:
-        table.add_column(heading, overflow="fold")
-    for row in found["ab"]:
-        table.add_row(*arm_cells(row))
-    console.print(table)
+    title = f"gh200 prove: {found['model']['title']}"
+    show_table(console, ARM_HEADINGS, [arm_cells(row) for row in found["ab"]], title=title)
     measured = [f"{name} {rate} GB/s" for name, rate in rates(found) if rate != NOT_MEASURED]
-    if measured:
-        console.print("; ".join(measured), markup=False, highlight=False)
     compared = found.get("against") or {"rows": [], "notes": []}
-    for row in compared["rows"]:
-        said = f"{row['name']}: {row['before']:.4g} before, {row['now']:.4g} now"
-        console.print(said, markup=False, highlight=False)
     learned = found["plan_learned"]
-    closing = [f"`gh200 plan` learned: {', '.join(learned)}"] if learned else []
-    for line in (*found["notes"], *compared["notes"], *closing, verdict(found)):
-        console.print(line, markup=False, highlight=False)
-    console.print(f"to send back: {folder / NAME}.html and .json", markup=False, highlight=False)
+    for line in (
+        *(["; ".join(measured)] if measured else []),
+        *(f"{row['name']}: {row['before']:.4g} before, {row['now']:.4g} now" for row in compared["rows"]),
+        *found["notes"],
+        *compared["notes"],
+        *([f"`gh200 plan` learned: {', '.join(learned)}"] if learned else []),
+        verdict(found),
+        f"to send back: {folder / NAME}.html and .json",
+    ):
+        paragraph(console, line)
 
 
 COMMAND = Command("prove", prove, panel="Measure", order=20)

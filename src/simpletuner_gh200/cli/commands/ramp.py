@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.command import AsJson, Command, Configuration, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.config.files import locate_training_config
@@ -24,17 +24,10 @@ SHOWN_AT_EACH_END = 12
 
 
 def ramp(
-    config: Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")],
-    world: Annotated[
-        int | None, typer.Option("--world", min=1, help="Ranks. Default: num_processes of the configuration, or 1.")
-    ] = None,
-    batches: Annotated[
-        int | None,
-        typer.Option("--batches", min=1, help="Micro-batches of an epoch on one rank, for a run given by its epochs."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also draw it into this .svg or .png file.")
-    ] = None,
+    config: Configuration,
+    world: Annotated[int | None, typer.Option(min=1, help="Ranks. Default: num_processes, or 1.")] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Micro-batches of one epoch and rank.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it: .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how the effective batch grows over a run: every change, the samples it takes, a drawing.

@@ -80,9 +80,7 @@ def status(repo: Repo = HERE, as_json: AsJson = False) -> None:
 @app.command("test")
 def run_tests(
     repo: Repo = HERE,
-    runs: Annotated[
-        bool, typer.Option("--runs", help="The three feature matrices instead: real runs, minutes.")
-    ] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="The feature matrices instead: real runs, minutes.")] = False,
 ) -> None:
     """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed.
 

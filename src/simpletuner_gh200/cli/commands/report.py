@@ -15,14 +15,9 @@ from simpletuner_gh200.operate.report.page import build
 
 def report(
     run: Annotated[Path, typer.Argument(help="Output or project folder of a run, or its telemetry file.")],
-    nodes: Annotated[
-        list[Path] | None, typer.Argument(help="Output folders of the run's other nodes, where they share none.")
-    ] = None,
+    nodes: Annotated[list[Path] | None, typer.Argument(help="Output folders of the run's other nodes.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("report.html"),
-    doctor: Annotated[
-        Path | None,
-        typer.Option("--doctor", help="A doctor's report to show; default: one beside the run's records."),
-    ] = None,
+    doctor: Annotated[Path | None, typer.Option(help="Doctor's report; default: beside the records.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page: findings, summary, plots, ranks, settings with their origins, versions.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph
@@ -25,9 +24,7 @@ NAME = 29
 def selftest(
     as_json: AsJson = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the report goes.")] = REPORT,
-    bench: Annotated[
-        bool, typer.Option("--bench", help="Also measure the link and the ways to Grace memory; takes minutes.")
-    ] = False,
+    bench: Annotated[bool, typer.Option("--bench", help="Also measure the link and Grace memory: minutes.")] = False,
     device: Annotated[int, typer.Option("--device", "-d", min=0, help="Which device to test.")] = 0,
 ) -> None:
     """Check capabilities, advice, slabs, copies and failures on the GPU, and write a report to send back.
@@ -45,24 +42,23 @@ def selftest(
 
       gh200 selftest --json | jq '.checks[] | select(.status == "fail")'
     """
-    from simpletuner_gh200.diagnostics.selftest.run import selftest as run
-    from simpletuner_gh200.diagnostics.selftest.run import write_report
+    from simpletuner_gh200.diagnostics.selftest import run
     from simpletuner_gh200.memory.driver import detect
 
     console = screen(stderr=as_json)
     driver = detect.current()
-    result = run(driver, ordinal=device)
+    result = run.selftest(driver, ordinal=device)
     measured = {}
     if bench:
         from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
 
         measured = measure_machine(driver, device)
-    write_report(result, output, measured)
+    run.write_report(result, output, measured)
     _show(console, result)
     for number, answer in measured.get("questions", {}).items():
-        _line(console, f"question {number}: {'cannot be answered here' if answer is None else json.dumps(answer)}")
-    _line(console, f"report in {output}")
-    conclude(result.to_json() | measured, as_json, lambda: _line(console, result.closing_line), ok=result.ok)
+        paragraph(console, f"question {number}: {'cannot be answered here' if answer is None else json.dumps(answer)}")
+    paragraph(console, f"report in {output}")
+    conclude(result.to_json() | measured, as_json, lambda: paragraph(console, result.closing_line), ok=result.ok)
 
 
 def _show(console: Console, result: SelfTest) -> None:
@@ -70,18 +66,13 @@ def _show(console: Console, result: SelfTest) -> None:
     from simpletuner_gh200.diagnostics.examine import symbol
     from simpletuner_gh200.diagnostics.selftest.run import by_group
 
-    style = "bold green" if result.ok else "bold red"
-    console.print(Text(f"gh200 selftest: {result.verdict}", style=style), soft_wrap=True)
+    paragraph(console, f"gh200 selftest: {result.verdict}", style="bold green" if result.ok else "bold red")
     for status in ("fail", "pass"):
         for check, found in result.having(status):
             first = f"{symbol(status, ascii_only=console.options.ascii_only)} {check.code:<{NAME}} "
             paragraph(console, found.found, first=first, indent=" " * (NAME + 4))
     if skipped := result.skipped_in_words(by_group):
         paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent="   ")
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 COMMAND = Command("selftest", selftest, panel="Measure", order=10)

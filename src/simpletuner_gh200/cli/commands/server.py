@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import PASSED_ON, Command
 from simpletuner_gh200.cli.terminal import say_on_a_terminal
 from simpletuner_gh200.operate.launching import serve
 from simpletuner_gh200.operate.preflight import check_installation
@@ -30,5 +30,5 @@ COMMAND = Command(
     name="server",
     run=server,
     panel="Operate",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    context_settings=PASSED_ON,
 )

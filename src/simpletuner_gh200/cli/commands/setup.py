@@ -1,4 +1,4 @@
-"""``gh200 setup``: SimpleTuner, at versions that work together."""
+"""``gh200 setup``: SimpleTuner, at versions that work together; ``gh200 constraints`` prints them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ import typer
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, stdout_kept_for_json
+from simpletuner_gh200.upstream import tested
 
 if TYPE_CHECKING:
     from simpletuner_gh200.upstream.importing import ImportVerdict
 
 
+Release = Annotated[
+    str | None, typer.Option("--release", help="A tested SimpleTuner release. Default: the newest for this Python.")
+]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Leave out what only CUDA needs.")]
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine()
+"""What decides which release it is."""
+
+
 def setup(
-    release: Annotated[
-        str | None, typer.Option("--release", help="A tested SimpleTuner release. Default: the newest for this Python.")
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Leave out what only CUDA needs.")] = False,
+    release: Release = None,
+    cpu: Cpu = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -40,8 +48,8 @@ def setup(
     from simpletuner_gh200.operate.installing import decide, install
     from simpletuner_gh200.upstream.importing import check_import
 
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    wanted = decide(release, python=python, machine=platform.machine())
+    python, machine = HERE
+    wanted = decide(release, python=python, machine=machine)
     found = check_import(say_on_a_terminal, refresh=True)
     installer: str | None = None
     changed: list[str] = []
@@ -57,9 +65,27 @@ def setup(
     conclude({**result, "imports": ok, "cause": found.cause}, as_json, lambda: say("\n".join(lines)), ok=dry_run or ok)
 
 
-def _told(found: ImportVerdict, installer: str | None, changed: list[str], dry_run: bool) -> Iterator[str]:
-    from simpletuner_gh200.upstream.tested import versions_in_words
+def constraints(
+    release: Release = None,
+    cpu: Cpu = False,
+) -> None:
+    """Print the versions that SimpleTuner is tested with, one `name==version` per line.
 
+    For environments that are built elsewhere, an image say. The same on x86-64 and aarch64.
+
+    Examples:
+
+      gh200 constraints > pins.txt && pip install -c pins.txt 'simpletuner[cuda13]==4.10.1'
+
+      gh200 constraints --release 3.1.6 --cpu
+    """
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    chosen = release or tested.choose(python, platform.machine()).release
+    pins = tested.constraints(chosen, cpu=cpu)
+    print(pins, end="")
+
+
+def _told(found: ImportVerdict, installer: str | None, changed: list[str], dry_run: bool) -> Iterator[str]:
     if dry_run:
         yield from changed
     if installer is None:
@@ -69,9 +95,12 @@ def _told(found: ImportVerdict, installer: str | None, changed: list[str], dry_r
     if found.version is None:
         yield f"{found.cause} yet"
     elif found.imports:
-        yield f"SimpleTuner {found.version} imports ({versions_in_words(found.version)})"
+        yield f"SimpleTuner {found.version} imports ({tested.versions_in_words(found.version)})"
     else:
-        yield f"SimpleTuner {found.version} does not import: {found.cause} ({versions_in_words(found.version)})"
+        yield f"SimpleTuner {found.version} does not import: {found.cause} ({tested.versions_in_words(found.version)})"
 
 
-COMMAND = Command("setup", setup, panel="Before a run", order=5)
+COMMAND = (
+    Command("setup", setup, panel="Before a run", order=5),
+    Command("constraints", constraints, panel="Before a run", order=6),
+)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import PASSED_ON, AsJson, Command
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, stdout_kept_for_json, upstream_spelling
 from simpletuner_gh200.config.environment import SWITCH, switched_off
 from simpletuner_gh200.telemetry.redact import redact, redact_command, redact_text
@@ -27,30 +27,17 @@ logger = logging.getLogger("simpletuner_gh200")
 
 def train(
     context: typer.Context,
-    config: Annotated[
-        str | None, typer.Option("--config", help="Training configuration: a .json, .toml or .env file anywhere.")
-    ] = None,
-    env: Annotated[str | None, typer.Option("--env", help="Named environment: config/NAME/config.*")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the exact command and environment, and start nothing.")
-    ] = False,
+    config: Annotated[str | None, typer.Option(help="A .json, .toml or .env file anywhere.")] = None,
+    env: Annotated[str | None, typer.Option(help="Named environment: config/NAME/config.*")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print command and environment, start nothing.")] = False,
     checkpoint_on_interrupt: Annotated[
-        bool,
-        typer.Option("--checkpoint-on-interrupt", help="Ctrl-C writes a checkpoint first, as SIGTERM and SIGUSR1 do."),
+        bool, typer.Option("--checkpoint-on-interrupt", help="Ctrl-C writes a checkpoint first, as SIGTERM does.")
     ] = False,
     again_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--again-file",
-            help="Where the run stops after a checkpoint: make this file and end with 0 instead of 75.",
-        ),
+        Path | None, typer.Option(help="Make this file and end with 0, where 75 would say: start it again.")
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan/--no-plan", help="Refuse a run that can't fit on this machine (gh200 plan).")
-    ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object at the end; everything else is on standard error.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Refuse a run that can't fit (gh200 plan).")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Train. Takes what `simpletuner train` takes; flags that follow override the configuration file.
 
@@ -144,5 +131,5 @@ COMMAND = Command(
     train,
     panel="Train",
     order=10,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    context_settings=PASSED_ON,
 )

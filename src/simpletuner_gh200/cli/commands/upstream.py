@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.command import PASSED_ON, AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.upstream.features import FEATURES
@@ -85,7 +85,7 @@ def diff(
     conclude(found, as_json, lambda: say("\n".join(review_lines(found, full=full))), ok=found["ok"])
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(context_settings=PASSED_ON)
 def parity(
     context: typer.Context,
     repo: Annotated[Path, typer.Option(help="A git checkout of SimpleTuner, with its tests.")] = Path(),
