@@ -8,7 +8,7 @@ import torch
 
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
-from simpletuner_gh200.held.pack_place import folder_for
+from simpletuner_gh200.held.pack_place import PackPlace, folder_for
 from simpletuner_gh200.held.packs import PackFolder
 
 ENTRIES = 24
@@ -26,7 +26,7 @@ def write_packs(folder: Path) -> tuple[Path, Path]:
     cache = HeldCache.alone("vae-x")
     Filler(cache).fill(paths)
     packs = PackFolder(folder_for(root, "vae-x", str(source)))
-    packs.make(str(source))
+    PackPlace.make(packs.folder, str(source))
     assert packs.save(cache)
     cache.close()
     (pack,) = packs.folder.glob("*.pack")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpletuner_gh200.held import layout
-from simpletuner_gh200.held.caches import select
+from simpletuner_gh200.held.caches import threshold_for
 from simpletuner_gh200.held.record import copying_maker, encode, tensor_maker
-from simpletuner_gh200.held.segment import ALIGNMENT
+from simpletuner_gh200.held.segment import ALIGNMENT, key_of
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
 
@@ -64,18 +64,10 @@ def test_any_value_comes_back(value, make):
     assert same(value, layout.parse(record.layout).build(make(payload)))
 
 
-entries = st.lists(
-    st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 1000)), max_size=40, unique_by=lambda one: one[0]
-)
-
-
-@given(entries, st.integers(0, 20_000))
-def test_a_selection_keeps_to_its_budget_and_its_threshold(found, allowed):
-    chosen = select(found, allowed)
-    kept = [size for high, size in found if chosen.kept_entries and high <= chosen.threshold]
-    assert len(kept) == chosen.kept_entries
-    assert sum(kept) == chosen.kept_bytes
-    assert chosen.kept_bytes <= allowed
-    assert 0 <= chosen.expected_hit_rate <= 1
-    if sum(size for _, size in found) <= allowed:
-        assert chosen.complete
+@given(st.lists(st.binary(min_size=4), max_size=200, unique=True), st.integers(0, 200))
+def test_a_smaller_budget_keeps_a_part_of_what_a_larger_one_keeps(names, allowed):
+    """And about as much as it has room for, of keys that are spread evenly."""
+    high = [int.from_bytes(key_of(name)[8:], "little") for name in names]
+    kept = {one for one in high if one <= threshold_for(len(high), allowed)}
+    assert kept <= {one for one in high if one <= threshold_for(len(high), allowed + 1)}
+    assert abs(len(kept) - min(allowed, len(high))) <= 5 * len(high) ** 0.5

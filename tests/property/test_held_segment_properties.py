@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simpletuner_gh200.errors import CacheError
-from simpletuner_gh200.held.packs import identities
 from simpletuner_gh200.held.segment import DamagedEntry, Segment, SegmentWriter, key_of
 from simpletuner_gh200.held.shelf import Board, Shelf
-from simpletuner_gh200.held.source import Identity
+from simpletuner_gh200.held.source import Identity, identities
 from simpletuner_gh200.memory.mapping import create_memfd
 
 QUICK = settings(max_examples=20, deadline=None)

@@ -17,6 +17,7 @@ from simpletuner_gh200.bench.suite import measure, one_torch_thread
 from simpletuner_gh200.held.bulk import TAKEN
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.pack_place import PackPlace
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.tensor_files import FileTaker, Shapes
 from simpletuner_gh200.memory.background import BackgroundJob, Effort, Pace
@@ -65,7 +66,7 @@ def measure_scaling(folder: Path, count: int, repeats: int) -> float:
 def make_packs(folder: Path, paths: list[str]) -> PackFolder:
     """Of the cache files at ``paths``, below ``folder``."""
     packs = PackFolder(folder / "packs", "bench")
-    packs.make(str(folder))
+    PackPlace.make(packs.folder, str(folder))
     cache = new_cache()
     Filler(cache).fill(paths, workers=2)
     packs.save(cache)
@@ -78,7 +79,8 @@ def take_packs(packs: PackFolder, cache: HeldCache, count: int) -> None:
     again = PackFolder(packs.folder, "bench")
     for segment in again.open_all():
         cache.shelf.add(segment)
-    assert not list(again.recognise()) and again.account().entries == count, again.report
+    again.recognise()
+    assert again.report()["entries"] == count, again.report()
 
 
 def measure_packs(folder: Path, count: int, repeats: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from simpletuner_gh200.held.layout import parse
 from simpletuner_gh200.held.record import tensor_maker, tensor_on
 from simpletuner_gh200.held.segment import FINITE, Bytes, DamagedEntry, Segment, key_of
 from simpletuner_gh200.held.shelf import Board, Shelf
-from simpletuner_gh200.held.source import Identity, Recognizer, Source, normal
+from simpletuner_gh200.held.source import Recognizer, Source, normal
 from simpletuner_gh200.held.tally import Statistics
 from simpletuner_gh200.held.watch import FolderWatch
 
@@ -163,7 +163,7 @@ class HeldCache:
             with self._watching:
                 watched = self._watch.covers(os.path.dirname(found.path))
         now, ordinary = _look_at(found.path)
-        if found.source is None and now is not None and self._recognised(found):
+        if found.source is None and all(self._recognizer.recognise_rows(found.segment, [found.row])):
             found.source = now
         if now is None or now != found.source:
             self.statistics.stale.add()
@@ -171,10 +171,6 @@ class HeldCache:
             return False
         found.vouched_for = found.vouched_for or (watched and ordinary)
         return True
-
-    def _recognised(self, found: Found) -> bool:
-        identity = Identity(*found.segment.rows[found.row].item()[2:7])
-        return self._recognizer.source(found.path, identity) is not None
 
     def get(self, path: Any) -> Any:
         """A fresh value the caller may do anything with, or MISSING."""

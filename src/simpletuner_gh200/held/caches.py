@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +19,9 @@ from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.listing import CacheListing, cache_files
-from simpletuner_gh200.held.pack_place import folder_for
+from simpletuner_gh200.held.pack_place import PackPlace, folder_for
 from simpletuner_gh200.held.packs import PackFolder
-from simpletuner_gh200.held.segment import Segment, key_of, keys_of
+from simpletuner_gh200.held.segment import Segment, key_of, keys_of, words_of_keys
 from simpletuner_gh200.held.shelf import Board, Shelf
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.background import AT_ONCE, BackgroundJob, BackgroundPace, Effort, Pace
@@ -29,14 +30,14 @@ from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.telemetry.progress import progress
-from simpletuner_gh200.units import counted, format_bytes, format_seconds
+from simpletuner_gh200.units import counted, format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
 
 MOST_WORKERS = 72
 
-NO_DOUBT = 2
-"""So many times over must caches fit for their size to be taken from a sample of their files."""
+NEIGHBOURS = 128
+"""Files whose keys are made together."""
 
 WISHES_WAIT = 0.1
 """Seconds before files that were asked for are taken in, for each segment that is there: so there are few of them."""
@@ -69,27 +70,22 @@ class Selection:
     """
 
     threshold: int
-    kept_entries: int
-    kept_bytes: int
-    total_entries: int
+    kept: int
+    """Entries."""
+    total: int
     total_bytes: int
+    """About: the sizes of some files stand for all."""
     allowed: int
 
     @property
-    def complete(self) -> bool:
-        return self.kept_entries == self.total_entries
-
-    @property
     def expected_hit_rate(self) -> float:
-        return self.kept_entries / self.total_entries if self.total_entries else 1.0
+        return self.kept / self.total if self.total else 1.0
 
     def text(self, name: str) -> str:
         """One log line for people."""
-        held = (
-            f"{self.kept_entries} of {counted(self.total_entries, 'entry', 'entries')}, {format_bytes(self.kept_bytes)}"
-        )
-        if self.complete:
-            return f"{name}: all {held}"
+        held = f"{self.kept} of {counted(self.total, 'entry', 'entries')}"
+        if self.kept == self.total:
+            return f"{name}: all {held}, {format_bytes(self.total_bytes)}"
         return (
             f"{name}: {held} fit the budget of {format_bytes(self.allowed)}; expected hit rate "
             f"{self.expected_hit_rate:.1%}, the rest comes from disk. {format_bytes(self.total_bytes)} would hold all "
@@ -97,15 +93,120 @@ class Selection:
         )
 
 
-def select(entries: Iterable[tuple[int, int]], allowed: int) -> Selection:
-    """Choose among (key's high half, bytes)."""
-    ordered = sorted(entries)
-    ends = np.cumsum([size for _, size in ordered]) if ordered else np.zeros(1, np.int64)
-    kept = int(np.searchsorted(ends, allowed, side="right")) if ordered else 0
-    total, used = int(ends[-1]), int(ends[kept - 1]) if kept else 0
-    if kept == len(ordered):
-        return Selection(EVERYTHING, kept, total, kept, total, allowed)
-    return Selection(ordered[kept - 1][0] if kept else 0, kept, used, len(ordered), total, allowed)
+def threshold_for(size: int, allowed: int) -> int:
+    """Keys are spread evenly: this part of them has so many of the bytes, about. The filler keeps to the budget."""
+    return EVERYTHING if size <= allowed else EVERYTHING * allowed // size
+
+
+class ServedCache:
+    """One of them: its files, its packs, its share of the budget, and what fills it."""
+
+    def __init__(self, want: Wanted, files: CacheListing, group: NodeGroup, *, share: int, copies: bool) -> None:
+        self.want, self.files, self.share = want, files, share
+        self.packs: PackFolder | None = None
+        self.cache: HeldCache
+        self.filler: Filler
+        self.selection: Selection
+        self._group, self._copies = group, copies
+
+    def hold(self, board: Board, maker: SlabMaker | None) -> None:
+        def attach(fd: int) -> Segment:
+            return self.filler.attach(fd)  # made after its cache
+
+        shelf = Shelf(board, rank=self._group.local_rank, attach=attach)
+        self.cache = HeldCache(self.want.name, shelf, look_for_nan=self.want.look_for_nan)
+        self.filler = Filler(self.cache, allowed=self.share // self._group.local_world_size, maker=maker)
+
+    def open_packs(self, root: Path, keep_free: int) -> None:
+        """Every rank serves what is in packs from the first moment; the leader makes their folder, and writes them."""
+        name, shelf = self.want.name, self.cache.shelf
+        packs = PackFolder(folder_for(root, name, self.want.folder), self.want.made_by, keep_free=keep_free)
+        try:
+            if self._group.is_leader:
+                PackPlace.make(packs.folder, self.want.folder)
+            segments = packs.open_all()
+        except FileNotFoundError:  # in another rank the folder may not be made yet, and then there is nothing in it
+            return
+        except (CacheError, OSError) as refused:
+            logger.warning("gh200: cache %s goes without packs: %s", name, refused)
+            return
+        self.packs = packs
+        for segment in segments:
+            shelf.add(segment)
+        if segments or packs.of_others:
+            words = "gh200: cache %s: %d entries at hand in packs, %d were made by another configuration"
+            logger.info(words, name, len(shelf), packs.of_others)
+
+    def select(self) -> None:
+        """Of what takes memory: all of it where a device copies from there, else what no pack has."""
+        files, shelf = self.files, self.cache.shelf
+        threshold, kept = EVERYTHING, files.count
+        if files.size > self.share:
+            keys = [key_of(path) for path in files.paths()]
+            lacking = words_of_keys([key for key in keys if self._copies or key not in shelf])
+            threshold = threshold_for(files.size * len(lacking) // files.count, self.share)
+            kept -= int((lacking[:, 1] > np.uint64(threshold)).sum())
+        self.selection = chosen = Selection(threshold, kept, files.count, files.size, self.share)
+        self.cache.statistics.expected_hit_rate = chosen.expected_hit_rate
+        if self._group.is_leader:
+            level = logging.INFO if kept == files.count else logging.WARNING
+            logger.log(level, "gh200: cache %s", chosen.text(self.want.name))
+
+    def fill(self, workers: int, pace: Pace) -> None:
+        """This rank's part of what is on disk and in no pack."""
+        lacking = self._lacking(pace)
+        size = self.files.size * len(lacking) // max(self.files.count, 1)
+        self.files = CacheListing()
+        name, quiet = f"filling cache {self.want.name}", pace is not AT_ONCE
+        with progress(name, items=len(lacking), size=size, quiet=quiet) as shown:
+            self.filler.fill(lacking, workers=workers, progress=shown, pace=pace)
+
+    def _lacking(self, pace: Pace) -> list[str]:
+        """Of this rank's part of the files: those that are wanted and not held."""
+        parts, part = np.uint64(self._group.local_world_size), self._group.local_rank
+        threshold, lacking, listed = np.uint64(self.selection.threshold), list[str](), self.files.paths()
+        while not pace.ended and (some := list(islice(listed, NEIGHBOURS))):
+            keys = keys_of(some)
+            for number in np.flatnonzero((keys[:, 0] % parts == part) & (keys[:, 1] <= threshold)).tolist():
+                if keys[number].tobytes() not in self.cache.shelf:
+                    lacking.append(some[number])
+            pace.rest(0)
+        return lacking
+
+    def copy_from_packs(self, pace: Pace) -> None:
+        """Into memory what a device copies from there: this rank's part."""
+        ranks, rank = self._group.local_world_size, self._group.local_rank
+        for _key, segment, row in self.cache.shelf.current():
+            if pace.ended or self.filler.full:
+                break
+            if segment.is_pack and int(segment.rows["key_low"][row]) % ranks == rank:
+                self.filler.copy_from_pack(segment.path(row))
+                pace.rest(0)
+        self.filler.seal()
+
+    def grant(self, paths: Sequence[str], pace: Pace) -> None:
+        """Take in files that were asked for, or made, while training runs."""
+        threshold = self.selection.threshold
+        admitted = [path for path in paths if int.from_bytes(key_of(path)[8:], "little") <= threshold]
+        if len(admitted) < len(paths):
+            self.cache.statistics.fall_back("not in the subset that fits", len(paths) - len(admitted))
+        self.filler.fill(admitted, pace=pace)
+
+    def save(self, stop: Callable[[], bool]) -> None:
+        if self.packs is None:
+            return
+        try:
+            written = self.packs.save(self.cache, stop=stop)
+        except (CacheError, OSError) as failed:
+            logger.warning("gh200: packs of cache %s were not written: %s", self.want.name, failed)
+            return
+        if written:
+            logger.info("gh200: cache %s: %s written to %s", self.want.name, format_bytes(written), self.packs.folder)
+
+    def report(self, filling: str) -> dict[str, Any]:
+        sizes = {"budget_bytes": self.share, "bytes_for_all": self.selection.total_bytes, "filling": filling}
+        packs = {} if self.packs is None else {"packs": self.packs.report() | {"damaged": len(self.cache.damaged)}}
+        return self.cache.report() | sizes | packs
 
 
 class Caches:
@@ -130,123 +231,35 @@ class Caches:
         ``keep_free``: bytes of the disk that packs leave to others, where that is more than their own rule.
         ``promised``: bytes of the host that others will still take; they count where no limit is set.
         """
-        self.wanted = {want.name: want for want in wanted}
         self.group = group
         self.workers = workers or min(MOST_WORKERS, os.cpu_count() or 1)
-        self._root, self._keep_free, self._copies = packs, keep_free, copies
-        self.packs: dict[str, PackFolder] = {}
+        self._copies = copies
         self._stop_saving = threading.Event()
         self._background: BackgroundJob | None = None
         self._wishes = _Wishes(self._grant)
         group.join()  # before the first long work, so that whoever waits hears that this rank lives
-        self.files = {name: cache_files(want.folder, group.beat) for name, want in self.wanted.items()}
+        listed = [(want, cache_files(want.folder, group.beat)) for want in wanted]
         host = host_memory()
         left = replace(host, available=max(host.available - promised, 0))
         self.allowed = caches_allowance(allowed, left, single_pool=single_pool())
-        needs = self._needs()
-        self._complete = self._bytes_when_complete(needs)
-        shares = divide(needs, self.allowed)
-        self.shares = {name: self.allowed if share is None else share for name, share in shares.items()}
-        boards = self._boards()
-        self.caches = {name: self._cache(want, boards[name]) for name, want in self.wanted.items()}
-        self.fillers = {
-            name: Filler(cache, allowed=self.shares[name] // group.local_world_size, maker=maker)
-            for name, cache in self.caches.items()
+        self._complete = _bytes_when_complete(listed)
+        shares = divide({want.name: (files.count, files.size) for want, files in listed}, self.allowed)
+        self.served = {
+            want.name: ServedCache(want, files, group, share=shares[want.name], copies=copies) for want, files in listed
         }
-        self._open_packs()
-        self.selections = {name: self._select(name) for name in self.caches}
-
-    def _needs(self) -> dict[str, tuple[int, int]]:
-        """(entries, bytes) of each cache: about, where that leaves no doubt that all of them fit."""
-        about = {name: files.size for name, files in self.files.items()}
-        if self.group.local_world_size > 1 or sum(about.values()) * NO_DOUBT > self.allowed:
-            for files in self.files.values():
-                files.measure(self.group.beat)
-            about = {name: files.size for name, files in self.files.items()}
-        return {name: (files.count, about[name]) for name, files in self.files.items()}
-
-    def _bytes_when_complete(self, needs: Mapping[str, tuple[int, int]]) -> int | None:
-        """Of all caches, with entries yet to be made as large as those on disk; None where there are none to tell."""
-        total = 0
-        for name, (entries, size) in needs.items():
-            expected = max(entries, self.wanted[name].expected)
-            if expected and not entries:
-                return None
-            total += size * expected // max(entries, 1)
-        return total
+        for served, board in zip(self.served.values(), _boards(group, len(self.served)), strict=True):
+            served.hold(board, maker)
+            served.cache.wish = partial(self._wishes.add, served.want.name)
+            if packs is not None:
+                served.open_packs(packs, keep_free)
+            served.select()
+        self.caches = {name: served.cache for name, served in self.served.items()}
 
     @property
     def memory_to_come(self) -> int:
         """Host bytes that the caches of this node may still take."""
         whole = self.allowed if self._complete is None else min(self.allowed, self._complete)
         return max(whole - sum(cache.held_bytes for cache in self.caches.values()), 0)
-
-    def _boards(self) -> dict[str, Board]:
-        """One for each cache: made by the leader, mapped by every rank."""
-        if not self.group.is_leader:
-            _, fds = self.group.receive("caches")
-            boards = dict(zip(self.wanted, map(Board.attach, fds), strict=True))
-            for fd in fds:
-                os.close(fd)
-            return boards
-        boards = {name: Board.create(self.group.local_world_size) for name in self.wanted}
-        if self.group.local_world_size > 1:
-            self.group.share("caches", *(board.fd for board in boards.values()))
-        return boards
-
-    def _cache(self, want: Wanted, board: Board) -> HeldCache:
-        def attach(fd: int) -> Segment:
-            return self.fillers[want.name].attach(fd)  # made after its cache
-
-        cache = HeldCache(
-            want.name, Shelf(board, rank=self.group.local_rank, attach=attach), look_for_nan=want.look_for_nan
-        )
-        cache.wish = lambda path: self._wishes.add(want.name, path)
-        return cache
-
-    def _open_packs(self) -> None:
-        """Every rank serves what is in packs from the first moment; the leader makes their folders, and writes them."""
-        for name, want in self.wanted.items() if self._root is not None else ():
-            assert self._root is not None
-            packs = PackFolder(folder_for(self._root, name, want.folder), want.made_by, keep_free=self._keep_free)
-            try:
-                if self.group.is_leader:
-                    packs.make(want.folder)
-                segments = packs.open_all()
-            except FileNotFoundError:  # in another rank the folder may not be made yet, and then there is nothing in it
-                continue
-            except (CacheError, OSError) as refused:
-                logger.warning("gh200: cache %s goes without packs: %s", name, refused)
-                continue
-            self.packs[name] = packs
-            for segment in segments:
-                self.caches[name].shelf.add(segment)
-            if segments:
-                logger.info("gh200: cache %s: %d entries at hand in packs", name, len(self.caches[name].shelf))
-
-    def _select(self, name: str) -> Selection:
-        """Of what takes memory: all of it where a device copies from there, else what no pack has."""
-        files, allowed, shelf = self.files[name], self.shares[name], self.caches[name].shelf
-        size = files.size
-        if size <= (allowed if files.measured else allowed // NO_DOUBT):
-            chosen = Selection(EVERYTHING, files.count, size, files.count, size, allowed)
-        else:
-            keyed = [(key_of(path), size) for path, size in files]
-            lacking = [(key, size) for key, size in keyed if self._copies or key not in shelf]
-            chosen = select([(int.from_bytes(key[8:], "little"), size) for key, size in lacking], allowed)
-            packed, packed_bytes = len(keyed) - len(lacking), size - chosen.total_bytes
-            chosen = replace(
-                chosen,
-                kept_entries=chosen.kept_entries + packed,
-                total_entries=len(keyed),
-                kept_bytes=chosen.kept_bytes + packed_bytes,
-                total_bytes=size,
-            )
-        self.caches[name].statistics.expected_hit_rate = chosen.expected_hit_rate
-        if self.group.is_leader:
-            level = logging.INFO if chosen.complete else logging.WARNING
-            logger.log(level, "gh200: cache %s", chosen.text(name))
-        return chosen
 
     # -- filling ---------------------------------------------------------------------------------------
 
@@ -275,107 +288,29 @@ class Caches:
         """For tests and tools: until what was begun in the background is done; False where it is not by then."""
         return (self._background is None or self._background.wait(timeout)) and self._wishes.wait(timeout)
 
+    def _fill(self, workers: int, pace: Pace) -> None:
+        for served in self.served.values():
+            served.fill(workers, pace)
+
     def _fill_in_background(self, pace: BackgroundPace, effort: Effort) -> None:
         self._fill(effort.threads, pace)
         self._settle(pace, effort)
 
     def _settle(self, pace: BackgroundPace, _effort: Effort) -> None:
-        """Into memory what a device copies from there, each rank its part; into packs what they lack."""
-        for name, cache in self.caches.items() if self._copies else ():
-            for _key, segment, row in cache.shelf.current():
-                if pace.ended or self.fillers[name].full:
-                    break
-                if segment.is_pack and self._is_mine(int(segment.rows["key_low"][row])):
-                    self.fillers[name].copy_from_pack(segment.path(row))
-                    pace.rest(0)
-            self.fillers[name].seal()
+        """Into memory what a device copies from there; into packs what they lack."""
+        for served in self.served.values() if self._copies else ():
+            served.copy_from_packs(pace)
         if self.group.is_leader and not pace.ended:
             self._save_all(pace)
 
-    def _is_mine(self, low: int) -> bool:
-        return low % self.group.local_world_size == self.group.local_rank
-
-    def _fill(self, workers: int, pace: Pace) -> None:
-        quiet = pace is not AT_ONCE
-        for name, filler in self.fillers.items():
-            self._look_at_packs(name, pace, quiet=quiet)
-            self._measure(name)
-            lacking, total = self._lacking(name, pace)
-            with progress(f"filling cache {name}", items=len(lacking), size=total, quiet=quiet) as shown:
-                filler.fill(lacking, workers=workers, progress=shown, pace=pace)
-
-    def _look_at_packs(self, name: str, pace: Pace, *, quiet: bool) -> None:
-        """Of this rank's part: what is in packs and is not the file any more leaves the shelf, and is taken in anew."""
-        packs, cache = self.packs.get(name), self.caches[name]
-        if packs is None:
-            return
-        started = time.perf_counter()
-
-        def tick() -> bool:
-            pace.rest(0)
-            if not quiet:  # else nobody waits
-                self.group.beat()
-            return pace.ended
-
-        share = (self.group.local_rank, self.group.local_world_size)
-        for path, segment, row in packs.recognise(share=share, tick=tick):
-            if cache.shelf.get(key_of(path)) == (segment, row):
-                cache.forget(path)
-        loaded = packs.account()
-        loaded.seconds = time.perf_counter() - started
-        cache.statistics.fill_seconds += loaded.seconds
-        if loaded.entries or loaded.changed or loaded.of_others:
-            logger.info(
-                "gh200: cache %s: %d entries, %s, from packs in %s; %d had changed, "
-                "%d were made by another configuration",
-                name,
-                loaded.entries,
-                format_bytes(loaded.bytes),
-                format_seconds(loaded.seconds),
-                loaded.changed,
-                loaded.of_others,
-            )
-
-    def _measure(self, name: str) -> None:
-        """Where sizes were taken from a sample: know them, and choose again if the sample was mistaken."""
-        files = self.files.get(name)
-        if files is not None and not files.measured:
-            files.measure()
-            if files.size > self.shares[name]:
-                self.selections[name] = self._select(name)
-
-    def _lacking(self, name: str, pace: Pace) -> tuple[list[str], int]:
-        """Of this rank's part of the files: those that are wanted and not held, and the bytes they have together."""
-        files, shelf = self.files.pop(name, CacheListing()), self.caches[name].shelf
-        parts, part = np.uint64(self.group.local_world_size), self.group.local_rank
-        threshold = np.uint64(self.selections[name].threshold)
-        lacking, total = [], 0
-        for some in _neighbours(files):
-            if pace.ended:
-                break
-            keys = keys_of([path for path, _ in some])
-            for number in np.flatnonzero((keys[:, 0] % parts == part) & (keys[:, 1] <= threshold)).tolist():
-                path, size = some[number]
-                if keys[number].tobytes() not in shelf:
-                    lacking.append(path)
-                    total += size
-            pace.rest(0)
-        return lacking, total
-
     def _grant(self, wishes: Mapping[str, Sequence[str]], pace: Pace) -> None:
-        """Take in files that were asked for, or made, while training runs: whole once they are asked for again."""
         for name, paths in wishes.items():
-            threshold = self.selections[name].threshold
-            admitted = [path for path in paths if int.from_bytes(key_of(path)[8:], "little") <= threshold]
-            refused = len(paths) - len(admitted)
-            if refused:
-                self.caches[name].statistics.fall_back("not in the subset that fits", refused)
-            self.fillers[name].fill(admitted, pace=pace)
+            self.served[name].grant(paths, pace)
 
     def drop(self, name: str) -> None:
         """SimpleTuner makes a cache anew: what is held of it is of no use any more, and there is room again."""
         self.caches[name].drop()
-        self.fillers[name].drop()
+        self.served[name].filler.drop()
 
     # -- ending ----------------------------------------------------------------------------------------
 
@@ -386,7 +321,7 @@ class Caches:
                 self._grant(self._wishes.take(), AT_ONCE)
                 for cache in self.caches.values():
                     cache.shelf.refresh()  # the others are about to end, and what they filled goes with them
-                self._save_all()
+                self._save_all(AT_ONCE)
         except KeyboardInterrupt:
             self.stop_saving()
             raise
@@ -401,39 +336,44 @@ class Caches:
         stopped = self._wishes.stop()
         return (self._background is None or self._background.stop()) and stopped
 
-    def _save_all(self, pace: Pace = AT_ONCE) -> None:
+    def _save_all(self, pace: Pace) -> None:
         def stop() -> bool:
             pace.rest(0)  # not at all once the run has ended, and whoever ends it waits for its packs
             return self._stop_saving.is_set()
 
-        for name, packs in self.packs.items():
-            try:
-                written = packs.save(self.caches[name], stop=stop)
-            except (CacheError, OSError) as failed:
-                logger.warning("gh200: packs of cache %s were not written: %s", name, failed)
-                continue
-            if written:
-                logger.info("gh200: cache %s: %s written to %s", name, format_bytes(written), packs.folder)
+        for served in self.served.values():
+            served.save(stop)
 
     def report(self) -> dict[str, Any]:
         """What every cache of this process did so far, by name: see ``docs/unified-caches.md``."""
-        return {name: cache.report() | self._how(name) for name, cache in self.caches.items()}
-
-    def _how(self, name: str) -> dict[str, Any]:
-        how: dict[str, Any] = {
-            "budget_bytes": self.shares[name],
-            "bytes_for_all": self.selections[name].total_bytes,
-            "filling": self._background.state if self._background is not None else "done",
-        }
-        if name in self.packs:
-            how["packs"] = asdict(self.packs[name].report) | {"damaged": len(self.caches[name].damaged)}
-        return how
+        filling = self._background.state if self._background is not None else "done"
+        return {name: served.report(filling) for name, served in self.served.items()}
 
     def close(self) -> None:
         if self._stop_filling():
             for cache in self.caches.values():
                 cache.close()
         self.group.close()
+
+
+def _boards(group: NodeGroup, count: int) -> list[Board]:
+    """One for each cache: made by the leader, mapped by every rank."""
+    if not group.is_leader:
+        return list(map(Board.attach, group.receive("caches")[1]))
+    boards = [Board.create(group.local_world_size) for _ in range(count)]
+    group.share("caches", *(board.fd for board in boards))
+    return boards
+
+
+def _bytes_when_complete(listed: Iterable[tuple[Wanted, CacheListing]]) -> int | None:
+    """Of all caches, with entries yet to be made as large as those on disk; None where there are none to tell."""
+    total = 0
+    for want, files in listed:
+        expected = max(files.count, want.expected)
+        if expected and not files.count:
+            return None
+        total += files.size * expected // max(files.count, 1)
+    return total
 
 
 class _Wishes:
@@ -480,16 +420,6 @@ class _Wishes:
         self._ended.set()
         job = self._job
         return job is None or job.stop()
-
-
-def _neighbours(files: CacheListing, count: int = 128) -> Iterator[list[tuple[str, int]]]:
-    some: list[tuple[str, int]] = []
-    for one in files:
-        some.append(one)
-        if len(some) == count:
-            yield some
-            some = []
-    yield some
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.listing import cache_files
 from simpletuner_gh200.held.pack_place import LOCK, MARKER, SUFFIX, PackPlace
-from simpletuner_gh200.held.packs import ALIVE, PackFolder, identities, is_whole
+from simpletuner_gh200.held.packs import PackFolder, is_whole
 from simpletuner_gh200.held.segment import Segment, key_of
 from simpletuner_gh200.held.source import Recognizer
 
@@ -65,10 +65,7 @@ def describe(cache: PackedCache) -> dict[str, Any]:
     """Entries, bytes and packs, and how many entries a start would take."""
     problems: list[str] = []
     recognizer, segments = Recognizer(), [segment for _, segment in _opened(cache, problems)]
-    fresh = 0
-    for segment in segments:
-        rows = range(len(segment))
-        fresh += sum(recognizer.recognise(list(zip(map(segment.path, rows), identities(segment, rows), strict=True))))
+    fresh = sum(sum(recognizer.recognise_rows(segment, range(len(segment)))) for segment in segments)
     return {
         "name": cache.name,
         "source": cache.source,
@@ -96,18 +93,12 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
     packs = PackFolder(cache.folder, made_by=None)
     packs.open_all()
     held = HeldCache.alone(cache.name, look_for_nan=True)
-    for _ in packs.recognise(closely=True):  # what is damaged is made anew, not just left out
-        pass
+    packs.recognise(closely=True)  # what is damaged is made anew, not just left out
     result = {"name": cache.name, "entries": 0, "problems": [], "from_packs": 0, "bytes": 0, "fallbacks": {}}
     if packs.made_by is None:
         nobody = f"{cache.folder}: no pack there says which configuration the entries are of; a run makes packs anew"
         return result | {"problems": [nobody]}
-    alive = {
-        key_of(pack.segment.path(row))
-        for pack in packs.packs.values()
-        for row in range(len(pack.segment))
-        if pack.states[row] == ALIVE
-    }
+    alive = {key_of(segment.path(row)) for segment, row in packs.alive()}
     paths = cache_files(cache.source).paths()
     Filler(held).fill([path for path in paths if key_of(path) not in alive], workers=workers)
     entries = len(alive) + len(held.shelf)

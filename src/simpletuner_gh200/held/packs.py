@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from simpletuner_gh200.held.segment import (
     SegmentWriter,
     UntrustedSegment,
 )
-from simpletuner_gh200.held.source import Identity, Recognizer, identify
+from simpletuner_gh200.held.source import Identity, Recognizer, identify, identities
 from simpletuner_gh200.units import format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -51,11 +50,7 @@ class PackingStopped(CacheError):
 
 
 class DiskFull(Exception):
-    """Writing would take what has to stay free."""
-
-    def __init__(self, needed: int, free: int, reserve: int) -> None:
-        super().__init__()
-        self.needed, self.free, self.reserve = needed, free, reserve
+    """Writing would take what has to stay free, or the disk refuses it."""
 
 
 class Item(NamedTuple):
@@ -68,27 +63,12 @@ class Item(NamedTuple):
     """None: as its row has it."""
 
 
-@dataclass
-class PackReport:
-    """What became of the packs at start."""
-
-    entries: int = 0
-    bytes: int = 0
-    changed: int = 0
-    """Entries whose source file is another now, or gone."""
-    damaged: int = 0
-    of_others: int = 0
-    """Entries that another configuration made: another model, VAE, precision or resolution."""
-    seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
-
-
 class OpenPack:
     """A pack of this configuration, and what is known of its entries."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, state: int = UNKNOWN) -> None:
         self.segment = segment
-        self.states = np.zeros(len(segment), np.uint8)
+        self.states = np.full(len(segment), state, np.uint8)
 
 
 class PackFolder:
@@ -101,19 +81,19 @@ class PackFolder:
     def __init__(self, folder: Path, made_by: str | None = "", *, keep_free: int = 0) -> None:
         self.folder = folder
         self.made_by = made_by
-        self.report = PackReport()
         self.packs: dict[str, OpenPack] = {}
         """Ours, oldest first."""
+        self.of_others = 0
+        """Entries that another configuration made: another model, VAE, precision or resolution."""
+        self.notes: list[str] = []
+        """Packs that can't be read, and why."""
         self._keep_free = keep_free
         self._recognizer = Recognizer()
         self._names: dict[str, int] = {}
         """Every pack that was there, with its inode."""
-        self._others: set[str] = set()
+        self._others: list[str] = []
         self._worthless: list[str] = []
         self._reported_full = False
-
-    def make(self, cache_folder: str) -> None:
-        PackPlace.make(self.folder, cache_folder)
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -124,21 +104,22 @@ class PackFolder:
         return [pack.segment for pack in self.packs.values()]
 
     def _open_all(self, place: PackPlace) -> None:
-        known, self.packs, self._others, self._worthless = self.packs, {}, set(), []
-        before, self._names = self._names, place.packs()
-        self.report.of_others, self.report.notes = 0, []
-        for name in reversed(self._names):
-            same = known.get(name) if before.get(name) == self._names[name] else None
-            segment = same.segment if same is not None else self._open(place, name)
-            if segment is None:
-                continue
-            self.made_by = segment.made_by if self.made_by is None else self.made_by
-            if segment.made_by == self.made_by:
-                self.packs[name] = same or OpenPack(segment)
+        known, before, self._names = self.packs, self._names, place.packs()
+        self.packs, self._others, self._worthless, self.of_others, self.notes = {}, [], [], 0, []
+        opened: dict[str, OpenPack] = {}
+        for name, inode in self._names.items():
+            pack = known.get(name) if before.get(name) == inode else None
+            segment = self._open(place, name) if pack is None else pack.segment
+            if segment is not None:
+                opened[name] = pack or OpenPack(segment)
+        if self.made_by is None and opened:
+            self.made_by = list(opened.values())[-1].segment.made_by
+        for name, pack in opened.items():
+            if pack.segment.made_by == self.made_by:
+                self.packs[name] = pack
             else:
-                self._others.add(name)
-                self.report.of_others += len(segment)
-        self.packs = dict(reversed(self.packs.items()))
+                self._others.append(name)
+                self.of_others += len(pack.segment)
 
     def _open(self, place: PackPlace, name: str) -> Segment | None:
         try:
@@ -149,53 +130,45 @@ class PackFolder:
             self._worthless.append(name)
             level = logging.INFO if isinstance(damaged, OutdatedSegment) else logging.WARNING
             reason = damaged.message
-        except UntrustedSegment as refused:  # not ours to remove, and no reason to stop
-            level, reason = logging.WARNING, f"a pack can't be read: {refused}"
-        except OSError as refused:
-            level, reason = logging.WARNING, f"a pack can't be read: {self.folder / name}: {refused.strerror}"
-        self.report.notes.append(reason)
+        except (UntrustedSegment, OSError) as refused:  # not ours to remove, and no reason to stop
+            level, reason = logging.WARNING, f"a pack can't be read: {self.folder / name}: {refused}"
+        self.notes.append(reason)
         logger.log(level, "gh200: %s; its entries are made again", reason)
         return None
 
-    def recognise(
-        self, *, share: tuple[int, int] = (0, 1), tick: Callable[[], bool] = lambda: False, closely: bool = False
-    ) -> Iterator[tuple[str, Segment, int]]:
-        """Look at the source files of entries that nobody looked at; (path, segment, row) of those that are another.
+    def recognise(self, *, stop: Callable[[], bool] = lambda: False, closely: bool = False) -> None:
+        """Look at the source files of entries that nobody looked at. ``stop`` is asked between neighbours.
 
-        ``share`` (i, n): only the i-th of n parts of the keys. ``tick`` is asked between neighbours whether to end.
         ``closely``: every byte of every payload is checked, too.
         """
-        part, parts = share
         for pack in self.packs.values():
-            mine = pack.segment.rows["key_low"] % np.uint64(parts) == part
-            waiting = np.flatnonzero(mine & (pack.states == UNKNOWN))
+            waiting = np.flatnonzero(pack.states == UNKNOWN)
             for first in range(0, len(waiting), MOST_ENTRIES):
-                if tick():
+                if stop():
                     return
                 some = waiting[first : first + MOST_ENTRIES].tolist()
-                paths = [pack.segment.path(row) for row in some]
-                alive = self._recognizer.recognise(list(zip(paths, identities(pack.segment, some), strict=True)))
+                alive = self._recognizer.recognise_rows(pack.segment, some)
                 pack.states[some] = np.where(alive, ALIVE, CHANGED)
                 for row in some if closely else ():
                     if not is_whole(pack.segment, row):
                         pack.states[row] = DAMAGED
-                yield from (
-                    (path, pack.segment, row)
-                    for path, row in zip(paths, some, strict=True)
-                    if pack.states[row] != ALIVE
-                )
 
-    def account(self) -> PackReport:
-        """What is known by now."""
-        report = self.report
-        report.entries = report.bytes = report.changed = report.damaged = 0
+    def alive(self) -> Iterator[tuple[Segment, int]]:
+        """Entries that are not known to be dead."""
         for pack in self.packs.values():
-            alive = pack.states == ALIVE
-            report.entries += int(alive.sum())
-            report.bytes += int(pack.segment.rows["length"][alive].sum())
-            report.changed += int((pack.states == CHANGED).sum())
-            report.damaged += int((pack.states == DAMAGED).sum())
-        return report
+            for row in np.flatnonzero(pack.states <= ALIVE).tolist():
+                yield pack.segment, row
+
+    def report(self) -> dict[str, Any]:
+        """What is known of them by now."""
+        here = [(pack.segment.rows["length"], pack.states) for pack in self.packs.values()]
+        return {
+            "entries": sum(int((states <= ALIVE).sum()) for _, states in here),
+            "bytes": sum(int(lengths[states <= ALIVE].sum()) for lengths, states in here),
+            "changed": sum(int((states == CHANGED).sum()) for _, states in here),
+            "of_others": self.of_others,
+            "notes": list(self.notes),
+        }
 
     # -- writing ---------------------------------------------------------------------------------------
 
@@ -217,18 +190,20 @@ class PackFolder:
                 logger.info("gh200: packs of %s: stopped with the run; what was there stays", self.folder)
                 return 0
             except DiskFull as full:
-                self._report_full(full)
+                if not self._reported_full:
+                    self._reported_full = True
+                    words = "gh200: no pack written to %s: %s; the next start reads SimpleTuner's own files"
+                    logger.warning(words, self.folder, full)
                 return 0
             self._remove_dead(place)
             return written
 
     def _add(self, place: PackPlace, cache: HeldCache, stop: Callable[[], bool], *, into_one: bool) -> int:
         """One more pack: of what is lacking and, where the others are mostly dead, of what is alive in those."""
-        for _ in self.recognise(tick=stop):
-            pass
+        self.recognise(stop=stop)
         newest = self._newest(cache)
-        lacking = list(self._lacking(cache, newest))
-        replaced = {item.path for item in lacking}
+        items = list(self._lacking(cache, newest))
+        replaced = {item.path for item in items}
         kept = [
             Item(pack.segment, row, path, None)
             for path, (pack, row) in newest.items()
@@ -236,18 +211,15 @@ class PackFolder:
         ]
         total = sum(int(pack.segment.rows["length"].sum()) for pack in self.packs.values())
         alive = sum(int(item.segment.rows["length"][item.row]) for item in kept)
-        everything = into_one or (total > 0 and alive < total * (1 - MOSTLY_DEAD))
-        items = lacking + (kept if everything else [])
-        old = list(self.packs)
+        if into_one or (total > 0 and alive < total * (1 - MOSTLY_DEAD)):
+            items, kept = items + kept, []
+        old = {name: pack.segment for name, pack in self.packs.items()}
         size = self._write(place, items, stop) if items else 0
-        dead = (
-            old
-            if everything
-            else [name for name in old if not any(item.segment is self.packs[name].segment for item in kept)]
-        )
-        for name in dead:
-            self._worthless.append(name)
-            del self.packs[name]
+        needed = {id(item.segment) for item in kept}
+        for name, segment in old.items():
+            if id(segment) not in needed:
+                self._worthless.append(name)
+                del self.packs[name]
         return size
 
     def _newest(self, cache: HeldCache) -> dict[str, tuple[OpenPack, int]]:
@@ -275,28 +247,28 @@ class PackFolder:
                 yield Item(segment, row, path, identity)
 
     def _write(self, place: PackPlace, items: list[Item], stop: Callable[[], bool]) -> int:
-        name, disk = place.next_name(), _Disk(place.fd, self._keep_free)
+        name = place.next_name()
         needed = sum(int(item.segment.rows["length"][item.row]) for item in items)
-        written = 0
+        written = looked = 0
         with place.new_file(name) as fd:
             writer = SegmentWriter(fd)
             try:
-                disk.check(needed)
+                check_disk(place.fd, needed, self._keep_free)
                 for item in items:
                     if stop():
                         raise PackingStopped("packing was stopped")
-                    size = put(writer, item)
-                    if written // LOOK_EVERY < (written + size) // LOOK_EVERY:
-                        disk.check(max(needed - written, 0))
-                    written += size
+                    written += put(writer, item)
+                    if written - looked >= LOOK_EVERY:
+                        check_disk(place.fd, max(needed - written, 0), self._keep_free)
+                        looked = written
                 size = writer.finish(self.made_by or "")
             except OSError as failed:
-                raise disk.refused(failed, needed) or CacheError(
+                if failed.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise DiskFull(f"it needs {format_bytes(needed)}, and the disk refuses that") from failed
+                raise CacheError(
                     f"{self.folder / name} could not be written: {failed}", remedy="check cache_config.cache_dir"
                 ) from failed
-        fresh = OpenPack(place.pack(name))
-        fresh.states[:] = ALIVE
-        self.packs[name] = fresh
+        self.packs[name] = OpenPack(place.pack(name), ALIVE)
         self._names = place.packs()
         return size
 
@@ -315,25 +287,7 @@ class PackFolder:
             segment = place.pack(name)
         except (OSError, CacheError):
             return False
-        rows = range(len(segment))
-        looked = zip(map(segment.path, rows), identities(segment, rows), strict=True)
-        return not any(self._recognizer.source(path, identity) for path, identity in looked)
-
-    def _report_full(self, full: DiskFull) -> None:
-        if not self._reported_full:
-            self._reported_full = True
-            logger.warning(
-                "gh200: no pack written to %s: it needs %s, %s are free, of which %s stay free for checkpoints; "
-                "the next start reads SimpleTuner's own files",
-                self.folder,
-                format_bytes(full.needed),
-                format_bytes(full.free),
-                format_bytes(full.reserve),
-            )
-
-
-def identities(segment: Segment, rows: Iterable[int]) -> list[Identity]:
-    return [Identity(*row[2:7]) for row in segment.rows[list(rows)].tolist()]
+        return not any(self._recognizer.recognise_rows(segment, range(len(segment))))
 
 
 def _same(packed: np.void, held: np.void) -> bool:
@@ -366,27 +320,15 @@ def put(writer: SegmentWriter, item: Item) -> int:
     return payload.nbytes
 
 
-class _Disk:
-    """The one that an open folder is on."""
-
-    def __init__(self, folder: int, keep_free: int) -> None:
-        self._folder = folder
-        self._keep_free = keep_free
-
-    def check(self, needed: int) -> None:
-        """DiskFull where ``needed`` more bytes are too many."""
-        found = os.fstatvfs(self._folder)
-        total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-        reserve = must_stay_free(total, self._keep_free)
-        if needed > free - reserve:
-            raise DiskFull(needed, free, reserve)
-
-    def refused(self, failed: OSError, needed: int) -> DiskFull | None:
-        """The disk's own refusal, a quota included, as ours; None for any other error."""
-        if failed.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return None
-        found = os.fstatvfs(self._folder)
-        return DiskFull(needed, found.f_bavail * found.f_frsize, 0)
+def check_disk(folder: int, needed: int, keep_free: int) -> None:
+    """DiskFull where ``needed`` more bytes are too many for the disk that an open folder is on."""
+    found = os.fstatvfs(folder)
+    free, reserve = found.f_bavail * found.f_frsize, must_stay_free(found.f_blocks * found.f_frsize, keep_free)
+    if needed > free - reserve:
+        raise DiskFull(
+            f"it needs {format_bytes(needed)}, {format_bytes(free)} are free, of which {format_bytes(reserve)} "
+            f"stay free for checkpoints"
+        )
 
 
 def must_stay_free(total: int, keep_free: int) -> int:

@@ -52,7 +52,11 @@ class Board:
 
     @classmethod
     def attach(cls, fd: int) -> Board:
-        return cls(Slab.attach(fd, os.fstat(fd).st_size, label="board"))
+        """The same memory in another rank; takes ``fd`` over."""
+        try:
+            return cls(Slab.attach(fd, os.fstat(fd).st_size, label="board"))
+        finally:
+            os.close(fd)
 
     def generation(self) -> bytes:
         """Another one whenever something was published or given back."""

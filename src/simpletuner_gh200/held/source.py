@@ -8,15 +8,15 @@ the inode and the time of the last change, which no user can set, and the checks
 from __future__ import annotations
 
 import os
-import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from simpletuner_gh200.held.file_system import keeps_change_times, open_folder
+from simpletuner_gh200.held.segment import Segment
 from simpletuner_gh200.held.tensor_files import look_at
 from simpletuner_gh200.memory.regular_files import open_regular
 
@@ -57,22 +57,26 @@ def normal(path: Any) -> str:
     return os.path.abspath(text)
 
 
-def identify(path: str, source: Source) -> Identity | None:
-    """The identity of the file that looked like ``source`` when it was taken; None if it is another by now."""
+def identify(path: str, source: Source | None = None) -> Identity | None:
+    """The identity of a file; None if it is another by now than the one that looked like ``source`` when taken."""
     try:
         fd = open_regular(path)
     except OSError:
         return None
     try:
-        before = os.fstat(fd)
-        if _words(before) != source:
+        found = os.fstat(fd)
+        if source not in (None, (found.st_size, found.st_mtime_ns, found.st_ino)):
             return None
-        found = fingerprint(fd, before.st_size)
-        return Identity(before.st_size, before.st_mtime_ns, before.st_ctime_ns, before.st_ino, found)
+        words = found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+        return Identity(*words, fingerprint(fd, found.st_size))
     except OSError:
         return None
     finally:
         os.close(fd)
+
+
+def identities(segment: Segment, rows: Iterable[int]) -> list[Identity]:
+    return [Identity(*row[2:7]) for row in segment.rows[list(rows)].tolist()]
 
 
 class Recognizer:
@@ -81,35 +85,26 @@ class Recognizer:
     def __init__(self) -> None:
         self._trusted: dict[str, bool] = {}
 
-    def source(self, path: str, known: Identity) -> Source | None:
-        """How the file looks now, if it is the one with that identity.
-
-        Where only inode or change time differ, as after a copy or a ``chmod``, the checksums in the file decide.
-        """
-        try:
-            found = os.stat(path)
-        except OSError:
-            return None
-        if (found.st_size, found.st_mtime_ns) != (known.size, known.mtime_ns) or not stat.S_ISREG(found.st_mode):
-            return None
-        words = _words(found)
-        if untouched(found.st_ino, found.st_ctime_ns, known) and self._trusts(os.path.dirname(path)):
-            return words
-        now = identify(path, words)
-        return words if now is not None and now.fingerprint == known.fingerprint else None
-
     def recognise(self, entries: Sequence[tuple[str, Identity]]) -> list[bool]:
-        """Is each file the one with its identity? They are looked at in one go."""
+        """Is each file the one with its identity? They are looked at in one go.
+
+        Where only inode or change time differ, as after a copy or a ``chmod``, or where the latter can be made up, the
+        checksums in the file decide. Images that are made to come out alike have change times in whole seconds.
+        """
         looks = look_at([path for path, _ in entries])
         known = np.array([identity[:4] for _, identity in entries], _KNOWN)
-        alike = looks["plain"].astype(bool)
-        for name in _KNOWN.names or ():
-            alike &= looks[name] == known[name].astype(np.uint64)
-        alike &= looks["ctime_ns"] % SECOND_NS != 0
+        same = {name: looks[name] == known[name].astype(np.uint64) for name in _KNOWN.names or ()}
+        alike = looks["plain"].astype(bool) & same["size"] & same["mtime_ns"]
+        untouched = alike & same["ctime_ns"] & same["inode"] & (looks["ctime_ns"] % SECOND_NS != 0)
         return [
-            (same and self._trusts(path.rpartition("/")[0])) or self.source(path, identity) is not None
-            for (path, identity), same in zip(entries, alike.tolist(), strict=True)
+            fine and ((same_inode and self._trusts(path.rpartition("/")[0])) or _has_content(path, identity))
+            for (path, identity), fine, same_inode in zip(entries, alike.tolist(), untouched.tolist(), strict=True)
         ]
+
+    def recognise_rows(self, segment: Segment, rows: Iterable[int]) -> list[bool]:
+        """The same of entries of a pack."""
+        rows = list(rows)
+        return self.recognise(list(zip(map(segment.path, rows), identities(segment, rows), strict=True)))
 
     def _trusts(self, folder: str) -> bool:
         if folder not in self._trusted:
@@ -117,9 +112,13 @@ class Recognizer:
         return self._trusted[folder]
 
 
-def untouched(inode: int, ctime_ns: int, known: Identity) -> bool:
-    """Do inode and change time say so? Images that are made to come out alike have these too, but in whole seconds."""
-    return (inode, ctime_ns) == (known.inode, known.ctime_ns) and ctime_ns % SECOND_NS != 0
+def _has_content(path: str, known: Identity) -> bool:
+    now = identify(path)
+    return now is not None and (now.size, now.mtime_ns, now.fingerprint) == (
+        known.size,
+        known.mtime_ns,
+        known.fingerprint,
+    )
 
 
 def _folder_keeps_change_times(folder: str) -> bool:
@@ -173,7 +172,3 @@ def _zip_directory(fd: int, size: int, start: int, tail: bytes) -> bytes | None:
         return None
     directory = tail[at - start : at - start + length] if at >= start else os.pread(fd, length, at)
     return directory if len(directory) == length and directory.startswith(b"PK\x01\x02") else None
-
-
-def _words(found: os.stat_result) -> Source:
-    return found.st_size, found.st_mtime_ns, found.st_ino

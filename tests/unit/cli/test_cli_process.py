@@ -99,4 +99,5 @@ def test_what_is_no_file_is_no_cache_file(tmp_path):
     os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "folder.pt").mkdir()
     (tmp_path / "entry.pt").write_bytes(b"content")
-    assert list(cache_files(str(tmp_path))) == [(str(tmp_path / "entry.pt"), 7)]
+    found = cache_files(str(tmp_path))
+    assert (list(found.paths()), found.size) == ([str(tmp_path / "entry.pt")], 7)

@@ -125,7 +125,7 @@ def test_another_rank_serves_the_same_memory_and_tells_of_its_writes(tmp_path: P
     leader.publish(stage(StagingRequest(root, compression="lz4"), host=roomy)[0])
     child = os.fork()
     if child == 0:
-        mine = HeldFiles(Board.attach(board.fd), 1, forgotten)
+        mine = HeldFiles(Board.attach(os.dup(board.fd)), 1, forgotten)
         fine = mine.view(root / "b.txt") == b"text " * 100 and mine.view(root / "a.png") == image()
         mine.forget(root / "b.txt")
         os._exit(0 if fine else 1)

@@ -23,7 +23,7 @@ def root(tmp_path, saved):
     paths = [saved(torch.full((2000,), float(n)), f"vae/{n}.pt") for n in range(3)]
     source = str(tmp_path / "vae")
     packs = PackFolder(folder_for(tmp_path / "cache", "vae-x", source))
-    packs.make(source)
+    PackPlace.make(packs.folder, source)
     packs.save(filled(*paths))
     (tmp_path / "cache" / "someone-elses").mkdir()
     (tmp_path / "cache" / "someone-elses" / "0001.pack").write_text("not ours")

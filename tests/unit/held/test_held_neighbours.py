@@ -29,7 +29,7 @@ def packed(tmp_path, saved):
     """(folder of packs, paths), readable by everybody."""
     paths = [saved(torch.full((500,), float(number)), f"src/{number}.pt") for number in range(3)]
     made = PackFolder(tmp_path / "cache_dir" / "packs")
-    made.make(str(tmp_path / "src"))
+    PackPlace.make(made.folder, str(tmp_path / "src"))
     assert made.save(filled(*paths)) > 0
     made.folder.chmod(0o755)
     for pack in made.folder.glob("*.pack"):
@@ -97,7 +97,7 @@ def test_links_that_somebody_planted_are_not_followed_for_writing(packed, tmp_pa
     victim.write_text("precious")
     (folder / MARKER).unlink()
     (folder / MARKER).symlink_to(victim)
-    PackFolder(folder).make(str(tmp_path / "src"))
+    PackPlace.make(folder, str(tmp_path / "src"))
     assert not (folder / MARKER).is_symlink()
     assert victim.read_text() == "precious"
     (folder / LOCK).unlink()
@@ -135,7 +135,7 @@ def test_a_link_in_place_of_the_folder_is_refused(packed, tmp_path):
     shutil.move(folder, elsewhere)
     before = sorted(os.listdir(elsewhere))
     folder.symlink_to(elsewhere)
-    for use in (lambda: PackFolder(folder).make("x"), lambda: PackFolder(folder).open_all()):
+    for use in (lambda: PackPlace.make(folder, "x"), lambda: PackFolder(folder).open_all()):
         with pytest.raises(NotOurs, match="is a link"):
             use()
     assert sorted(os.listdir(elsewhere)) == before
@@ -144,11 +144,11 @@ def test_a_link_in_place_of_the_folder_is_refused(packed, tmp_path):
 def test_a_cache_dir_that_is_somebody_elses_link_is_refused_and_our_own_is_not(tmp_path, give_away):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    PackFolder(tmp_path / "link" / "packs").make("x")
+    PackPlace.make(tmp_path / "link" / "packs", "x")
     assert (tmp_path / "real" / "packs" / MARKER).exists()
     give_away(tmp_path / "link")
     with pytest.raises(NotOurs, match=r"is a link of user \d+"):
-        PackFolder(tmp_path / "link" / "packs").make("x")
+        PackPlace.make(tmp_path / "link" / "packs", "x")
 
 
 # -- the disk ------------------------------------------------------------------------------------------------------
@@ -195,12 +195,12 @@ def test_a_disk_that_fills_up_while_a_pack_is_written_stops_it(packed, monkeypat
     monkeypatch.setattr(packs, "LOOK_EVERY", 40_000)
     before, asked = sorted(os.listdir(folder)), []
 
-    def filling_up(self, needed):
+    def filling_up(folder, needed, keep_free):
         asked.append(needed)
         if len(asked) == 3:
-            raise DiskFull(needed, 0, GIB)
+            raise DiskFull("it is full")
 
-    monkeypatch.setattr(packs._Disk, "check", filling_up)
+    monkeypatch.setattr(packs, "check_disk", filling_up)
     assert PackFolder(folder).save(cache) == 0
     assert len(asked) == 3
     assert asked == sorted(asked, reverse=True)

@@ -12,7 +12,7 @@ import torch
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.fill import NOT_READ_NATIVELY, read_file
 from simpletuner_gh200.held.listing import cache_files
-from simpletuner_gh200.held.pack_place import LOCK, MARKER
+from simpletuner_gh200.held.pack_place import LOCK, MARKER, PackPlace
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.source import identify
 from tests.unit.bounded import bounded
@@ -40,7 +40,7 @@ def test_a_folder_of_cache_files_with_everything_else_in_it(tmp_path, saved):
     (tmp_path / "cache" / "loop").symlink_to("loop")
     good = [saved(torch.full((8,), float(number)), f"cache/z{number}.pt") for number in range(3)]
     good.append(saved(torch.ones(8), "cache/odd3.pt/inside.pt"))
-    paths = [path for path, _size in cache_files(str(tmp_path / "cache"))]
+    paths = list(cache_files(str(tmp_path / "cache")).paths())
     unreadable = str(tmp_path / "cache" / "odd4.pt")
     assert sorted(paths) == sorted([*good, unreadable])
     cache = filled(*paths)
@@ -85,7 +85,7 @@ def packed(tmp_path, saved):
     """(folder of packs, paths)."""
     paths = [saved(torch.full((500,), float(number)), f"src/{number}.pt") for number in range(4)]
     packs = PackFolder(tmp_path / "packs")
-    packs.make(str(tmp_path / "src"))
+    PackPlace.make(packs.folder, str(tmp_path / "src"))
     assert packs.save(filled(*paths)) > 0
     return tmp_path / "packs", paths
 
@@ -97,8 +97,8 @@ def test_a_folder_of_packs_with_everything_else_in_it(packed, saved):
     odd = sorted(os.listdir(folder))
     packs = PackFolder(folder)
     assert sum(map(len, packs.open_all())) == len(paths)
-    assert len(packs.report.notes) == 7
-    assert all(str(folder) in note for note in packs.report.notes), "each says which pack of which cache it is about"
+    assert len(packs.notes) == 7
+    assert all(str(folder) in note for note in packs.notes), "each says which pack of which cache it is about"
     assert packs.save(filled(saved(torch.ones(9), "src/new.pt"))) > 0
     assert set(odd) <= set(os.listdir(folder)), "what is not ours is left alone"
     assert sum(map(len, PackFolder(folder).open_all())) == len(paths) + 1
@@ -111,7 +111,7 @@ def test_lock_and_marker_that_are_fifos_are_not_waited_for(packed, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
     packs = PackFolder(folder)
-    packs.make("/somewhere/else")
+    PackPlace.make(packs.folder, "/somewhere/else")
     assert sum(map(len, packs.open_all())) == len(paths)
     assert packs.save(filled()) == 0
 

@@ -14,8 +14,9 @@ import torch
 
 from simpletuner_gh200.held import source
 from simpletuner_gh200.held.cache import MISSING
-from simpletuner_gh200.held.packs import PackFolder, identities
-from simpletuner_gh200.held.source import Identity, Recognizer, fingerprint, identify, untouched
+from simpletuner_gh200.held.pack_place import PackPlace
+from simpletuner_gh200.held.packs import PackFolder
+from simpletuner_gh200.held.source import Recognizer, fingerprint, identify, identities
 from simpletuner_gh200.seams.features.caches.makers import made_by
 from tests.unit.held.conftest import filled
 
@@ -54,7 +55,7 @@ def packed(request, tmp_path):
     for number, path in enumerate(paths):
         write(path, number, request.param)
     packs = PackFolder(tmp_path / "packs")
-    packs.make(str(tmp_path / "src"))
+    PackPlace.make(packs.folder, str(tmp_path / "src"))
     assert packs.save(filled(*paths)) > 0
     return tmp_path / "packs", paths, request.param
 
@@ -62,8 +63,8 @@ def packed(request, tmp_path):
 def load(folder, made_by=""):
     packs = PackFolder(folder, made_by)
     cache = filled(packs=packs.open_all())
-    list(packs.recognise())
-    return cache, packs.account()
+    packs.recognise()
+    return cache, packs.report()
 
 
 def test_a_cache_made_again_with_the_same_sizes_and_times_is_not_served_from_old_packs(packed):
@@ -74,7 +75,7 @@ def test_a_cache_made_again_with_the_same_sizes_and_times_is_not_served_from_old
     write(paths[2], 7, form)
     assert [os.stat(path).st_size for path in paths] == sizes
     cache, loaded = load(folder)
-    assert (loaded.entries, loaded.changed) == (0, COUNT)
+    assert (loaded["entries"], loaded["changed"]) == (0, COUNT)
     assert all(cache.get(path) is MISSING for path in paths)
 
 
@@ -86,41 +87,32 @@ def test_a_cache_that_was_copied_or_restored_keeps_its_packs(packed, tmp_path):
     os.rename(tmp_path / "copy", tmp_path / "src")
     assert [os.stat(path).st_ino for path in paths] != before
     cache, loaded = load(folder)
-    assert (loaded.entries, loaded.changed) == (COUNT, 0)
+    assert (loaded["entries"], loaded["changed"]) == (COUNT, 0)
     assert [cache.get(path)[0].item() for path in paths] == [0.0, 1.0, 2.0]
 
 
 def test_a_file_that_is_untouched_is_not_opened(packed, monkeypatch):
     folder, _paths, _form = packed
     monkeypatch.setattr(source, "fingerprint", lambda *_: pytest.fail("inode and change time are enough here"))
-    assert load(folder)[1].entries == COUNT
+    assert load(folder)[1]["entries"] == COUNT
 
 
 def test_inode_and_change_time_count_for_nothing_where_the_file_system_makes_them_up(tmp_path, monkeypatch):
     """As in an image made to come out alike: made anew with another VAE, everything agrees but the bytes."""
     path = str(tmp_path / "0.pt")
     write(path, 1)
-    old = identify(path, source_of(path))
+    old = identify(path)
     write(path, 2, in_place=True)
     known = old._replace(ctime_ns=os.stat(path).st_ctime_ns)
-    assert Recognizer().source(path, known) is not None, "here the file system is to be believed"
+    assert Recognizer().recognise([(path, known)]) == [True], "here the file system is to be believed"
     monkeypatch.setattr(source, "keeps_change_times", lambda fd: False)
-    assert Recognizer().source(path, known) is None
+    assert Recognizer().recognise([(path, known)]) == [False]
     with open(path, "rb") as file:
         new = fingerprint(file.fileno(), known.size)
-    assert Recognizer().source(path, known._replace(fingerprint=new)) == source_of(path)
+    assert Recognizer().recognise([(path, known._replace(fingerprint=new))]) == [True]
 
 
-def test_change_times_of_whole_seconds_are_not_believed():
-    second = source.SECOND_NS
-    known = Identity(1, 0, 1_700_000_000 * second + 5, 7, 0)
-    assert untouched(7, known.ctime_ns, known)
-    assert not untouched(8, known.ctime_ns, known)
-    assert not untouched(7, known.ctime_ns + 1, known)
-    assert not untouched(7, 1_700_000_000 * second, known._replace(ctime_ns=1_700_000_000 * second))
-
-
-def test_change_times_of_whole_seconds_are_not_believed_of_many_either(packed, monkeypatch):
+def test_change_times_of_whole_seconds_are_not_believed(packed, monkeypatch):
     """An image made to come out alike: size, times and inode are the very same, the content is another VAE's."""
     folder, paths, form = packed
     found = {path: os.stat(path) for path in paths}
@@ -148,10 +140,10 @@ def test_change_times_of_whole_seconds_are_not_believed_of_many_either(packed, m
 def test_entries_of_another_configuration_are_left_alone_and_not_served(packed):
     folder, paths, form = packed
     cache, loaded = load(folder, "another VAE")
-    assert (loaded.entries, loaded.of_others) == (0, COUNT)
+    assert (loaded["entries"], loaded["of_others"]) == (0, COUNT)
     assert cache.get(paths[0]) is MISSING
     assert PackFolder(folder, "another VAE").save(filled(*paths)) > 0
-    assert load(folder, "another VAE")[1].entries == load(folder)[1].entries == COUNT, "each has its own"
+    assert load(folder, "another VAE")[1]["entries"] == load(folder)[1]["entries"] == COUNT, "each has its own"
     for path in paths:
         write(path, 5, form)
         os.utime(path, ns=(1, 1))
@@ -195,13 +187,13 @@ def test_what_made_an_entry_is_what_decides_its_values(kind, change, dataset, ma
     assert before == made_by(kind, SimpleNamespace(**dict(reversed(ARGUMENTS.items()))), {"resolution": 1024})
 
 
-def test_files_are_recognised_together_as_they_are_one_by_one(tmp_path):
+def test_files_are_recognised_as_what_they_were(tmp_path):
     names = ("plain", "changed", "gone", "linked", "two names", "rewritten", "ümlaut")
     paths = [str(tmp_path / f"{name}.pt") for name in names]
     for path in paths:
         with open(path, "wb") as file:
             file.write(b"content of " + os.fsencode(path))
-    known = [identify(path, source_of(path)) for path in paths]
+    known = [identify(path) for path in paths]
     with open(paths[1], "ab") as file:
         file.write(b"more")
     os.unlink(paths[2])
@@ -213,16 +205,14 @@ def test_files_are_recognised_together_as_they_are_one_by_one(tmp_path):
         file.write(b"CONTENT")
     os.utime(paths[5], ns=(times.st_atime_ns, times.st_mtime_ns))
     entries = list(zip(paths, known, strict=True))
-    together = Recognizer().recognise(entries)
-    assert together == [Recognizer().source(path, identity) is not None for path, identity in entries]
-    assert together == [True, False, False, True, True, False, True]
+    assert Recognizer().recognise(entries) == [True, False, False, True, True, False, True]
 
 
 def test_any_number_that_a_file_system_gives_is_compared(tmp_path, saved):
     """Hashes of 64 bits for inodes, and times before 1970."""
     path = saved(torch.zeros(3), "old.pt")
     os.utime(path, ns=(-5, -5))
-    identity = identify(path, source_of(path))
+    identity = identify(path)
     assert identity is not None and identity.mtime_ns < 0
     copied = identity._replace(inode=(1 << 64) - 3)
     assert Recognizer().recognise([(path, identity), (path, copied)]) == [True, True]

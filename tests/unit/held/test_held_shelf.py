@@ -25,7 +25,7 @@ def payload(shelf: Shelf, name: str) -> bytes | None:
 def two_ranks() -> tuple[Shelf, Shelf]:
     board = Board.create(2)
     return Shelf(board, rank=0, attach=Segment.in_memory), Shelf(
-        Board.attach(board.fd), rank=1, attach=Segment.in_memory
+        Board.attach(os.dup(board.fd)), rank=1, attach=Segment.in_memory
     )
 
 
