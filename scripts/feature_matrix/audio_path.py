@@ -38,10 +38,10 @@ def main(folder: Path) -> dict[str, Any]:
 
 def in_memory(folder: Path) -> tuple[Any, Any]:
     from simpletuner_gh200.held.files import HeldFiles
-    from simpletuner_gh200.held.staging import StagingRequest, stage
+    from simpletuner_gh200.held.staging import stage
     from simpletuner_gh200.seams.features.store.backend import backend_class
 
-    dataset = HeldFiles.alone(stage(StagingRequest(folder))[0])
+    dataset = HeldFiles.alone(stage(folder)[0])
     return backend_class()(None, "sounds", dataset), dataset
 
 

@@ -19,8 +19,9 @@ local = pytest.importorskip("simpletuner.helpers.data_backend.local", reason="ne
 
 from PIL import Image  # noqa: E402
 
+from simpletuner_gh200.config.blocks import InMemorySettings  # noqa: E402
 from simpletuner_gh200.held.files import HeldFiles  # noqa: E402
-from simpletuner_gh200.held.staging import StagingRequest, stage  # noqa: E402
+from simpletuner_gh200.held.staging import stage  # noqa: E402
 from simpletuner_gh200.seams.features.store.backend import backend_class  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -55,7 +56,7 @@ def _saved(value: Any) -> bytes:
 def make(kind: str, folder: Path, **settings: Any) -> Any:
     if kind == "upstream":
         return local.LocalDataBackend(accelerator=None, id="data", **settings)
-    segment, _report = stage(StagingRequest(folder, compression="auto", max_corruption_rate=1.0))
+    segment, _report = stage(folder, InMemorySettings(compression="auto", max_corruption_rate=1.0))
     return backend_class()(None, "data", HeldFiles.alone(segment), **settings)
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.held.files import HeldFiles
 from simpletuner_gh200.held.listing import is_bookkeeping
-from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging import stage
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.units import GIB
 
@@ -35,8 +36,8 @@ def test_what_is_staged_comes_back(files: dict[bytes, bytes], compression: str |
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_bytes(content)
-        request = StagingRequest(Path(folder), compression=compression, workers=workers, verify="none")
-        segment, report = stage(request, host=roomy)
+        chosen = InMemorySettings(compression=compression, num_workers=workers, verify="none")
+        segment, report = stage(Path(folder), chosen, host=roomy)
         dataset = HeldFiles.alone(segment)
         assert report.staged == len(files)
         for name, content in files.items():

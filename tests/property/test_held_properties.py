@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpletuner_gh200.held import layout
 from simpletuner_gh200.held.caches import threshold_for
-from simpletuner_gh200.held.record import copying_maker, encode, tensor_maker
+from simpletuner_gh200.held.record import copying_maker, encode, parse, tensor_maker
 from simpletuner_gh200.held.segment import ALIGNMENT, key_of
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool])
@@ -61,7 +60,7 @@ def test_any_value_comes_back(value, make):
     for offset, piece in record.pieces:
         assert offset % ALIGNMENT == 0
         payload[offset : offset + piece.nbytes] = piece
-    assert same(value, layout.parse(record.layout).build(make(payload)))
+    assert same(value, parse(record.layout).build(make(payload)))
 
 
 @given(st.lists(st.binary(min_size=4), max_size=200, unique=True), st.integers(0, 200))

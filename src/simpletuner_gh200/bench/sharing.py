@@ -82,14 +82,15 @@ def _answer(read_everything: Callable[[], None], held: Callable[[], int]) -> Non
 
 
 def _be_a_dataset_rank(folder: Path) -> None:
+    from simpletuner_gh200.config.blocks import InMemorySettings
     from simpletuner_gh200.held.files import Forgotten, HeldFiles
     from simpletuner_gh200.held.shelf import Board
-    from simpletuner_gh200.held.staging import StagingRequest, stage
+    from simpletuner_gh200.held.staging import stage
 
     group = NodeGroup.from_environment("bench")
     group.join(60)
     if group.is_leader:
-        segment, _report = stage(StagingRequest(folder, verify="none", workers=2), tick=group.beat)
+        segment, _report = stage(folder, InMemorySettings(verify="none", num_workers=2), tick=group.beat)
         board = Board.create(group.local_world_size)
         dataset = HeldFiles(board, 0, Forgotten.alone())
         dataset.publish(segment)

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from simpletuner_gh200.held.buffers import BufferPool
+from simpletuner_gh200.held.buffers import BufferPool, address_of, copy_rows
 from simpletuner_gh200.held.cache import Found
-from simpletuner_gh200.held.copying import address_of, copy_rows
-from simpletuner_gh200.held.layout import Leaf
-from simpletuner_gh200.held.record import contiguous_strides, tensor_maker
+from simpletuner_gh200.held.record import Leaf, contiguous_strides, tensor_maker
 from simpletuner_gh200.held.segment import Bytes
 
 if TYPE_CHECKING:

@@ -1,17 +1,23 @@
 """Batch buffers that are used again: fresh memory costs a page fault per 4 KiB, more than the copy itself.
 
 A buffer is lent as a numpy array. torch keeps that array alive as long as any tensor on it exists, saved for backward
-or not, so the buffer comes back exactly when the last one is gone, and never before.
+or not, so the buffer comes back exactly when the last one is gone, and never before. What fills them copies by address.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections import defaultdict, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import memmove
+from functools import cache
 
 import numpy as np
 
+from simpletuner_gh200.held.bulk import library
 from simpletuner_gh200.held.segment import Bytes
 from simpletuner_gh200.memory.ceilings import IDLE_BUFFERS
 from simpletuner_gh200.memory.mapping import HUGE, LARGE_PAGE, PAGE, Region, advise_pages, map_anonymous
@@ -87,3 +93,85 @@ def _fresh(size: int) -> Region:
     if PAGE < LARGE_PAGE:
         advise_pages(region.address, size, HUGE)
     return region
+
+
+Job = tuple[int, int, int]
+"""(destination, source, size)"""
+
+PARALLEL_FROM = 4 << 20
+"""Bytes below which handing out work costs more than it gains."""
+
+PIECE = 1 << 20
+"""Bytes that a thread takes on at a time."""
+
+MOST_THREADS = 8
+
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def copy_rows(target: int, sources: Sequence[int], size: int, *, skip: int = 0) -> None:
+    """Copy ``size`` bytes from each of ``sources``, one after the other, to ``target``; returns when all are there.
+
+    One core can't saturate the memory of a machine with many, and ``memmove`` through ctypes lets go of the lock that
+    the interpreter has. torch's own thread pool is not used: it hangs in forked children and spins on busy machines.
+
+    ``skip``: bytes that each of them begins with and that are not wanted.
+    """
+    if size * len(sources) < PARALLEL_FROM or (threads := min(MOST_THREADS, _cores())) < 2:
+        rows = array("Q", sources)
+        # In one call: each gives the interpreter's lock away and takes it back.
+        library().gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
+        return
+    jobs = [(target + index * size, source + skip, size) for index, source in enumerate(sources)]
+    # Whoever is free takes the next piece: a helper that is late, or never gets a core, is not waited for.
+    waiting = deque(split(jobs, max(threads, size * len(sources) // PIECE)))
+    helping: list[Future[None]] = [_helpers().submit(_copy_some, waiting) for _ in range(threads - 1)]
+    _copy_some(waiting)
+    for one in helping:
+        if not one.cancel():
+            one.result()
+
+
+def address_of(buffer: Bytes) -> int:
+    """Where a buffer's bytes are; several times faster than ``buffer.ctypes.data``."""
+    address: int = buffer.__array_interface__["data"][0]
+    return address
+
+
+def split(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
+    """Neighbouring jobs in at most so many parts of about the same number of bytes; large jobs are cut."""
+    share = -(-sum(size for _, _, size in jobs) // parts)
+    made: list[list[Job]] = [[]]
+    room = share
+    for target, source, size in jobs:
+        while size > room:
+            made[-1].append((target, source, room))
+            target, source, size = target + room, source + room, size - room
+            made.append([])
+            room = share
+        made[-1].append((target, source, size))
+        room -= size
+    return [part for part in made if part]
+
+
+def _copy_some(waiting: deque[list[Job]]) -> None:
+    while True:
+        try:
+            part = waiting.popleft()
+        except IndexError:
+            return
+        for target, source, size in part:
+            memmove(target, source, size)
+
+
+@cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _helpers() -> ThreadPoolExecutor:
+    """One pool per process: the threads of a parent don't exist in its child."""
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():
+        _pool = os.getpid(), ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="gh200-copy")
+    return _pool[1]

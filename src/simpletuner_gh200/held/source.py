@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from simpletuner_gh200.held.file_system import keeps_change_times, open_folder
 from simpletuner_gh200.held.segment import Segment
 from simpletuner_gh200.held.tensor_files import look_at
+from simpletuner_gh200.held.watch import keeps_change_times
 from simpletuner_gh200.memory.regular_files import open_regular
 
 SECOND_NS = 1_000_000_000
@@ -108,7 +108,7 @@ class Recognizer:
 
     def _trusts(self, folder: str) -> bool:
         if folder not in self._trusted:
-            self._trusted[folder] = _folder_keeps_change_times(folder)
+            self._trusted[folder] = keeps_change_times(folder)
         return self._trusted[folder]
 
 
@@ -119,17 +119,6 @@ def _has_content(path: str, known: Identity) -> bool:
         known.mtime_ns,
         known.fingerprint,
     )
-
-
-def _folder_keeps_change_times(folder: str) -> bool:
-    try:
-        fd = open_folder(folder)
-    except OSError:
-        return False
-    try:
-        return keeps_change_times(fd)
-    finally:
-        os.close(fd)
 
 
 def fingerprint(fd: int, size: int) -> int:

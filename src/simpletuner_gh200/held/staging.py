@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, StoreError
 from simpletuner_gh200.held.codecs import CHUNKED, NAMES, CodecChoice, CodecName, choose, estimate, estimates
 from simpletuner_gh200.held.files import FileSegment
-from simpletuner_gh200.held.image_check import Verify, image_formats
+from simpletuner_gh200.held.image_check import image_formats
 from simpletuner_gh200.held.listing import BATCH_BYTES, FileBatch, Listing, list_files
 from simpletuner_gh200.held.segment import ALIGNMENT, HEADER_SIZE, PLAIN, SegmentFull, SegmentWriter
 from simpletuner_gh200.held.stager import BatchStager, StagingPlan
@@ -45,32 +45,7 @@ SETTLE_SECONDS = 0.02
 
 SHOWN_PROBLEMS = 20
 
-
-@dataclass(frozen=True)
-class StagingRequest:
-    """What ``in_memory`` of a dataset entry says, with its folder."""
-
-    root: Path
-    compression: str | None = None
-    workers: int = 1
-    memory_limit_gb: float | None = None
-    max_corruption_rate: float = 0.01
-    verify: Verify = "header"
-    extensions: tuple[str, ...] | None = None
-    give_back_page_cache: bool = True
-
-
-def request_for(folder: Path, settings: InMemorySettings) -> StagingRequest:
-    """The request that an ``in_memory`` block makes for ``folder``."""
-    return StagingRequest(
-        root=folder,
-        compression=settings.compression,
-        workers=settings.workers(),
-        memory_limit_gb=settings.memory_limit_gb,
-        max_corruption_rate=settings.max_corruption_rate,
-        verify=settings.verify,
-        extensions=settings.file_extensions,
-    )
+DEFAULTS = InMemorySettings()
 
 
 class StagingStopped(StoreError):
@@ -78,112 +53,127 @@ class StagingStopped(StoreError):
 
 
 def look_over(
-    request: StagingRequest,
+    root: Path,
+    settings: InMemorySettings = DEFAULTS,
     *,
     host: Callable[[], HostMemory] = host_memory,
     wanted: Callable[[bytes], bool] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> Listing:
     """Everything that would be staged, of paths that are ``wanted``; an error where it is known not to fit already."""
-    if not request.root.is_dir():
+    if not root.is_dir():
         raise StoreError(
-            f"instance_data_dir {printable(str(request.root))!r} is not a folder",
-            remedy="correct the path of the dataset",
+            f"instance_data_dir {printable(str(root))!r} is not a folder", remedy="correct the path of the dataset"
         )
-    listing = list_files(request.root, request.extensions, tick=tick)
+    listing = list_files(root, settings.file_extensions, tick=tick)
     if wanted is not None:
         listing = replace(listing.part(wanted), problems=listing.problems)
-    limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
-    _check_before(listing, choose(request.compression, listing), limit)
+    check_size(listing, settings, dataset_allowance(settings.memory_limit_gb, host(), single_pool=single_pool()))
     return listing
 
 
-def expected_size(request: StagingRequest, listing: Listing) -> int:
+def check_size(listing: Listing, settings: InMemorySettings, limit: Allowance) -> None:
+    """DatasetTooLarge where the size is known, or hopeless: before anything is read or allocated."""
+    choice = choose(settings.compression, listing)
+    if choice.default.name == "raw":  # with auto, what stays raw is known, the rest is extra
+        totals = listing.extensions.items()
+        needed = sum(total.size for ending, total in totals if choice.for_extension(ending).name == "raw")
+        most: float = limit.size
+    else:
+        needed, most = estimate(listing, choice.default), limit.size * HOPELESS
+    if needed > most:
+        raise too_large(listing, choice, limit, needed, exact=not choice.compresses)
+
+
+def expected_size(settings: InMemorySettings, listing: Listing) -> int:
     """Bytes of memory that staging what was listed will come to, about; never more than its files have."""
-    choice = choose(request.compression, listing)
-    if choice.default.name == "raw":
-        return listing.size
-    return min(estimate(listing, choice.default), listing.size)
+    choice = choose(settings.compression, listing)
+    return listing.size if choice.default.name == "raw" else min(estimate(listing, choice.default), listing.size)
 
 
 def stage(
-    request: StagingRequest,
+    root: Path,
+    settings: InMemorySettings = DEFAULTS,
     *,
     host: Callable[[], HostMemory] = host_memory,
     tick: Callable[[], None] = lambda: None,
     label: str = "staging",
     listing: Listing | None = None,
     pace: Pace = AT_ONCE,
+    give_back: bool = True,
 ) -> tuple[FileSegment, StagingReport]:
-    """Stage all of ``request.root``. ``tick`` is called several times a second.
+    """Stage all of ``root``. ``tick`` is called several times a second.
 
     ``listing``: what is to be staged, where somebody has looked over it already. ``pace`` may slow it down, and end it
-    early: StagingStopped then, and nothing is held.
+    early: StagingStopped then, and nothing is held. ``give_back``: drop the page cache of what was staged, which would
+    hold the dataset a second time.
     """
     began = time.monotonic()
     if listing is None:
-        listing = look_over(request, host=host, tick=tick)
-    run = _Run(request, listing, host, pace)
+        listing = look_over(root, settings, host=host, tick=tick)
+    run = _Run(settings, listing, host, pace, give_back)
     try:
         with progress(label, items=listing.files, size=listing.size, quiet=pace is not AT_ONCE) as shown:
             run.work(shown, tick)
         held = run.writer.used - HEADER_SIZE
         run.writer.finish(json.dumps([[os.fsdecode(part) for part in pair] for pair in listing.aliases]))
-        segment = FileSegment.in_memory(run.take_memory(), name=f"data set {request.root}")
-    except BaseException:
-        run.discard()
-        raise
+        segment = FileSegment.in_memory(os.dup(run.fd), name=f"data set {root}")
+    finally:
+        os.close(run.fd)
     assert isinstance(segment, FileSegment)
-    report = _report(listing, segment, held, run.choice, run.checked, time.monotonic() - began)
-    if report.corruption_rate > request.max_corruption_rate:
+    numbers, counts = np.unique(segment.rows["form"] & ~np.uint16(CHUNKED), return_counts=True)
+    report = StagingReport(
+        files=listing.files,
+        staged=len(segment),
+        size=int(segment.rows["size"].sum()),
+        held=held,
+        images_checked=run.checked,
+        seconds=time.monotonic() - began,
+        forms={NAMES[int(number)]: int(count) for number, count in zip(numbers, counts, strict=True)},
+        choices=run.choice.reasons,
+        problems=listing.problems,
+        damage=Damage.worst(listing.problems, {ending: totals.files for ending, totals in listing.extensions.items()}),
+    )
+    if report.corruption_rate > settings.max_corruption_rate:
         del segment  # an error may be kept for long, and what it refers to with it
-        raise _corrupt(report, request.max_corruption_rate)
+        raise _corrupt(report, settings.max_corruption_rate)
     return segment, report
-
-
-def check_size(request: StagingRequest, allowed: Allowance) -> int:
-    """The bytes below ``request.root``; DatasetTooLarge where staging would refuse them before it reads one."""
-    listing = list_files(request.root, request.extensions)
-    _check_before(listing, choose(request.compression, listing), allowed)
-    return listing.size
 
 
 class _Run:
     """One staging: its threads, and what stops them all."""
 
-    def __init__(self, request: StagingRequest, listing: Listing, host: Callable[[], HostMemory], pace: Pace) -> None:
-        self._request, self._listing, self._host, self._pace = request, listing, host, pace
-        self.choice = choose(request.compression, listing)
-        self._limit = dataset_allowance(request.memory_limit_gb, host(), single_pool=single_pool())
-        self._fd = create_memfd("dataset")
-        _keep_on_cpu_nodes(self._fd, HEADER_SIZE + min(self._limit.size, _most(listing)))
-        self.writer = SegmentWriter(self._fd, rows=PLAIN, limit=self._limit.size + HEADER_SIZE)
-        self._plan = StagingPlan(
-            writer=self.writer,
-            choice=self.choice,
-            verify=request.verify,
-            problems=listing.problems,
-            give_back=request.give_back_page_cache,
-        )
+    def __init__(
+        self,
+        settings: InMemorySettings,
+        listing: Listing,
+        host: Callable[[], HostMemory],
+        pace: Pace,
+        give_back: bool,
+    ) -> None:
+        self._settings, self._listing, self._host, self._pace = settings, listing, host, pace
+        self.choice = choose(settings.compression, listing)
+        self._limit = self._allowance()
+        self.fd = create_memfd("dataset")
+        # As they are, all of them would take so much.
+        most = listing.size + (ALIGNMENT + PLAIN.itemsize) * (listing.files + 1)
+        _keep_on_cpu_nodes(self.fd, HEADER_SIZE + min(self._limit.size, most))
+        self.writer = SegmentWriter(self.fd, rows=PLAIN, limit=self._limit.size + HEADER_SIZE)
+        self._plan = StagingPlan(self.writer, self.choice, settings.verify, listing.problems, give_back)
         self.checked = 0
         self._done = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
-    def take_memory(self) -> int:
-        fd, self._fd = self._fd, -1
-        return fd
-
-    def discard(self) -> None:
-        if self._fd >= 0:
-            os.close(self.take_memory())
+    def _allowance(self) -> Allowance:
+        return dataset_allowance(self._settings.memory_limit_gb, self._host(), single_pool=single_pool())
 
     def work(self, shown: Progress, tick: Callable[[], None]) -> None:
-        if self._request.verify != "none":
+        if self._settings.verify != "none":
             image_formats()  # Pillow's plug-ins are registered once, before threads ask for them
         # Large files first, so that none is left to a single thread at the end; otherwise as the folder lists them.
         batches = iter(sorted(self._listing.batches, key=lambda batch: batch.sizes[0] <= BATCH_BYTES))
-        count = max(1, min(self._request.workers, MOST_THREADS, len(self._listing.batches)))
+        count = max(1, min(self._settings.workers(), MOST_THREADS, len(self._listing.batches)))
         with ThreadPoolExecutor(count, thread_name_prefix="gh200-stage") as pool:
             try:
                 self._wait([pool.submit(self._thread, batches, shown) for _ in range(count)], tick)
@@ -248,20 +238,12 @@ class _Run:
 
     def _too_large(self, needed: int) -> StoreError:
         """What is held so far is in proportion to what was read for it; no file is held larger than it is."""
-        limit, used = self._limit, self.writer.used - HEADER_SIZE
-        now = dataset_allowance(self._request.memory_limit_gb, self._host(), single_pool=single_pool())
+        limit, used, now = self._limit, self.writer.used - HEADER_SIZE, self._allowance()
         if now.size < needed <= limit.size:  # it is the machine that has less than it had
             limit = replace(now, size=used + now.size)
         expected = used * self._listing.size // self._done if self._done else 0
         most = self._listing.size + ALIGNMENT * self._listing.files
-        others: tuple[CodecName, ...] = ("lz4", "zstd")
-        would_fit = estimates(self._listing, tuple(name for name in others if name != self.choice.default.name))
-        return too_large(limit, max(needed, min(expected, most)), exact=False, would_fit=would_fit)
-
-
-def _most(listing: Listing) -> int:
-    """Bytes that a segment takes for what was listed, as it is."""
-    return listing.size + (ALIGNMENT + PLAIN.itemsize) * (listing.files + 1)
+        return too_large(self._listing, self.choice, limit, max(needed, min(expected, most)), exact=False)
 
 
 def _keep_on_cpu_nodes(fd: int, at_most: int) -> None:
@@ -275,44 +257,6 @@ def _keep_on_cpu_nodes(fd: int, at_most: int) -> None:
         bind(mapped.address, mapped.size)
 
 
-def _report(
-    listing: Listing, segment: FileSegment, held: int, choice: CodecChoice, checked: int, seconds: float
-) -> StagingReport:
-    numbers, counts = np.unique(segment.rows["form"] & ~np.uint16(CHUNKED), return_counts=True)
-    return StagingReport(
-        files=listing.files,
-        staged=len(segment),
-        size=int(segment.rows["size"].sum()),
-        held=held,
-        images_checked=checked,
-        seconds=seconds,
-        forms={NAMES[int(number)]: int(count) for number, count in zip(numbers, counts, strict=True)},
-        choices=choice.reasons,
-        problems=listing.problems,
-        damage=Damage.worst(
-            listing.problems, {extension: totals.files for extension, totals in listing.extensions.items()}
-        ),
-    )
-
-
-def _check_before(listing: Listing, choice: CodecChoice, limit: Allowance) -> None:
-    """Where the size is known, or hopeless, stop before anything is allocated."""
-    if not choice.compresses:
-        if listing.size > limit.size:
-            raise too_large(limit, listing.size, exact=True, would_fit=estimates(listing, ("lz4", "zstd")))
-        return
-    if choice.default.name == "raw":  # auto: what stays raw is known, the rest is extra
-        known = sum(
-            totals.size for ending, totals in listing.extensions.items() if choice.for_extension(ending).name == "raw"
-        )
-        if known > limit.size:
-            raise too_large(limit, known, exact=False, would_fit=estimates(listing, ("lz4", "zstd")))
-        return
-    expected = estimate(listing, choice.default)
-    if expected > limit.size * HOPELESS:
-        raise too_large(limit, expected, exact=False, would_fit=estimates(listing, ("zstd",)))
-
-
 def _corrupt(report: StagingReport, allowed: float) -> DatasetCorrupt:
     worst, damage = "; ".join(str(problem) for problem in list(report.problems)[:3]), report.damage
     return DatasetCorrupt(
@@ -323,8 +267,10 @@ def _corrupt(report: StagingReport, allowed: float) -> DatasetCorrupt:
     )
 
 
-def too_large(limit: Allowance, needed: int, *, exact: bool, would_fit: dict[str, int]) -> DatasetTooLarge:
-    """The error for ``needed`` bytes; ``would_fit`` are estimates for other codecs."""
+def too_large(listing: Listing, choice: CodecChoice, limit: Allowance, needed: int, *, exact: bool) -> DatasetTooLarge:
+    """The error for ``needed`` bytes; it says which other codecs would help."""
+    others: tuple[CodecName, ...] = ("lz4", "zstd")
+    would_fit = estimates(listing, tuple(name for name in others if name != choice.default.name))
     fitting = [f"{name} (about {format_bytes(size)})" for name, size in would_fit.items() if size <= limit.size]
     if fitting:
         remedy = f'set "compression" to {" or ".join(fitting)}, which would fit'
@@ -344,7 +290,7 @@ def try_folder(folder: Path, settings: InMemorySettings) -> dict[str, Any]:
     JSON-ready. Broken files never stop a trial, since it is there to find them; the ceiling does.
     """
     lenient = settings.model_copy(update={"max_corruption_rate": 1.0})
-    _segment, report = stage(request_for(folder, lenient), label=f"staging {printable(folder.name)}")
+    _segment, report = stage(folder, lenient, label=f"staging {printable(folder.name)}")
     guesses = estimates(list_files(folder, settings.file_extensions), ("lz4", "zlib", "snappy", "zstd"))
     return {
         **report.as_json(),

@@ -25,8 +25,7 @@ from simpletuner_gh200.held.bulk import (
     UNKNOWN,
     inflating_library,
 )
-from simpletuner_gh200.held.layout import parse
-from simpletuner_gh200.held.record import EXPONENTS, Record, Unrepresentable, encode
+from simpletuner_gh200.held.record import EXPONENTS, Record, Unrepresentable, encode, parse
 from simpletuner_gh200.memory.mapping import create_memfd
 
 logger = logging.getLogger("simpletuner_gh200")

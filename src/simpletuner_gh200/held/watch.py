@@ -14,24 +14,56 @@ import ctypes
 import os
 import select
 import struct
-import weakref
 from collections.abc import Iterator
 from time import monotonic
 
-from simpletuner_gh200.held.file_system import is_local, open_folder
+_libc = ctypes.CDLL(None, use_errno=True)
+_STATFS_BYTES = 512
+"""More than any layout of ``struct statfs``; the kind is its first word on every 64-bit Linux."""
 
-_CLOSE_WRITE, _MODIFY, _ATTRIB = 0x8, 0x2, 0x4
-_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
-_DELETE_SELF, _MOVE_SELF, _ONLYDIR = 0x400, 0x800, 0x01000000
-_UNMOUNT, _OVERFLOW, _IGNORED = 0x2000, 0x4000, 0x8000
-_WANTED = _CLOSE_WRITE | _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF
-_LOST = _DELETE_SELF | _MOVE_SELF | _UNMOUNT | _OVERFLOW | _IGNORED
+_EXT, _XFS, _BTRFS, _F2FS, _ZFS = 0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1
+_TMPFS, _OVERLAY, _BCACHEFS = 0x01021994, 0x794C7630, 0xCA451A4E
+_NFS, _CEPH, _GPFS = 0x6969, 0x00C36400, 0x47504653
+
+_LOCAL = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _ZFS, _TMPFS, _OVERLAY, _BCACHEFS})
+_KEEPS_CHANGE_TIMES = _LOCAL | {_NFS, _CEPH, _GPFS}
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+"""To ask about a folder; where it is a link, about the one that it leads to."""
+
+
+def is_local(fd: int) -> bool:
+    """Only where every change goes through this machine's kernel does it know of every change."""
+    return _kind(fd) in _LOCAL
+
+
+def keeps_change_times(folder: str) -> bool:
+    """Does the file system itself note when a file was last changed, in a place no user can write to?"""
+    try:
+        fd = os.open(folder, _FOLDER)
+    except OSError:
+        return False
+    try:
+        return _kind(fd) in _KEEPS_CHANGE_TIMES
+    finally:
+        os.close(fd)
+
+
+def _kind(fd: int) -> int | None:
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(fd, answer) != 0:
+        return None
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
+
+
+_WANTED = 0xFCE
+"""Of inotify: a file was written, closed, touched, made, deleted or renamed; or the folder itself."""
+_ONLYDIR = 0x01000000
+_LOST = 0xEC00
+"""The folder was deleted, renamed or unmounted, or the kernel dropped events or the watch."""
 _EVENT = struct.Struct("iIII")
 
 LOOK_EVERY_SECONDS = 1.0
 """Renaming a folder further up is no event: the path is followed again this often."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FolderWatch:
@@ -39,14 +71,13 @@ class FolderWatch:
 
     def __init__(self) -> None:
         self._fd = -1
-        self._given_back: weakref.finalize[..., FolderWatch] | None = None
+        self._lost = False
         self._pid = os.getpid()
-        self._folders: dict[str, tuple[int, int]] = {}
-        self._refused: set[str] = set()
+        self._folders: dict[str, tuple[int, int] | None] = {}
+        """None: can't be relied on."""
+        self._names: dict[int, str] = {}
         self._looked = monotonic()
         self._poll = select.poll()
-        self._names: dict[int, str] = {}
-        self._lost = False
 
     @property
     def reliable(self) -> bool:
@@ -57,42 +88,32 @@ class FolderWatch:
         """Start, or go on, watching ``folder``; False where that can't be relied on."""
         if not self.reliable:
             return False
-        if folder in self._folders:
-            return True
-        if folder in self._refused:
-            return False
-        try:
-            opened = open_folder(folder)
-        except OSError:
-            return False
-        try:
-            return self._watch(folder, opened)
-        finally:
-            os.close(opened)
+        if folder not in self._folders:
+            try:
+                opened = os.open(folder, _FOLDER)
+            except OSError:
+                return False
+            try:
+                self._folders[folder] = self._watch(folder, opened)
+            finally:
+                os.close(opened)
+        return self._folders[folder] is not None
 
-    def _watch(self, folder: str, opened: int) -> bool:
+    def _watch(self, folder: str, opened: int) -> tuple[int, int] | None:
         """Asks about and watches what is open, wherever a link to it may lead by then."""
         if not is_local(opened):
-            self._refused.add(folder)
-            return False
-        if self._fd < 0 and not self._begin():
-            return False
+            return None
+        if self._fd < 0:
+            self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._fd < 0:
+                self._lost = True
+                return None
+            self._poll.register(self._fd, select.POLLIN)
         number = _libc.inotify_add_watch(self._fd, b"/proc/self/fd/%d" % opened, _WANTED | _ONLYDIR)
         if number < 0:
-            return False
-        found = os.fstat(opened)
-        self._folders[folder] = (found.st_ino, found.st_dev)
+            return None
         self._names[number] = folder
-        return True
-
-    def _begin(self) -> bool:
-        self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0:
-            self._lost = True
-            return False
-        self._given_back = weakref.finalize(self, os.close, self._fd)
-        self._poll.register(self._fd, select.POLLIN)
-        return True
+        return _identity(opened)
 
     def quiet(self) -> bool:
         """Is it certain that nothing happened? A short way to know what nearly every lookup finds."""
@@ -105,41 +126,35 @@ class FolderWatch:
         now = monotonic()
         if now - self._looked > LOOK_EVERY_SECONDS:
             self._looked = now
-            self._lost = self._lost or any(_identity(folder) != seen for folder, seen in self._folders.items())
-        found = [path for data in self._events() for path in self._parse(data)] if self._poll.poll(0) else []
+            self._lost |= any(seen not in (None, _identity(folder)) for folder, seen in self._folders.items())
+        found = [] if self._fd < 0 else list(self._events())
         if self._lost:
             self.close()
         return found
 
-    def _events(self) -> Iterator[bytes]:
-        while True:
-            try:
-                data = os.read(self._fd, 65536)
-            except BlockingIOError:
-                return
-            yield data
-
-    def _parse(self, data: bytes) -> Iterator[str]:
-        at = 0
-        while at < len(data):
-            number, mask, _cookie, length = _EVENT.unpack_from(data, at)
-            name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
-            at += _EVENT.size + length
-            if mask & _LOST:
-                self._lost = True
-            elif name and number in self._names:
-                yield os.path.join(self._names[number], os.fsdecode(name))
+    def _events(self) -> Iterator[str]:
+        while self._poll.poll(0):
+            data, at = os.read(self._fd, 65536), 0
+            while at < len(data):
+                number, mask, _cookie, length = _EVENT.unpack_from(data, at)
+                name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
+                at += _EVENT.size + length
+                if mask & _LOST:
+                    self._lost = True
+                elif name and number in self._names:
+                    yield os.path.join(self._names[number], os.fsdecode(name))
 
     def close(self) -> None:
         """It tells of nothing any more. Doing it twice is fine."""
-        if self._given_back is not None:
-            self._poll.unregister(self._fd)
-            self._given_back()
-            self._given_back = None
-        self._fd, self._lost = -1, True
+        fd, self._fd, self._lost = self._fd, -1, True
+        if fd >= 0:
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    __del__ = close
 
 
-def _identity(folder: str) -> tuple[int, int] | None:
+def _identity(folder: str | int) -> tuple[int, int] | None:
     try:
         found = os.stat(folder)
     except OSError:

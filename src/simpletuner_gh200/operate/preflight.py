@@ -207,21 +207,22 @@ def forgotten_positions(release: str, *, sharded: bool) -> str | None:
 
 def _oversized(training: Training, notes: list[str]) -> Iterator[Problem]:
     """Datasets that are to be held in memory and are over their limit, by the rules of the staging itself."""
-    from simpletuner_gh200.held.staging import check_size, request_for
+    from simpletuner_gh200.held.listing import list_files
+    from simpletuner_gh200.held.staging import check_size
 
     for name, folder, block in training.in_memory():
         if not folder.is_dir() or block.per_node == "shard":
             continue  # reported elsewhere; of a shard each node holds its part only
-        request, limit = request_for(folder, block), block.memory_limit_gb
+        limit, listing = block.memory_limit_gb, list_files(folder, block.file_extensions)
         available = host_memory().available
         why = f"memory_limit_gb {limit:g}" if limit is not None else "no limit"
         try:
-            size = check_size(request, Allowance(gib_to_bytes(limit) if limit is not None else 1 << 62, why))
+            check_size(listing, block, Allowance(gib_to_bytes(limit) if limit is not None else 1 << 62, why))
         except DatasetTooLarge as large:
             yield Problem(f"dataset {name!r}.in_memory.memory_limit_gb", large.message, large.remedy)
             continue
-        if size > available and block.compression is None:
-            room = f"{format_bytes(size)} of files, and this machine has {format_bytes(available)} available"
+        if listing.size > available and block.compression is None:
+            room = f"{format_bytes(listing.size)} of files, and this machine has {format_bytes(available)} available"
             notes.append(f"dataset {name!r}: {room}")
 
 

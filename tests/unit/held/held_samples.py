@@ -11,10 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from simpletuner_gh200.held import stager, walk
+from simpletuner_gh200.config.blocks import InMemorySettings
+from simpletuner_gh200.held import listing, stager
 from simpletuner_gh200.held.files import HeldFiles
 from simpletuner_gh200.held.image_check import image_formats
-from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging import stage
 from simpletuner_gh200.held.staging_report import StagingReport
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.units import GIB
@@ -43,9 +44,8 @@ def roomy() -> HostMemory:
 
 
 def staged(folder: Path, **settings: object) -> tuple[HeldFiles, StagingReport]:
-    settings.setdefault("workers", 2)
-    settings.setdefault("max_corruption_rate", 1.0)
-    segment, report = stage(StagingRequest(folder, **settings), host=roomy)  # type: ignore[arg-type]
+    chosen = InMemorySettings.model_validate({"num_workers": 2, "max_corruption_rate": 1.0, **settings})
+    segment, report = stage(folder, chosen, host=roomy)
     return HeldFiles.alone(segment), report
 
 
@@ -65,7 +65,7 @@ def measure() -> None:
     """The other side of ``staged_alone``."""
     job = json.load(sys.stdin)
     if not job["native"]:
-        stager.library_if_any = walk.library_if_any = lambda: None
+        stager.library_if_any = listing.library_if_any = lambda: None
     image_formats()  # Pillow's plug-ins are not what is measured
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     _dataset, report = staged(Path(job["folder"]), **job["settings"])

@@ -17,13 +17,15 @@ from simpletuner_gh200.units import GIB
 from tests.unit.held.held_samples import fill
 
 
-def test_the_error_says_needed_allowed_and_what_would_fit() -> None:
-    error = too_large(Allowance(10 * GIB, "memory_limit_gb 10"), 20 * GIB, exact=True, would_fit={"lz4": 8 * GIB})
+def test_the_error_says_needed_allowed_and_what_would_fit(tmp_path: Path) -> None:
+    listing = list_files(fill(tmp_path, {"a.txt": b"again " * 20_000}))
+    raw = choose(None, listing)
+    error = too_large(listing, raw, Allowance(10 * 1024, "memory_limit_gb 10"), 20 * GIB, exact=True)
     assert "needs 20 GiB" in str(error)
-    assert "10 GiB is allowed (memory_limit_gb 10)" in str(error)
-    assert "lz4 (about 8 GiB), which would fit" in str(error)
-    hopeless = too_large(Allowance(GIB, "x"), 20 * GIB, exact=True, would_fit={"lz4": 19 * GIB})
-    assert "no compression makes it fit (at best about 19 GiB)" in str(hopeless)
+    assert "10 KiB is allowed (memory_limit_gb 10)" in str(error)
+    assert "lz4 (about " in str(error) and "which would fit" in str(error)
+    hopeless = too_large(listing, raw, Allowance(10, "x"), 20 * GIB, exact=True)
+    assert "no compression makes it fit (at best about " in str(hopeless)
 
 
 def test_estimates_follow_the_content(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simpletuner_gh200.held import copying
+from simpletuner_gh200.held import buffers as copying
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 8))

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.held.codecs import CHUNK_BYTES, codec
 from simpletuner_gh200.held.files import CHUNK_ENTRY
 from simpletuner_gh200.held.segment import PLAIN
-from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging import stage
 from simpletuner_gh200.units import GIB, MIB
 from tests.unit.held.held_samples import roomy, staged
 
@@ -56,7 +57,7 @@ def test_very_many_tiny_files_need_little_memory_besides(tmp_path: Path, count: 
     child = os.fork()
     if child == 0:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        segment, report = stage(StagingRequest(tmp_path, workers=2, give_back_page_cache=False), host=roomy)
+        segment, report = stage(tmp_path, InMemorySettings(num_workers=2), give_back=False, host=roomy)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
         besides = grown - PLAIN.itemsize * count  # what every rank shares
         fine = report.staged == len(segment) == count and besides < 28 * MIB + 256 * count

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.held.files import HASHED_AT_ONCE, Forgotten, HeldFiles, checksum
 from simpletuner_gh200.held.segment import key_of
 from simpletuner_gh200.held.shelf import Board
-from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging import stage
 from tests.unit.held.held_samples import fill, image, roomy, staged
 
 
@@ -76,7 +77,7 @@ def test_what_is_written_before_it_is_staged_is_never_served(tmp_path: Path) -> 
     leader, other = (HeldFiles(board, rank, forgotten) for rank in range(2))
     other.forget(tmp_path / "a.txt")
     assert leader.view(tmp_path / "b.txt") is None
-    leader.publish(stage(StagingRequest(tmp_path), host=roomy)[0])
+    leader.publish(stage(tmp_path, host=roomy)[0])
     for rank in (leader, other):
         assert rank.view(tmp_path / "a.txt") is None
         assert rank.view(tmp_path / "b.txt") == b"2"
@@ -102,7 +103,7 @@ def test_reads_of_what_is_not_there_are_told_but_for_what_is_never_held(tmp_path
 def test_damage_is_found_on_first_use_and_never_served(tmp_path: Path, compression: str | None) -> None:
     """The memory changed after it was staged, as a failing memory cell would do it."""
     fill(tmp_path, {"a.txt": b"some caption " * 100})
-    segment, _report = stage(StagingRequest(tmp_path, compression=compression), host=roomy)
+    segment, _report = stage(tmp_path, InMemorySettings(compression=compression), host=roomy)
     content = bytearray(segment.data)
     content[segment.offset[0] + segment.length[0] // 2] ^= 0x10
     segment.data = memoryview(bytes(content))
@@ -122,7 +123,7 @@ def test_another_rank_serves_the_same_memory_and_tells_of_its_writes(tmp_path: P
     root = fill(tmp_path, {"a.png": image(), "b.txt": b"text " * 100})
     forgotten, board = Forgotten.alone(), Board.create(2)
     leader = HeldFiles(board, 0, forgotten)
-    leader.publish(stage(StagingRequest(root, compression="lz4"), host=roomy)[0])
+    leader.publish(stage(root, InMemorySettings(compression="lz4"), host=roomy)[0])
     child = os.fork()
     if child == 0:
         mine = HeldFiles(Board.attach(os.dup(board.fd)), 1, forgotten)
@@ -138,7 +139,7 @@ def test_a_child_that_is_forked_while_something_is_published_waits_for_nobody(tm
     fill(tmp_path, {"a.txt": b"1"})
     forgotten, board = Forgotten.alone(), Board.create(2)
     leader, other = (HeldFiles(board, rank, forgotten) for rank in range(2))
-    leader.publish(stage(StagingRequest(tmp_path), host=roomy)[0])
+    leader.publish(stage(tmp_path, host=roomy)[0])
     locked, done = threading.Event(), threading.Event()
 
     def publishing() -> None:

@@ -13,9 +13,8 @@ import torch
 
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.held import fill as filling
-from simpletuner_gh200.held.cache import MISSING
+from simpletuner_gh200.held.cache import MISSING, Counting
 from simpletuner_gh200.held.fill import Filler
-from simpletuner_gh200.held.tally import Counting
 from tests.unit.held.conftest import filled
 
 

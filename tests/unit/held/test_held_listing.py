@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.held.listing import BATCH_BYTES, BATCH_FILES, Listing, is_caption, list_files
-from simpletuner_gh200.held.staging import StagingRequest, look_over
+from simpletuner_gh200.held.staging import look_over
 from simpletuner_gh200.held.staging_report import extension_of
 from tests.unit.held.held_samples import fill
 from tests.unit.nobody import as_nobody
@@ -115,7 +115,7 @@ def test_a_long_listing_ticks(tmp_path):
     assert list_files(tmp_path, tick=lambda: ticks.append(1)).files == 3
     assert len(ticks) >= 3
     ticks.clear()
-    assert look_over(StagingRequest(tmp_path), tick=lambda: ticks.append(1)).files == 3
+    assert look_over(tmp_path, tick=lambda: ticks.append(1)).files == 3
     assert len(ticks) >= 3, "also before a dataset is staged"
 
 

@@ -17,7 +17,7 @@ from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.pack_place import PackPlace
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.source import Recognizer, fingerprint, identify, identities
-from simpletuner_gh200.seams.features.caches.makers import made_by
+from simpletuner_gh200.seams.features.caches.found import made_by
 from tests.unit.held.conftest import filled
 
 LONG_AGO = (0, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from simpletuner_gh200.errors import CacheError
-from simpletuner_gh200.held import layout
+from simpletuner_gh200.held import record as layout
 from simpletuner_gh200.held.record import Unrepresentable, copying_maker, encode, tensor_maker
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.errors import DatasetCorrupt, DatasetTooLarge, FeatureUnavailable, StoreError
 from simpletuner_gh200.held import bulk, image_check, stager, staging
 from simpletuner_gh200.held.codecs import CHUNK_BYTES
 from simpletuner_gh200.held.listing import BATCH_BYTES
-from simpletuner_gh200.held.staging import StagingRequest, look_over, stage
+from simpletuner_gh200.held.staging import look_over, stage
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.mapping import CONTENT_SEALS
 from simpletuner_gh200.memory.numa import Node
@@ -68,7 +69,7 @@ def test_auto_compresses_what_gains_and_says_why(tmp_path: Path) -> None:
 def test_the_memory_is_sealed_and_goes_with_the_dataset(tmp_path: Path) -> None:
     fill(tmp_path, {"a.txt": b"abc"})
     before = open_memfds()
-    segment, _report = stage(StagingRequest(tmp_path), host=roomy)
+    segment, _report = stage(tmp_path, host=roomy)
     assert fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & CONTENT_SEALS == CONTENT_SEALS
     with pytest.raises(PermissionError):
         os.pwrite(segment.fd, b"x", 0)
@@ -118,7 +119,7 @@ def test_what_the_machine_can_give_is_a_limit_too(tmp_path: Path) -> None:
     fill(tmp_path, {"a.bin": bytes(MIB)})
     poor = HostMemory(total=GIB, free=0, available=256 * MIB, limit="cgroup job")
     with pytest.raises(DatasetTooLarge, match="cgroup job"):
-        stage(StagingRequest(tmp_path, memory_limit_gb=100), host=lambda: poor)
+        stage(tmp_path, InMemorySettings(memory_limit_gb=100), host=lambda: poor)
 
 
 def test_memory_that_runs_out_meanwhile_stops_it(tmp_path: Path, monkeypatch) -> None:
@@ -127,7 +128,7 @@ def test_memory_that_runs_out_meanwhile_stops_it(tmp_path: Path, monkeypatch) ->
     answers = iter([roomy()])
     empty = HostMemory(total=GIB, free=0, available=MIB, limit="MemAvailable")
     with pytest.raises(DatasetTooLarge):
-        stage(StagingRequest(tmp_path), host=lambda: next(answers, empty))
+        stage(tmp_path, host=lambda: next(answers, empty))
 
 
 def test_broken_images_are_listed_and_beyond_the_rate_stop_the_run(tmp_path: Path) -> None:
@@ -400,7 +401,7 @@ def test_staging_gives_signs_of_life_while_its_threads_work(tmp_path: Path, monk
         original(self, batch)
 
     monkeypatch.setattr(stager.BatchStager, "stage", slow)
-    _segment, report = stage(StagingRequest(tmp_path), tick=ticked.set, listing=look_over(StagingRequest(tmp_path)))
+    _segment, report = stage(tmp_path, tick=ticked.set, listing=look_over(tmp_path))
     assert report.staged == 1
 
 
@@ -436,7 +437,7 @@ def large_jpeg() -> bytes:
 def test_checking_large_images_needs_little_memory_besides(tmp_path: Path, verify: str, make, file_calls: str) -> None:
     content = make()
     fill(tmp_path, {f"{number}.{'webp' if verify == 'header' else 'jpg'}": content for number in range(8)})
-    found = staged_alone(tmp_path, native=file_calls == "native", workers=72, verify=verify)
+    found = staged_alone(tmp_path, native=file_calls == "native", num_workers=72, verify=verify)
     assert (found["broken"], found["checked"]) == (0, 8)
     assert found["grown"] < 256 * MIB
 
@@ -446,7 +447,7 @@ def test_many_workers_and_large_files_need_little_memory_besides(tmp_path: Path)
         with (tmp_path / f"{number}.bin").open("wb") as file:
             for _ in range(40):
                 file.write(os.urandom(1 << 16) * 16)
-    assert staged_alone(tmp_path, workers=1000, compression="zstd", verify="none")["grown"] < 256 * MIB
+    assert staged_alone(tmp_path, num_workers=1000, compression="zstd", verify="none")["grown"] < 256 * MIB
 
 
 def is_cold(fd: int) -> bool:
@@ -599,7 +600,7 @@ def test_memory_that_runs_out_on_the_way_is_named_as_it_is_now(tmp_path: Path, m
         return roomy() if len(asked) == 1 else HostMemory(64 * GIB, 0, 10 * MIB, "MemAvailable")
 
     with pytest.raises(DatasetTooLarge) as large:
-        stage(StagingRequest(tmp_path, verify="none"), host=shrinking)
+        stage(tmp_path, InMemorySettings(verify="none"), host=shrinking)
     assert large.value.needed <= 8 * MIB + 4096
     assert large.value.allowed < 8 * MIB
 

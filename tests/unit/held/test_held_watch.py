@@ -21,26 +21,9 @@ def test_a_folder_that_can_not_be_watched_is_asked_about_once(tmp_path, monkeypa
     watching.close()
 
 
-def test_a_link_to_a_file_system_that_others_write_to_is_not_relied_on(tmp_path, monkeypatch) -> None:
-    """The link lies on a local one; where it leads, nobody tells us of changes."""
-    monkeypatch.setattr(watch.FolderWatch, "reliable", property(lambda self: True))
-    # As above: whether the kernel has a watch left is not what is asked here.
-    kernel = SimpleNamespace(
-        inotify_init1=lambda _flags: os.open(os.devnull, os.O_RDONLY), inotify_add_watch=lambda *_: 1
-    )
-    monkeypatch.setattr(watch, "_libc", kernel)
-    (tmp_path / "there").symlink_to("/proc/self/task")
-    (tmp_path / "here").symlink_to(tmp_path)
-    watching = watch.FolderWatch()
-    assert not watching.covers(str(tmp_path / "there"))
-    assert not watching.covers("/proc/self/task")
-    assert watching.covers(str(tmp_path / "here"))
-    watching.close()
-
-
-@pytest.mark.parametrize("end", ["closed", "closed twice", "forgotten", "lost"])
-def test_a_watch_that_is_of_no_use_any_more_gives_its_instance_back(tmp_path, monkeypatch, end) -> None:
-    """A user has 128 of them, for all programs. As above: here, the end of a pipe stands for one."""
+@pytest.fixture
+def kernel(monkeypatch):
+    """A user has 128 instances of inotify, and other tests may hold them. A pipe stands for one."""
     taken: list[int] = []
     silent, _other_end = os.pipe()
 
@@ -48,14 +31,30 @@ def test_a_watch_that_is_of_no_use_any_more_gives_its_instance_back(tmp_path, mo
         taken.append(os.dup(silent))
         return taken[-1]
 
-    monkeypatch.setattr(watch, "_libc", SimpleNamespace(inotify_init1=take, inotify_add_watch=lambda *_: 1))
+    calls = {"inotify_init1": take, "inotify_add_watch": lambda *_: 1, "fstatfs": watch._libc.fstatfs}
+    monkeypatch.setattr(watch, "_libc", SimpleNamespace(**calls))
+    return taken
+
+
+def test_a_link_to_a_file_system_that_others_write_to_is_not_relied_on(tmp_path, kernel) -> None:
+    """The link lies on a local one; where it leads, nobody tells us of changes."""
+    (tmp_path / "there").symlink_to("/proc/self/task")
+    (tmp_path / "here").symlink_to(tmp_path)
+    watching = watch.FolderWatch()
+    assert not watching.covers(str(tmp_path / "there"))
+    assert not watching.covers("/proc/self/task")
+    assert watching.covers(str(tmp_path / "here"))
+
+
+@pytest.mark.parametrize("end", ["closed", "closed twice", "forgotten", "lost"])
+def test_a_watch_that_is_of_no_use_any_more_gives_its_instance_back(tmp_path, monkeypatch, kernel, end) -> None:
     monkeypatch.setattr(watch, "LOOK_EVERY_SECONDS", -1.0)
     folder = tmp_path / "folder"
     folder.mkdir()
     watching = watch.FolderWatch()
-    assert taken == [], "nothing to watch, nothing taken"
+    assert kernel == [], "nothing to watch, nothing taken"
     assert watching.covers(str(folder))
-    (held,) = taken
+    (held,) = kernel
     os.fstat(held)
     if end == "forgotten":
         del watching
@@ -69,11 +68,11 @@ def test_a_watch_that_is_of_no_use_any_more_gives_its_instance_back(tmp_path, mo
             watching.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(held)
-    assert taken == [held], "and no other was taken"
+    assert kernel == [held], "and no other was taken"
 
 
-def test_without_an_instance_left_files_are_asked_about(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(watch, "_libc", SimpleNamespace(inotify_init1=lambda _flags: -1))
+def test_without_an_instance_left_files_are_asked_about(tmp_path, kernel) -> None:
+    watch._libc.inotify_init1 = lambda _flags: -1
     watching = watch.FolderWatch()
     assert not watching.covers(str(tmp_path))
     assert not watching.reliable

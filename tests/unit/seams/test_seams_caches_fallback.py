@@ -9,8 +9,8 @@ import torch
 
 from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.held.buffers import BufferPool
-from simpletuner_gh200.held.tally import Statistics
-from simpletuner_gh200.seams.features.caches import fallback
+from simpletuner_gh200.held.cache import Statistics
+from simpletuner_gh200.seams.features.caches import backends as fallback
 from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 

@@ -17,10 +17,9 @@ from simpletuner_gh200.bench.samples import make_cache_files, read_all
 from simpletuner_gh200.bench.sharing import measure_cache
 from simpletuner_gh200.bench.suite import Suite, measure, one_torch_thread
 from simpletuner_gh200.held.batch import assemble, same_tensor
-from simpletuner_gh200.held.buffers import BufferPool
+from simpletuner_gh200.held.buffers import PARALLEL_FROM, BufferPool
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.caches import Wanted, opened
-from simpletuner_gh200.held.copying import PARALLEL_FROM
 from simpletuner_gh200.held.fill import Filler
 
 SHAPES = {"32KB": (4, 64, 64), "512KB": (16, 128, 128)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from simpletuner_gh200.bench.runs import FIRST_STEP, RunServer, Timed
 from simpletuner_gh200.bench.samples import make_captioned
 from simpletuner_gh200.bench.suite import Suite, measure
 from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config, write_project_in_subprocess
-from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging import stage
 
 SAMPLES = 2000
 QUICK_SAMPLES = 8
@@ -117,8 +116,7 @@ def _run_all(project: DemoProject, server: RunServer, repeats: int) -> dict[str,
 
 def _staging(images: Path, repeats: int) -> float:
     """Files per second."""
-    request = StagingRequest(images, workers=os.cpu_count() or 1, give_back_page_cache=False)
-    seconds = measure({"stage": lambda: stage(request)[0]}, repeats=repeats).wall["stage"]
+    seconds = measure({"stage": lambda: stage(images, give_back=False)[0]}, repeats=repeats).wall["stage"]
     return 2 * len(list(images.glob("*.png"))) / seconds
 
 

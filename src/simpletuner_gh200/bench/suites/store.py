@@ -19,10 +19,11 @@ import numpy as np
 from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, make_files, make_jpegs, read_all
 from simpletuner_gh200.bench.sharing import measure_dataset
 from simpletuner_gh200.bench.suite import Suite, measure
+from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.held.files import FileSegment, HeldFiles
 from simpletuner_gh200.held.listing import list_files
 from simpletuner_gh200.held.segment import PLAIN, SegmentWriter, key_of, words_of_keys
-from simpletuner_gh200.held.staging import StagingRequest, stage
+from simpletuner_gh200.held.staging import stage
 from simpletuner_gh200.memory.mapping import create_memfd
 
 COUNTS = {"400B": 20_000, "100KB": 2_000, "2MB": 100}
@@ -57,11 +58,11 @@ def measure_staging(folder: Path, size: int, count: int, repeats: int) -> dict[s
     Memory of ours is held until its time is taken, as the reference holds its dict: giving back is not timed.
     """
     paths = make_files(folder, size, count)
-    request = StagingRequest(folder, verify="none", workers=os.cpu_count() or 1)
+    settings = InMemorySettings(verify="none")
     subjects: dict[str, Callable[[], object]] = {
         "limit": lambda: read_all(paths, size),
         "thread_lz4_dict": lambda: thread_lz4_dict(folder),
-        "ours": lambda: stage(request)[0],
+        "ours": lambda: stage(folder, settings)[0],
     }
     seconds = measure(subjects, repeats=repeats, before=lambda _name: read_all(paths)).wall
     return {
@@ -112,7 +113,7 @@ def measure_reading(folder: Path, size: int, count: int, repeats: int) -> dict[s
     same memory, and what is left to win is the difference to a plain copy.
     """
     paths = make_files(folder, size, count)
-    dataset = HeldFiles.alone(stage(StagingRequest(folder, verify="none"))[0])
+    dataset = HeldFiles.alone(stage(folder, InMemorySettings(verify="none"))[0])
     read_all(paths)
     random.Random(7).shuffle(paths)
     few = paths[: max(1, CACHED_BYTES // size)]
@@ -195,7 +196,7 @@ def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any
         return {"samples_per_s_vs_local": None, "skipped": "SimpleTuner is not installed"}
     os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
     paths = make_jpegs(folder, count)
-    dataset = HeldFiles.alone(stage(StagingRequest(folder, workers=os.cpu_count() or 1))[0])
+    dataset = HeldFiles.alone(stage(folder)[0])
     from simpletuner.helpers.data_backend.local import LocalDataBackend
 
     from simpletuner_gh200.seams.features.store.backend import backend_class

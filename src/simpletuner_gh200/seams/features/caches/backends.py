@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from simpletuner_gh200.held.cache import MISSING, HeldCache
 from simpletuner_gh200.held.source import normal
-from simpletuner_gh200.seams.features.caches.fallback import or_upstream
 from simpletuner_gh200.seams.patch import Patch, wrap_method
+
+logger = logging.getLogger("simpletuner_gh200")
+
+T = TypeVar("T")
+_reported: set[tuple[str, str]] = set()
+
+
+def or_upstream(what: str, ours: Callable[[], T], instead: T, count: Callable[[str], None]) -> T:
+    """What ``ours`` gives; ``instead``, which makes upstream do it, where it raises.
+
+    An exception of ours never leads into SimpleTuner's loader: collate may run in its prefetching thread, which ends at
+    one without a word, and the loop then waits for ever for the next batch.
+
+    Reported once for each kind, and handed to ``count`` each time, with the reason.
+    """
+    try:
+        return ours()
+    except Exception as failure:  # whatever it is, upstream can still make the batch
+        kind = (what, type(failure).__name__)
+        count(f"failed: {type(failure).__name__}")
+        if kind not in _reported:
+            _reported.add(kind)
+            logger.warning(
+                "gh200: %s: SimpleTuner does it itself from its own files: %s", what, failure, exc_info=failure
+            )
+        return instead
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from simpletuner_gh200.held.cache import DAMAGED, Found, HeldCache
 from simpletuner_gh200.held.record import copying_maker
 from simpletuner_gh200.held.segment import DamagedEntry
 from simpletuner_gh200.held.source import normal
-from simpletuner_gh200.seams.features.caches.fallback import or_upstream
+from simpletuner_gh200.seams.features.caches.backends import or_upstream
 
 if TYPE_CHECKING:
     import torch

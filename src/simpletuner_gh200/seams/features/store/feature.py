@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,14 +26,7 @@ from simpletuner_gh200.errors import DatasetCorrupt, FeatureUnavailable, GH200Er
 from simpletuner_gh200.held.files import HeldFiles
 from simpletuner_gh200.held.listing import Listing, is_caption
 from simpletuner_gh200.held.shelf import Board
-from simpletuner_gh200.held.staging import (
-    StagingRequest,
-    StagingStopped,
-    expected_size,
-    look_over,
-    request_for,
-    stage,
-)
+from simpletuner_gh200.held.staging import StagingStopped, expected_size, look_over, stage
 from simpletuner_gh200.held.staging_report import StagingReport
 from simpletuner_gh200.memory.background import AT_ONCE, BackgroundJob, Effort, Pace, waits_for_first_step
 from simpletuner_gh200.memory.host import HostMemory, host_memory
@@ -72,7 +65,6 @@ class _Coming:
     """In the leader: what is staged while the run goes on."""
 
     name: str
-    request: StagingRequest
     listing: Listing
     expected: int
 
@@ -81,16 +73,20 @@ class StoreFeature(Feature):
     name = "store"
 
     def __init__(self) -> None:
+        self._beginning = threading.Lock()
+        self._group: NodeGroup | None = None
+        self._notes: NodeNotes | None = None
+        self._job: BackgroundJob | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """A process may train more than once (the Web UI does): nothing of the run before may serve this one."""
         self._entries: dict[str, _Entry] = {}
         self._held: dict[str, HeldFiles] = {}
         self._reports: dict[str, list[StagingReport]] = {}
         self._to_be_dealt: set[str] = set()
         """Datasets whose shard is staged once SimpleTuner has dealt it to the ranks."""
-        self._group: NodeGroup | None = None
-        self._notes: NodeNotes | None = None
         self._coming: list[_Coming] = []
-        self._job: BackgroundJob | None = None
-        self._beginning = threading.Lock()
         self._owner = os.getpid()
         self._failure: GH200Error | None = None
         self._first_step: int | None = None
@@ -105,10 +101,8 @@ class StoreFeature(Feature):
     # -- what SimpleTuner does, in its order -----------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
-        """A process may train more than once (the Web UI does): nothing of the run before may serve this one."""
         self._let_go()
-        self._entries, self._reports, self._final = {}, {}, {}
-        self._owner, self._failure, self._first_step = os.getpid(), None, None
+        self._forget()
         self._group = NodeGroup.from_environment("store")
         self._group.join()
         self._notes = NodeNotes(self._group)
@@ -141,13 +135,8 @@ class StoreFeature(Feature):
         if not self._group.is_leader:
             self._group.receive(share)
             return
-        entry = self._entries[name]
-        request = request_for(entry.folder, entry.settings)
-        with self._failing(share, name):
-            listing = look_over(
-                request, host=self._host_left, wanted=lambda path: stem(path) in wanted, tick=self._beat
-            )
-            self._stage(name, request, listing)
+        with self._failing(share):
+            self._stage(name, self._look_over(name, lambda path: stem(path) in wanted))
         self._group.share(share)
 
     def data_ready(self, trainer: Any) -> None:
@@ -247,13 +236,11 @@ class StoreFeature(Feature):
         group, shared = self._group, f"dataset {name}"
         if not group.is_leader:
             _, (fd,) = group.receive(shared)
-            board = Board.attach(fd)
-            os.close(fd)
-            return HeldFiles(board, group.local_rank, self._notes.forgotten)
+            return HeldFiles(Board.attach(fd), group.local_rank, self._notes.forgotten)
         board = Board.create(group.local_world_size)
         held = self._held[name] = HeldFiles(board, 0, self._notes.forgotten, self._begin)
         try:
-            with self._failing(shared, name):
+            with self._failing(shared):
                 self._stage_first(name, entry)
         except GH200Error:
             del self._held[name]
@@ -268,24 +255,35 @@ class StoreFeature(Feature):
         if entry.is_cache and not entry.folder.is_dir():
             logger.info("gh200: dataset %s: %s is still to be made: nothing to hold in memory", name, entry.folder)
             return
-        request = request_for(entry.folder, entry.settings)
-        listing = look_over(request, host=self._host_left, tick=self._beat)
+        listing = self._look_over(name)
         if entry.settings.wait or entry.is_cache:
-            self._stage(name, request, listing)
+            self._stage(name, listing)
             return
-        self._stage(name, request, listing.part(is_caption))
+        self._stage(name, listing.part(is_caption))
         rest = replace(listing.part(lambda path: not is_caption(path)), problems=listing.problems)
         with self._beginning:
-            self._coming.append(_Coming(name, request, rest, expected_size(request, rest)))
+            self._coming.append(_Coming(name, rest, expected_size(entry.settings, rest)))
             self._promise()
 
+    def _look_over(self, name: str, wanted: Callable[[bytes], bool] | None = None) -> Listing:
+        entry = self._entries[name]
+        return look_over(entry.folder, entry.settings, host=self._host_left, wanted=wanted, tick=self._beat)
+
     def _stage(
-        self, name: str, request: StagingRequest, listing: Listing, *, pace: Pace = AT_ONCE, own: int = 0
+        self, name: str, listing: Listing, *, pace: Pace = AT_ONCE, threads: int | None = None, own: int = 0
     ) -> None:
-        """``own``: bytes that were promised to it."""
-        host, label = partial(self._host_left, own), f"staging {name}"
+        """``threads``: at most so many. ``own``: bytes that were promised to it."""
+        entry, host = self._entries[name], partial(self._host_left, own)
+        workers = min(entry.settings.workers(), threads or entry.settings.workers())
+        settings = entry.settings.model_copy(update={"num_workers": workers})
         tick = self._beat if pace is AT_ONCE else _nobody_waits
-        segment, report = stage(request, listing=listing, host=host, tick=tick, label=label, pace=pace)
+        try:
+            segment, report = stage(
+                entry.folder, settings, listing=listing, host=host, tick=tick, label=f"staging {name}", pace=pace
+            )
+        except DatasetCorrupt as corrupt:
+            write_problems(corrupt.report, name, self._output_folder())
+            raise
         self._reports.setdefault(name, []).append(report)
         logger.info("gh200: dataset %s in memory: %s", name, report.line())
         if len(report.problems):
@@ -325,14 +323,11 @@ class StoreFeature(Feature):
     def _stage_coming(self, pace: Pace, effort: Effort) -> None:
         while self._coming:
             one = self._coming[0]
-            request = replace(one.request, workers=min(one.request.workers, effort.threads))
             try:
-                self._stage(one.name, request, one.listing, pace=pace, own=one.expected)
+                self._stage(one.name, one.listing, pace=pace, threads=effort.threads, own=one.expected)
             except StagingStopped:
                 return
             except GH200Error as failure:
-                if isinstance(failure, DatasetCorrupt):
-                    write_problems(failure.report, one.name, self._output_folder())
                 self._failure = failure
                 logger.error("gh200: dataset %s: %s; the run ends with the next step", one.name, failure.message)
                 return
@@ -342,15 +337,13 @@ class StoreFeature(Feature):
                 self._promise()
 
     @contextmanager
-    def _failing(self, shared: str, name: str) -> Iterator[None]:
-        """Where staging fails, the others are told; what is broken is listed."""
+    def _failing(self, shared: str) -> Iterator[None]:
+        """Where staging fails, the others are told."""
         assert self._group is not None
         try:
             yield
         except GH200Error as failure:
             self._group.fail(shared, failure.message)
-            if isinstance(failure, DatasetCorrupt):
-                write_problems(failure.report, name, self._output_folder())
             raise
 
     # -- reporting -------------------------------------------------------------------------------------
