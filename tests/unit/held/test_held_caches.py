@@ -237,11 +237,10 @@ def test_what_a_device_copies_from_is_copied_out_of_packs_behind_the_run(packed,
     assert len(list(caches.served["vae-x"].packs.folder.rglob("*.pack"))) == 1, "what is in memory is in packs already"
 
 
-def test_each_rank_copies_its_part_out_of_packs(packed, opened, monkeypatch):
+def test_each_rank_copies_its_part_out_of_packs(packed, opened):
     caches = opened(copies=True)
-    monkeypatch.setattr(NodeGroup, "local_world_size", 2)
-    monkeypatch.setattr(NodeGroup, "local_rank", 1)
-    caches._settle(pace.AT_ONCE, None)
+    caches.group.local_world_size, caches.group.local_rank = 2, 1
+    caches._settle(background.AT_ONCE, None)
     cache = caches.caches["vae-x"]
     copied = [path for path in packed if cache.find(path).address]
     assert copied == [path for path in packed if module.key_of(path)[0] % 2 == 1]
