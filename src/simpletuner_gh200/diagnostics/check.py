@@ -14,12 +14,14 @@ import importlib
 import pkgutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import getdoc
 from typing import Any, Literal, get_args
 
 from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt
 from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 
 CheckStatus = Literal["pass", "warn", "fail", "skip"]
 
@@ -119,3 +121,52 @@ def all_checks() -> tuple[Check, ...]:
     names = [f"{folder.__name__}.{found.name}" for found in pkgutil.iter_modules(folder.__path__)]
     values = [value for name in names for value in vars(importlib.import_module(name)).values()]
     return tuple(sorted((value for value in values if isinstance(value, Check)), key=lambda check: check.code))
+
+
+# -- the self-test's ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """The device under test."""
+
+    driver: Driver
+    ordinal: int = 0
+    emulated: bool = False
+    """Speed means nothing there, and kernels don't run."""
+    measured: dict[str, float] = field(default_factory=dict)
+    """Numbers for the report, by name."""
+
+    @cached_property
+    def caps(self) -> Capabilities:
+        return self.driver.capabilities(self.ordinal)
+
+    def need(self, having: bool, what: str) -> None:
+        """Skip the check unless ``having``."""
+        if not having:
+            raise NothingToLookAt(what)
+
+    def need_device(self) -> None:
+        self.need(self.caps.mode != "none", f"no CUDA device: {self.caps.absence}")
+
+    def need_real_device(self) -> None:
+        self.need_device()
+        self.need(not self.emulated, "an emulated device has no speed and no kernels")
+
+
+def self_check(
+    name: str, what: str, look: Callable[[Bench], str], needs: Callable[[Bench], None] = lambda _bench: None
+) -> Check:
+    """``name``: ``group.what``, stable: people send reports by these names. ``look`` returns what was found."""
+
+    def run(bench: Bench) -> CheckResult:
+        needs(bench)
+        return passed(look(bench))
+
+    return Check(name, what, "", run)
+
+
+def expect(holds: bool, found: str) -> None:
+    """A check's assertion, which stays in optimized runs."""
+    if not holds:
+        raise Failed(found)

@@ -217,19 +217,20 @@ def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dic
         maker = SlabMaker(driver, requested="host", ordinal=ordinal)
         with maker.make(size, label="measured", shared=True) as slab:
             slab.array[::PAGE] = 1  # a page that was never touched has no place yet
-            plain = _speed(driver, ordinal, slab)
+            plain = copy_speed(driver, ordinal, slab)
             driver.register_host(slab.address, size, ordinal)
             slab.region.before_release(partial(_unregister, driver, slab.address, ordinal, os.getpid()))
-            return {"host": plain, "registered": _speed(driver, ordinal, slab)}
+            return {"host": plain, "registered": copy_speed(driver, ordinal, slab)}
     except MemoryRoomError:
         return {}  # a full device, say: the choice is then made from capabilities alone, and its reason says so
 
 
-def _speed(driver: Driver, ordinal: int, source: Slab) -> float:
-    target = driver.alloc_device(source.size, ordinal)
+def copy_speed(driver: Driver, ordinal: int, host: Slab, *, to_host: bool = False) -> float:
+    """Bytes per second between a slab and the device: the median of several copies."""
+    device = driver.alloc_device(host.size, ordinal)
     try:
-        copy = target, source.address, source.size
+        copy = (host.address, device, host.size) if to_host else (device, host.address, host.size)
         seconds = statistics.median(driver.copy_seconds(copy, ordinal) for _ in range(MEASURED_TIMES))
-        return source.size / max(seconds, 1e-9)
+        return host.size / max(seconds, 1e-9)
     finally:
-        driver.free(target, ordinal)
+        driver.free(device, ordinal)

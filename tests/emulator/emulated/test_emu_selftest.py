@@ -6,9 +6,8 @@ import gc
 
 import pytest
 
-from simpletuner_gh200.diagnostics.check import Check, CheckResult, failed
+from simpletuner_gh200.diagnostics.check import Bench, Check, CheckResult, failed
 from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
-from simpletuner_gh200.diagnostics.selftest.check import Bench
 from simpletuner_gh200.diagnostics.selftest.run import CHECKS as ALL
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from tests.emulator.emulation import Emulator

@@ -200,13 +200,13 @@ def test_kinds_are_compared_on_the_memory_that_training_copies_from(
     driver: CudaDriver, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    ordinary = allocate._speed
+    ordinary = allocate.copy_speed
 
     def speed(driver: CudaDriver, ordinal: int, source: Slab) -> float:
         seen.append((source.address, source.fd is not None, driver.pointer_kind(source.address)))
         return ordinary(driver, ordinal, source)
 
-    monkeypatch.setattr(allocate, "_speed", speed)
+    monkeypatch.setattr(allocate, "copy_speed", speed)
     found = allocate.copy_speeds(driver, 0, size=1 << 20)
     gc.collect()
     assert found.keys() == {"host", "registered"} and min(found.values()) > 0

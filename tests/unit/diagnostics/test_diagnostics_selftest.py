@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.diagnostics.check import Failed, failed
+from simpletuner_gh200.diagnostics.check import Bench, Failed, expect, failed, self_check
 from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
-from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
 from simpletuner_gh200.diagnostics.selftest.run import CHECKS, SelfTest, selftest, without_paths, write_report
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.interface import NullDriver

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.environment import EMULATED, text
-from simpletuner_gh200.diagnostics.bandwidth import measure as measure_link
+from simpletuner_gh200.diagnostics.checks.link import DIRECTIONS
+from simpletuner_gh200.diagnostics.checks.link import measure as measure_link
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.lane import Lane, lanes, spot_of
@@ -71,8 +72,8 @@ def measure_machine(driver: Driver, ordinal: int = 0) -> dict[str, Any]:
     machine = MachineUnderTest(driver, caps, trials)
     return {
         "link": {
-            "h2d": measure_link(driver, ordinal, "to device", node=caps.host_node).rate / 1e9,
-            "d2h": measure_link(driver, ordinal, "to host", node=caps.host_node).rate / 1e9,
+            way: measure_link(driver, ordinal, direction, node=caps.host_node).rate / 1e9
+            for way, direction in zip(("h2d", "d2h"), DIRECTIONS, strict=True)
         },
         "pool": {**{name: _rates(trial) for name, trial in trials.items()}, "managed": NOT_OFFERED},
         "questions": {str(number): _answer(question, machine) for number, question in QUESTIONS.items()},

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from simpletuner_gh200.diagnostics.bandwidth import measure
-from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
+from simpletuner_gh200.diagnostics.check import Bench, expect, self_check
+from simpletuner_gh200.diagnostics.checks.link import DIRECTIONS, measure
 from simpletuner_gh200.memory.allocate import RequestedKind, SlabMaker, choose_kind, copy_speeds, why_not_registered
 from simpletuner_gh200.memory.lane import Copier, Lane, lanes, spot_of
 from simpletuner_gh200.memory.slab import Bytes, Slab
@@ -39,8 +39,6 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
 
 
 def _measured(bench: Bench) -> str:
-    bench.need_device()
-    bench.need(not bench.emulated, "speed means nothing on an emulated device")
     speeds = copy_speeds(bench.driver, bench.ordinal)
     bench.need(bool(speeds), "only one kind of memory is reachable: nothing to compare")
     bench.measured.update({f"copy_from_{kind}_bytes_per_s": speed for kind, speed in speeds.items()})
@@ -124,7 +122,6 @@ def _ordering(bench: Bench) -> str:
     """Host -> device on one stream, an event, device -> host on another: without the wait the bytes would be old."""
     import torch
 
-    bench.need_device()
     out, back = _lanes(bench)
     size = 8 * MIB
     source, target = (torch.empty(size, dtype=torch.uint8).pin_memory() for _ in range(2))
@@ -143,8 +140,6 @@ def _kernels(bench: Bench) -> str:
     """Kernels queued right behind ``copy``, never synchronized in between: one that overtook its copy sums wrongly."""
     import torch
 
-    bench.need_device()
-    bench.need(not bench.emulated, "the emulated runtime has no kernels")
     with _copying(bench) as (copier, slab):
         batches = (copier.copy(_rows(slab, *((step + more) % ROWS for more in range(64)))) for step in range(ROWS))
         sums = [batch.sum(dtype=torch.int64) for batch in batches if batch is not None]
@@ -156,23 +151,21 @@ def _kernels(bench: Bench) -> str:
 
 
 def _bandwidth(bench: Bench) -> str:
-    bench.need_device()
-    bench.need(not bench.emulated, "speed means nothing on an emulated device")
-    to_device = measure(bench.driver, bench.ordinal, "to device")
-    to_host = measure(bench.driver, bench.ordinal, "to host")
-    bench.measured.update(to_device_bytes_per_s=to_device.rate, to_host_bytes_per_s=to_host.rate)
-    return f"{to_device}, {to_host}"
+    found = [measure(bench.driver, bench.ordinal, direction) for direction in DIRECTIONS]
+    bench.measured.update({f"{one.direction.replace(' ', '_')}_bytes_per_s": one.rate for one in found})
+    return ", ".join(map(str, found))
 
 
+DEVICE, REAL = Bench.need_device, Bench.need_real_device
 CHECKS = (
     self_check("slab.auto", "auto makes a slab and says why", partial(_kind, "auto")),
     self_check("slab.registered", "a registered slab", partial(_kind, "registered")),
     self_check("slab.host", "a plain slab", partial(_kind, "host")),
-    self_check("slab.measured", "auto's choice from a measured comparison", _measured),
+    self_check("slab.measured", "auto's choice from a measured comparison", _measured, REAL),
     self_check("slab.shared", "ranks share bytes", _shared),
     self_check("copy.arrives", "batches of every cached dtype arrive stacked in torch's memory", _arrives),
     self_check("copy.sources", "sources live until they are copied", _sources),
-    self_check("copy.ordering", "an event orders two streams", _ordering),
-    self_check("copy.kernels", "torch's kernels read batches after they arrived", _kernels),
-    self_check("copy.bandwidth", "copy bandwidth, both directions", _bandwidth),
+    self_check("copy.ordering", "an event orders two streams", _ordering, DEVICE),
+    self_check("copy.kernels", "torch's kernels read batches after they arrived", _kernels, REAL),
+    self_check("copy.bandwidth", "copy bandwidth, both directions", _bandwidth, REAL),
 )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simpletuner_gh200.diagnostics.selftest.check import Bench, expect, self_check
+from simpletuner_gh200.diagnostics.check import Bench, expect, self_check
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.driver.interface import HOST
@@ -17,7 +17,6 @@ from simpletuner_gh200.units import MIB, format_bytes
 
 @contextmanager
 def _on_device(bench: Bench) -> Iterator[int]:
-    bench.need_device()
     address = bench.driver.alloc_device(MIB, bench.ordinal)
     try:
         yield address
@@ -26,7 +25,6 @@ def _on_device(bench: Bench) -> Iterator[int]:
 
 
 def _system_memory(bench: Bench) -> Region:
-    bench.need_device()
     region = map_anonymous(MIB)
     region.array()[:] = 1
     return region
@@ -36,7 +34,6 @@ def _system_memory(bench: Bench) -> Region:
 
 
 def _managed(bench: Bench) -> str:
-    bench.need_device()
     bench.need(bench.caps.managed, "the device has no managed memory")
     address = bench.driver.alloc_managed(MIB, bench.ordinal)
     try:
@@ -60,7 +57,6 @@ def _takes_advice(bench: Bench) -> str:
 
 
 def _register(bench: Bench) -> str:
-    bench.need_device()
     bench.need(bench.caps.host_register, "the device can't register host memory")
     region = map_anonymous(MIB)
     bench.driver.register_host(region.address, MIB, bench.ordinal)
@@ -73,7 +69,6 @@ def _register(bench: Bench) -> str:
 
 
 def _total(bench: Bench) -> str:
-    bench.need_device()
     free, total = bench.driver.memory_info(bench.ordinal)
     expect(0 < free <= total, f"{format_bytes(free)} free of {format_bytes(total)}")
     expect(total <= bench.caps.device_total * 1.02, f"total {total}, by the device {bench.caps.device_total}")
@@ -81,7 +76,6 @@ def _total(bench: Bench) -> str:
 
 
 def _mode(bench: Bench) -> str:
-    bench.need_device()
     caps = bench.caps
     expect((caps.mode == "single pool") == caps.integrated, f"mode {caps.mode}, integrated {caps.integrated}")
     expect((caps.mode == "numa") == (caps.device_node is not None), f"mode {caps.mode}, node {caps.device_node}")
@@ -126,7 +120,6 @@ def _refused(act: Callable[[], object], *codes: int) -> str:
 
 
 def _out_of_memory(bench: Bench) -> str:
-    bench.need_device()
     before, _ = bench.driver.memory_info(bench.ordinal)
     message = _refused(lambda: bench.driver.alloc_device(4 * bench.caps.device_total, bench.ordinal), 2)
     after, _ = bench.driver.memory_info(bench.ordinal)
@@ -136,7 +129,6 @@ def _out_of_memory(bench: Bench) -> str:
 
 
 def _fork(bench: Bench) -> str:
-    bench.need_device()
     bench.driver.device_count()
     child = os.fork()
     if child == 0:
@@ -150,7 +142,6 @@ def _fork(bench: Bench) -> str:
 
 
 def _pool_limit(bench: Bench) -> str:
-    bench.need_device()
     bench.need(bench.caps.maps_host_memory, "the device can't map host memory")
     allocator = Allocator("host", limit=4 * MIB)
     address = allocator.alloc(4 * MIB, bench.ordinal)
@@ -163,16 +154,23 @@ def _pool_limit(bench: Bench) -> str:
     return "limit kept, memory given back"
 
 
+DEVICE = Bench.need_device
 CHECKS = (
-    self_check("capability.managed", "managed memory can be allocated and is recognized", _managed),
-    self_check("capability.host_page_tables", "system memory takes advice where the device reaches it", _takes_advice),
-    self_check("capability.host_register", "host memory can be registered, once, and is recognized", _register),
-    self_check("capability.device_total", "free and total memory make sense", _total),
-    self_check("capability.mode", "memory mode, integration and NUMA node agree", _mode),
+    self_check("capability.managed", "managed memory can be allocated and is recognized", _managed, DEVICE),
+    self_check(
+        "capability.host_page_tables", "system memory takes advice where the device reaches it", _takes_advice, DEVICE
+    ),
+    self_check("capability.host_register", "host memory can be registered, once, and is recognized", _register, DEVICE),
+    self_check("capability.device_total", "free and total memory make sense", _total, DEVICE),
+    self_check("capability.mode", "memory mode, integration and NUMA node agree", _mode, DEVICE),
     self_check("capability.page_size", "page size is the kernel's", _page),
-    self_check("advice.system_memory", "system memory follows the machine's mode", _moved_system_memory),
-    self_check("advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory),
-    self_check("failure.out_of_memory", "out of memory is an error and leaves the device usable", _out_of_memory),
-    self_check("failure.fork", "a forked child never touches the driver", _fork),
-    self_check("failure.pool_limit", "the pool of Grace memory keeps its limit", _pool_limit),
+    self_check("advice.system_memory", "system memory follows the machine's mode", _moved_system_memory, DEVICE),
+    self_check(
+        "advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory, DEVICE
+    ),
+    self_check(
+        "failure.out_of_memory", "out of memory is an error and leaves the device usable", _out_of_memory, DEVICE
+    ),
+    self_check("failure.fork", "a forked child never touches the driver", _fork, DEVICE),
+    self_check("failure.pool_limit", "the pool of Grace memory keeps its limit", _pool_limit, DEVICE),
 )

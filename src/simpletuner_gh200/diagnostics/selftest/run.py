@@ -13,13 +13,14 @@ from typing import Any
 
 from simpletuner_gh200 import __version__
 from simpletuner_gh200.config.environment import EMULATED, text
-from simpletuner_gh200.diagnostics.check import Results, failed
+from simpletuner_gh200.diagnostics.check import Bench, Results, failed
 from simpletuner_gh200.diagnostics.selftest import copies, device
-from simpletuner_gh200.diagnostics.selftest.check import Bench
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.telemetry.redact import redact
 from simpletuner_gh200.units import counted
+from simpletuner_gh200.upstream.source import installed_version
 
+LIBRARIES = ("torch", "cuda-bindings", "numpy", "simpletuner")
 CHECKS = (*device.CHECKS, *copies.CHECKS)
 
 _PATH = re.compile(r"(?<![\w.])(?!/dev/shm(?![\w.+@/-]))(/[\w.+@-]+){2,}/?")
@@ -54,7 +55,7 @@ class SelfTest(Results):
         raw = {
             "version": __version__,
             "machine": {"system": platform.system(), "arch": platform.machine(), "python": platform.python_version()},
-            "libraries": _libraries(),
+            "libraries": {name: installed_version(name) or "not installed" for name in LIBRARIES},
             "emulated": self.emulated,
             "device": self.device,
             "measured": self.measured,
@@ -84,18 +85,6 @@ def selftest(driver: Driver, *, ordinal: int = 0) -> SelfTest:
     bench = Bench(driver, ordinal, emulated=bool(text(EMULATED)))
     rows = tuple((check, check.result(bench, lambda what: failed(what, ""))) for check in CHECKS)
     return SelfTest(rows, asdict(bench.caps), bench.measured, bench.emulated)
-
-
-def _libraries() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in ("torch", "cuda-bindings", "numpy", "simpletuner"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def write_report(result: SelfTest, path: Path, measured: Mapping[str, Any] | None = None) -> None:
