@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from simpletuner_gh200.plan.machines import RATES, Machine
+from simpletuner_gh200.telemetry.reading import dig
 from simpletuner_gh200.units import GIB, MIB
 from simpletuner_gh200.upstream import user_cache
 
@@ -69,11 +70,10 @@ def calibrated(machine: Machine) -> Machine:
     values: dict[str, Any] = {}
     known, sources = _known(machine), dict(machine.sources)
     for name in MEASURABLE:
-        entry = _inside(known, name)
-        value = _number(entry, "value")
+        value = _number(known, f"{name}/value")
         if value is not None and _believable(machine, name, value):
             values[name] = int(value) if name == "context" else value
-            sources[name] = f"measured: {entry.get('source') or 'on this machine'}"
+            sources[name] = f"measured: {dig(known, f'{name}/source') or 'on this machine'}"
     return replace(machine, **values, sources=sources) if values else machine
 
 
@@ -82,9 +82,8 @@ def _believable(machine: Machine, name: str, value: float) -> bool:
     return isfinite(value) and assumed / BELIEVED <= value <= assumed * BELIEVED
 
 
-def _known(machine: Machine) -> Mapping[str, Any]:
-    found = user_cache.load(_KIND, _entry(machine))
-    return _inside(found, "rates") if isinstance(found, Mapping) else {}
+def _known(machine: Machine) -> dict[str, Any]:
+    return _inside({"kept": user_cache.load(_KIND, _entry(machine))}, "kept/rates")
 
 
 def _entry(machine: Machine) -> str:
@@ -102,12 +101,12 @@ def learned_context(moments: Iterable[tuple[int, int]]) -> int | None:
     return usual if 0 < usual <= LARGEST_CONTEXT else None
 
 
-def learned_flops(of_micro_batch: float | None, steps: Sequence[Mapping[str, Any]]) -> float | None:
+def learned_flops(of_micro_batch: float | None, steps: Sequence[dict[str, Any]]) -> float | None:
     """Operations per second that the device reached, from the operations that a plan counted."""
     return _usual(_reached(of_micro_batch, step) for step in steps[WARMING:]) if of_micro_batch else None
 
 
-def _reached(each: float, step: Mapping[str, Any]) -> float | None:
+def _reached(each: float, step: dict[str, Any]) -> float | None:
     seconds, waited, batches = (_number(step, name) for name in ("step_seconds", "data_wait_seconds", "micro_batches"))
     if seconds is None or waited is None or batches is None or waited > WAITED * seconds:
         return None
@@ -115,32 +114,28 @@ def _reached(each: float, step: Mapping[str, Any]) -> float | None:
     return each * batches / working if working > 0 and batches else None
 
 
-def learned_samples(steps: Sequence[Mapping[str, Any]], ranks: int) -> float | None:
+def learned_samples(steps: Sequence[dict[str, Any]], ranks: int) -> float | None:
     """Samples per second that the data side of one rank hands over while nothing else is done."""
     return _usual(_handed(step, ranks) for step in steps[WARMING:])
 
 
-def _handed(step: Mapping[str, Any], ranks: int) -> float | None:
+def _handed(step: dict[str, Any], ranks: int) -> float | None:
     names = ("step_seconds", "data_wait_seconds", "samples_per_second")
     seconds, waited, rate = (_number(step, name) for name in names)
     return rate * seconds / ranks / waited if seconds and waited and rate else None
 
 
-def measured_by_features(details: Mapping[str, Any]) -> dict[str, float | None]:
+def measured_by_features(details: dict[str, Any]) -> dict[str, float | None]:
     """The rates that features of ours measured when they started, from a run's summary."""
-    link = _inside(_inside(details, "activations"), "link")
-    staged = [_staged(one) for one in _inside(details, "store").values() if isinstance(one, Mapping)]
-    return {
-        "h2d": _number(link, "h2d"),
-        "d2h": _number(link, "d2h"),
-        "disk_rate": max((rate for rate in staged if rate is not None), default=None),
-    }
+    staged = [_staged(one) for one in _inside(details, "store").values() if isinstance(one, dict)]
+    link = {way: _number(details, f"activations/link/{way}") for way in ("h2d", "d2h")}
+    return {**link, "disk_rate": max((rate for rate in staged if rate is not None), default=None)}
 
 
-def _staged(dataset: Mapping[str, Any]) -> float | None:
+def _staged(dataset: dict[str, Any]) -> float | None:
     """Bytes per second of files read as they are; the kernel may have had some of them in memory."""
     size, seconds = _number(dataset, "bytes"), _number(dataset, "seconds")
-    as_they_are = set(_inside(dataset, "codecs")) == {"raw"}
+    as_they_are = _inside(dataset, "codecs").keys() == {"raw"}
     return size / seconds if as_they_are and size and seconds and size >= LEAST_STAGED else None
 
 
@@ -149,11 +144,11 @@ def _usual(values: Iterable[float | None]) -> float | None:
     return median(found) if len(found) >= FEWEST else None
 
 
-def _number(values: Mapping[str, Any], name: str) -> float | None:
-    value = values.get(name)
+def _number(values: dict[str, Any], name: str) -> float | None:
+    value = dig(values, name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _inside(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = values.get(name)
-    return found if isinstance(found, Mapping) else {}
+def _inside(values: dict[str, Any], name: str) -> dict[str, Any]:
+    found = dig(values, name)
+    return found if isinstance(found, dict) else {}

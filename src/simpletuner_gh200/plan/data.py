@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 from simpletuner_gh200.config.datasets import IMAGES, VIDEOS, Dataset
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.plan.facts import Source
+from simpletuner_gh200.telemetry.sink import read_whole
 
 _LATENT_FACTORS = {"sana": 32, "ltxvideo": 32, "ltxvideo2": 32, "sanavideo": 32, "deepfloyd": 1}
 _TEMPORAL = {"ltxvideo": 8, "ltxvideo2": 8}
@@ -184,11 +184,7 @@ def _ratios(dataset: Dataset) -> dict[float, int]:
     found = Counter[float]()
     folder = dataset.local_folder
     for file in folder.glob("aspect_ratio_bucket_indices_*.json") if folder is not None else ():
-        try:
-            buckets = json.loads(file.read_text(encoding="utf-8")).get("aspect_ratio_bucket_indices", {})
-        except (OSError, ValueError, AttributeError):
-            continue
-        for key, members in buckets.items():
+        for key, members in (read_whole(file) or {}).get("aspect_ratio_bucket_indices", {}).items():
             if members:
                 found[float(key.split("@")[0])] += len(members)
     return dict(found)

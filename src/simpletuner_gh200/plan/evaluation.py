@@ -6,7 +6,7 @@ To add one, add a function to ``BOUNDS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class Evaluated:
 
     placed: Placed
     rows: tuple[Row, ...]
-    seconds: Mapping[str, float]
+    seconds: dict[str, float]
 
     @property
     def facts(self) -> RunFacts:
@@ -47,12 +47,8 @@ class Evaluated:
 
     def overflow(self, *, certain: bool = False) -> dict[Pool, int]:
         """Pool -> bytes beyond its capacity; ``certain``: without anything assumed."""
-        machine = self.placed.machine
-        over = {}
-        for pool in POOLS:
-            capacity = machine.capacity(pool)
-            if capacity is not None and not (pool == "hbm" and machine.one_pool):
-                over[pool] = self.used(pool, certain=certain) - capacity
+        rooms = {pool: self.placed.machine.capacity(pool) for pool in POOLS}
+        over = {pool: self.used(pool, certain=certain) - room for pool, room in rooms.items() if room is not None}
         return {pool: size for pool, size in over.items() if size > 0}
 
     @property
@@ -76,12 +72,12 @@ class Evaluated:
         return self.seconds["compute"] + self.seconds["state"] + self.seconds["waiting"]
 
     def step_json(self) -> dict[str, Any]:
-        return {"bounds": dict(self.seconds), "binding": self.binding}
+        return {"bounds": self.seconds, "binding": self.binding}
 
 
 def evaluate(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> Evaluated:
     placed = place(facts, sizes, machine)
-    return Evaluated(placed, rows_of(placed), {name: bound(placed) for name, bound in BOUNDS.items()})
+    return Evaluated(placed, rows_of(placed), {bound.__name__[1:]: bound(placed) for bound in BOUNDS})
 
 
 def _compute(run: Placed) -> float:
@@ -160,14 +156,8 @@ def _from_slabs(facts: RunFacts) -> bool:
     return facts.unified.get("vae", False) and facts.unified.get("text", False)
 
 
-BOUNDS: Mapping[str, Callable[[Placed], float]] = {
-    "compute": _compute,
-    "hbm": _hbm,
-    "link": _link,
-    "state": _state,
-    "waiting": _waiting,
-    "disk": _disk,
-    "data": _data,
-    "peers": _peers,
-    "network": _network,
-}
+BOUNDS: tuple[Callable[[Placed], float], ...] = (
+    *(_compute, _hbm, _link, _state, _waiting),
+    *(_disk, _data, _peers, _network),
+)
+"""Each is named after its resource."""

@@ -20,6 +20,7 @@ from typing import Any
 from simpletuner_gh200.config.environment import hub_folder
 from simpletuner_gh200.plan.facts import Source
 from simpletuner_gh200.plan.traces import Trace
+from simpletuner_gh200.telemetry.sink import read_whole
 from simpletuner_gh200.upstream.flavours import flavours_of
 
 PUBLISHED = Path(__file__).with_name("published.json")
@@ -95,7 +96,7 @@ def find_model(weights: str) -> Path | None:
 
 
 def _part(place: Path, name: str) -> ModelPart | None:
-    config = _json(place / "config.json")
+    config = read_whole(place / "config.json")
     parameters = _parameters(place)
     if parameters:
         return ModelPart(name, parameters, "measured", config, f"safetensors headers in {place}")
@@ -126,14 +127,6 @@ def _header(file: Path) -> Mapping[str, Any]:
             raise ValueError(f"{file}: a header of {length} bytes")
         found = json.loads(content.read(length))
         return {name: tensor for name, tensor in found.items() if name != "__metadata__"}
-
-
-def _json(file: Path) -> Mapping[str, Any] | None:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 @cache

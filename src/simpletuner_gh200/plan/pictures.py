@@ -15,6 +15,7 @@ from simpletuner_gh200.plan.text import (
     bucket_cells,
     bucket_name,
     headline,
+    in_words,
     nodes_lines,
     step_line,
     summary,
@@ -52,8 +53,6 @@ def bars(plan: Plan) -> Iterator[charts.Bar]:
         held = {phase: sorted(plan.evaluated.of(phase, pool), key=lambda row: -row.bytes) for phase in phases}
         capacity = plan.machine.capacity(pool)
         whole = max(1, capacity or 0, *(sum(row.bytes for row in rows) for rows in held.values()))
-        if pool == "hbm" and plan.machine.one_pool:
-            continue
         for phase, rows in held.items():
             total = format_bytes(sum(row.bytes for row in rows))
             note = f"{total} of {format_bytes(capacity)}" if capacity is not None else total
@@ -89,17 +88,10 @@ def _picture(plan: Plan) -> charts.Picture:
         rows.append(charts.Bar((), 1, note="activations by bucket"))
         for bucket in plan.buckets[:SHOWN_BUCKETS]:
             name = bucket_name(bucket)
-            pieces = [
-                charts.Piece(
-                    "activations",
-                    size,
-                    COLOURS["activations"],
-                    f"{name} in {pool}: {format_bytes(size)}, {bucket.note}",
-                    pale=pool != "HBM",
-                )
-                for pool, size in (("HBM", bucket.hbm), ("CPU memory", bucket.grace))
-                if size
-            ]
+            held = {pool: size for pool, size in (("HBM", bucket.hbm), ("CPU memory", bucket.grace)) if size}
+            words = {pool: f"{name} in {pool}: {format_bytes(size)}, {bucket.note}" for pool, size in held.items()}
+            shade = COLOURS["activations"]
+            pieces = [charts.Piece("activations", held[at], shade, words[at], pale=at != "HBM") for at in held]
             rows.append(charts.Bar(pieces, most, name=name, note=format_bytes(bucket.hbm + bucket.grace)))
     return charts.bars(rows, label=headline(plan))
 
@@ -120,12 +112,7 @@ def as_html(plan: Plan) -> str:
         (name, format_seconds(value), "binds" if name == bound.binding else "") for name, value in bound.seconds.items()
     ]
     changes = [
-        (
-            change.what,
-            ", ".join(f"{key}={value}" for key, value in change.settings.items()),
-            "yes" if change.fits else "no",
-            change.cost_in_words,
-        )
+        (change.what, in_words(change.settings), "yes" if change.fits else "no", change.cost_in_words)
         for change in plan.changes
     ]
     buckets = [bucket_cells(bucket) for bucket in plan.buckets]

@@ -24,7 +24,7 @@ from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
 from simpletuner_gh200.plan.steps import sharding_notes
 from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread, usual_flops
-from simpletuner_gh200.telemetry.sink import write_whole
+from simpletuner_gh200.telemetry.sink import read_whole, write_whole
 
 PATIENCE = 0.3
 """Seconds for looking at files in a quick plan; what is not seen by then is not counted, which lowers the bound."""
@@ -153,11 +153,7 @@ def keep(plan: Plan, output: Path) -> None:
 
 
 def kept(output: Path) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads((output / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+    return read_whole(output / FILE)
 
 
 def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
@@ -168,7 +164,7 @@ def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
     if path.suffix == ".env":
         raise UsageError(
             f"{path}: a plan can't be applied to a .env file, which holds more than we read of it",
-            remedy=f"set there by hand: {', '.join(f'{key}={value}' for key, value in settings.items())}",
+            remedy=f"set there by hand: {text.in_words(settings)}",
         )
     target = path.with_suffix(".planned.json")
     try:

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.models import model_of
@@ -89,11 +89,15 @@ def nodes_lines(plan: Plan) -> Iterator[str]:
 
 def _on_nodes(found: OnNodes) -> str:
     run, ranks = found.evaluated, found.evaluated.facts.ranks
-    needs = f", with {', '.join(f'{key}={value}' for key, value in found.needs.items())}" if found.needs else ""
+    needs = f", with {in_words(found.needs)}" if found.needs else ""
     used = ", ".join(f"{POOL_NAMES[pool]} {format_bytes(run.used(pool))}" for pool in POOLS[:2] if run.used(pool))
     fits = "fits" if found.fits else "too much"
     nodes = f"{found.nodes} node{'s' * (found.nodes > 1)}, {ranks} rank{'s' * (ranks > 1)}"
     return f"{nodes}: {fits}, {used} a rank, a step at least {format_seconds(run.least)} ({run.binding}){needs}"
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def refusal(plan: Plan) -> str | None:

@@ -108,6 +108,15 @@ def write_whole(path: Path, content: Mapping[str, Any]) -> None:
         raise
 
 
+def read_whole(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def finite(value: Any) -> Any:
     """The value with NaN and infinities as None: JSON has no word for them."""
     if isinstance(value, float):

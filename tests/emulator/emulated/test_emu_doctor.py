@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.diagnostics import bandwidth
 from simpletuner_gh200.diagnostics.check import CheckResult, all_checks
+from simpletuner_gh200.diagnostics.checks import link
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
@@ -77,7 +77,7 @@ def test_both_directions_and_the_remote_node_are_told_apart(
         (folder / "cpulist").write_text("0-3\n")
         (folder / "meminfo").write_text(f"Node {index} MemFree: 1000000 kB\n")
     assert finding("GH503", root=tmp_path).status == "skip", "the kernel says that the memory is on node 0"
-    monkeypatch.setattr(bandwidth, "nodes_of_pages", lambda *_: Counter({2: 1}))
+    monkeypatch.setattr(link, "nodes_of_pages", lambda *_: Counter({2: 1}))
     assert finding("GH503", root=tmp_path).found.count("GB/s") == 2
 
 
