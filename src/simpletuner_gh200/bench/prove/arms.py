@@ -92,10 +92,13 @@ _OFFLOADERS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("ramtorch", "RamTorch", {"ramtorch": True}),
 )
 """SimpleTuner's own, as far as a release has them: name, title, option. They were never run here: each needs a GPU."""
-_NEEDED = {"optimizer": {"optimizer": "torch-adamw"}, "activations": {"gradient_checkpointing": True}}
+_BESIDES: Mapping[str, Mapping[str, Any]] = {
+    "optimizer": {"optimizer": "torch-adamw"},
+    "activations": {"gradient_checkpointing": True},
+}
 """Settings besides."""
 
 
 def _offloader(name: str, title: str, option: Mapping[str, Any]) -> Arm:
-    settings = {**_NEEDED.get(name, {}), **option}
+    settings = {**_BESIDES.get(name, {}), **option}
     return Arm(f"upstream-{name}", f"SimpleTuner's {title}", settings, option=next(iter(option)))
