@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 import pytest
 
-from simpletuner_gh200.diagnostics.check import all_checks
+from simpletuner_gh200.diagnostics.check import CheckResult, all_checks
+from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.ramp.outlook import outlook_of
@@ -16,43 +18,21 @@ from tests.unit.diagnostics.machine import Machine
 from tests.unit.machine_driver import MachineDriver
 from tests.unit.nobody import as_nobody
 
-ON_EMULATED_LIBRARIES = {
-    "GH213",
-    "GH214",
-    "GH216",
-    "GH217",
-    "GH501",
-    "GH502",
-    "GH503",
-    "GH504",
-}
+ON_EMULATED_LIBRARIES = {"GH213", "GH214", "GH216", "GH217", "GH501", "GH502", "GH503", "GH504"}
 """Made to fail in tests/emulator/emulated/test_emu_doctor.py, and GH217 in tests/emulator/test_nvml_emulated.py."""
 
 BLOCKS = {"cache_config": {"vae_cache_type": "unified_memory"}}
+NAMED = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
+FLUX = {**NAMED, "model_type": "full", "optimizer": "adamw_bf16"}
 
 
-def wrong_vendor_torch(machine: Machine) -> None:
-    machine.torch("2.9.0", cuda=None)
+SHM = "shm /dev/shm tmpfs rw,size=65536k 0 0\n"
+QUOTA = {"dataset": {"in_memory": {"num_workers": 64}}}
+SAMPLED = {"train_batch_size": 4, "num_processes": 2}
 
 
 def uvm_keys(machine: Machine) -> None:
     machine.environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True,use_uvm:True"
-
-
-def no_bindings(machine: Machine) -> None:
-    machine.without("pynvml")
-
-
-def old_simpletuner(machine: Machine) -> None:
-    machine.simpletuner("2.4.0")
-
-
-def hollow_simpletuner(machine: Machine) -> None:
-    machine.package("simpletuner")
-
-
-def no_codec(machine: Machine) -> None:
-    machine.without("zstandard")
 
 
 def no_asked_codec(machine: Machine) -> None:
@@ -60,45 +40,9 @@ def no_asked_codec(machine: Machine) -> None:
     machine.configure(dataset={"in_memory": {"compression": "zstd"}})
 
 
-def bad_pattern(machine: Machine) -> None:
-    machine.environment["GH200_UVM_ACCESS_PATTERN"] = "gpu_first; touch x"
-
-
-def kill_switch(machine: Machine) -> None:
-    machine.environment["SIMPLETUNER_GH200"] = "0"
-
-
-def no_kernel_driver(machine: Machine) -> None:
-    (machine.root / "proc/driver/nvidia/version").unlink()
-
-
 def balancing(machine: Machine) -> None:
     machine.node(1, "72-143", total=480, free=400)
     machine.put("proc/sys/kernel/numa_balancing", "1\n")
-
-
-def no_cpu_node(machine: Machine) -> None:
-    machine.node(0, "", total=480, free=400)
-
-
-def hbm_node(machine: Machine) -> None:
-    machine.node(1, "", total=96, free=90)
-
-
-def eaten_hbm(machine: Machine) -> None:
-    machine.node(1, "", total=96, free=40, cached=50)
-
-
-def small_pages(machine: Machine) -> None:
-    machine.page_size(4096)
-
-
-def full_memory(machine: Machine) -> None:
-    machine.meminfo(total=480, free=1, available=1)
-
-
-def busy_memory(machine: Machine) -> None:
-    machine.meminfo(total=480, free=10, available=60)
 
 
 def memory_cgroup(machine: Machine) -> None:
@@ -107,55 +51,19 @@ def memory_cgroup(machine: Machine) -> None:
     machine.put("sys/fs/cgroup/job/memory.current", str(4 << 30))
 
 
-def little_locked(machine: Machine) -> None:
-    machine.limits(locked="65536")
-
-
-def some_locked(machine: Machine) -> None:
-    machine.limits(locked=str(64 << 30))
-
-
-def few_files(machine: Machine) -> None:
-    machine.limits(files="256")
-
-
-def some_files(machine: Machine) -> None:
-    machine.limits(files="1024")
-
-
-def docker_shm(machine: Machine) -> None:
-    machine.put("proc/mounts", "shm /dev/shm tmpfs rw,size=65536k 0 0\n")
-
-
-def no_shm(machine: Machine) -> None:
-    machine.put("proc/mounts", "proc /proc proc rw 0 0\n")
-
-
 def no_huge_pages(machine: Machine) -> None:
     machine.page_size(4096)
     machine.put("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
 
 
-def cpu_quota(machine: Machine) -> None:
-    machine.put("sys/fs/cgroup/cpu.max", "800000 100000\n")
-    machine.configure(dataset={"in_memory": {"num_workers": 64}})
+def cpu_quota(cgroup: str, files: dict[str, str]) -> Callable[[Machine], None]:
+    def limit(machine: Machine) -> None:
+        machine.put("proc/self/cgroup", cgroup)
+        for path, content in files.items():
+            machine.put(f"sys/fs/cgroup/{path}", content)
+        machine.configure(**QUOTA)
 
-
-def nested_cpu_quota(machine: Machine) -> None:
-    machine.put("proc/self/cgroup", "0::/slurm/job\n")
-    machine.put("sys/fs/cgroup/slurm/cpu.max", "800000 100000\n")
-    machine.configure(dataset={"in_memory": {"num_workers": 64}})
-
-
-def older_cpu_quota(machine: Machine) -> None:
-    machine.put("proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n")
-    machine.put("sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "800000\n")
-    machine.put("sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n")
-    machine.configure(dataset={"in_memory": {"num_workers": 64}})
-
-
-def misspelt_key(machine: Machine) -> None:
-    machine.configure(gh200_optimizations={"enable_uvm_hint": True})
+    return limit
 
 
 def not_json(machine: Machine) -> None:
@@ -164,57 +72,28 @@ def not_json(machine: Machine) -> None:
     machine.config.write_text("{")
 
 
-def removed_option(machine: Machine) -> None:
-    machine.configure(allow_tf32=True, enable_xformers_memory_efficient_attention=True)
-
-
-def missing_folder(machine: Machine) -> None:
-    machine.configure(dataset={"instance_data_dir": "/nowhere/at/all"})
-
-
 def empty_folder(machine: Machine) -> None:
     (machine.data / "empty").mkdir(parents=True)
     machine.configure(dataset={"instance_data_dir": str(machine.data / "empty")})
 
 
-def sparse(machine: Machine, size: int) -> None:
-    with (machine.data / "images" / "b.jpg").open("wb") as file:
-        file.truncate(size)
+def with_a_file_of(size: int, **values: Any) -> Callable[[Machine], None]:
+    def configure(machine: Machine) -> None:
+        machine.configure(**values)
+        with (machine.data / "images" / "b.jpg").open("wb") as file:
+            file.truncate(size)
 
-
-def over_ceiling(machine: Machine) -> None:
-    machine.configure(dataset={"in_memory": {"memory_limit_gb": 0.5}})
-    sparse(machine, 1 << 30)
-
-
-def over_memory(machine: Machine) -> None:
-    machine.configure()
-    sparse(machine, 500 << 30)
-
-
-def cache_on_a_file(machine: Machine) -> None:
-    machine.configure(cache_config={"vae_cache_type": "unified_memory", "cache_dir": "/proc/version"})
+    return configure
 
 
 def cache_without_room(machine: Machine) -> None:
-    machine.configure(cache_config={"vae_cache_type": "unified_memory", "cache_dir": str(machine.data / "packs")})
-    sparse(machine, 8 << 40)
+    packs = {"vae_cache_type": "unified_memory", "cache_dir": str(machine.data / "packs")}
+    with_a_file_of(8 << 40, cache_config=packs)(machine)
 
 
-def ramp(
-    initial: int, target: int, *, max_train_steps: int = 100, num_train_epochs: int = 0
-) -> Callable[[Machine], None]:
-    def configure(machine: Machine) -> None:
-        block = {
-            "enable_batch_size_rampup": True,
-            "initial_effective_batch_size": initial,
-            "target_effective_batch_size": target,
-            "batch_rampup_steps": 40,
-        }
-        sizes = {"train_batch_size": 4, "num_processes": 2, "max_train_steps": max_train_steps}
-        machine.configure(gh200_optimizations=block, num_train_epochs=num_train_epochs, **sizes)
-
-    return configure
+def ramp(initial: int, target: int, **values: Any) -> dict[str, Any]:
+    sizes = {"initial_effective_batch_size": initial, "target_effective_batch_size": target, "batch_rampup_steps": 40}
+    return {"gh200_optimizations": {"enable_batch_size_rampup": True, **sizes}, "max_train_steps": 100, **values}
 
 
 def docker_filter(machine: Machine) -> None:
@@ -226,79 +105,88 @@ def training(**values: object) -> Callable[[Machine], None]:
     return lambda machine: machine.configure(**values)
 
 
+def environment(**variables: str) -> Callable[[Machine], None]:
+    return lambda machine: machine.environment.update(variables)
+
+
+def importing(*verdict: Any) -> Callable[[Machine], None]:
+    return lambda machine: setattr(machine, "imported", ImportVerdict(*verdict, "4.10.1"))
+
+
 def rounded_pinning(machine: Machine) -> None:
     machine.torch("2.14.1", cuda="13.0", keys="expandable_segments pinned_max_round_threshold_mb")
     machine.configure(ramtorch=True)
 
 
-RAMP = {
-    "enable_batch_size_rampup": True,
-    "initial_effective_batch_size": 4,
-    "target_effective_batch_size": 8,
-    "batch_rampup_steps": 40,
-}
-
-
-def broken_import(machine: Machine) -> None:
-    machine.imported = ImportVerdict(False, "ModuleNotFoundError: No module named 'x'", "4.10.1")
-
-
-def endless_import(machine: Machine) -> None:
-    machine.imported = ImportVerdict(None, "importing it was not done after 300 s", "4.10.1")
-
+REMOVED = training(allow_tf32=True, enable_xformers_memory_efficient_attention=True)
+HALF = {"in_memory": {"memory_limit_gb": 0.5}}
+OLDER = {f"cpu/docker/x/cpu.cfs_{name}_us": value for name, value in (("quota", "800000"), ("period", "100000"))}
+ON_A_FILE = {"vae_cache_type": "unified_memory", "cache_dir": "/proc/version"}
 
 CASES = [
     ("GH108", rounded_pinning, "warn", "PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:16"),
     ("GH312", docker_filter, "warn", "--cap-add SYS_NICE"),
     ("GH407", training(ramtorch=True, gradient_accumulation_steps=4), "warn", "gradient_accumulation_steps is 4"),
-    ("GH407", training(ramtorch="true", gh200_optimizations=RAMP), "warn", "the batch ramp accumulates"),
+    ("GH407", training(ramtorch="true", **ramp(4, 8)), "warn", "the batch ramp accumulates"),
     ("GH408", training(ramtorch=True, num_processes=4), "warn", "ramtorch with 4 ranks"),
     ("GH408", training(musubi_blocks_to_swap=10, num_processes=2), "warn", "musubi_blocks_to_swap with 2 ranks"),
-    ("GH101", wrong_vendor_torch, "fail", "CPU build on a machine with an NVIDIA GPU"),
+    ("GH101", lambda m: m.torch("2.9.0", cuda=None), "fail", "CPU build on a machine with an NVIDIA GPU"),
     ("GH102", uvm_keys, "warn", "use_uvm"),
-    ("GH103", no_bindings, "fail", "nvidia-ml-py"),
-    ("GH104", old_simpletuner, "fail", "2.4.0 is older than 3.1.0"),
-    ("GH105", hollow_simpletuner, "fail", "Off because of it: core"),
-    ("GH106", no_codec, "warn", "zstd"),
+    ("GH103", lambda m: m.without("pynvml"), "fail", "nvidia-ml-py"),
+    ("GH104", lambda m: m.simpletuner("2.4.0"), "fail", "2.4.0 is older than 3.1.0"),
+    ("GH105", lambda m: m.package("simpletuner"), "fail", "Off because of it: core"),
+    ("GH106", lambda m: m.without("zstandard"), "warn", "zstd"),
     ("GH106", no_asked_codec, "fail", "zstd"),
-    ("GH107", bad_pattern, "fail", "touch x"),
-    ("GH107", kill_switch, "warn", "switched off"),
-    ("GH109", broken_import, "fail", "No module named 'x'; "),
-    ("GH109", endless_import, "fail", "not done after 300 s"),
-    ("GH201", no_kernel_driver, "fail", "no driver is loaded"),
+    ("GH107", environment(GH200_UVM_ACCESS_PATTERN="gpu_first; touch x"), "fail", "touch x"),
+    ("GH107", environment(SIMPLETUNER_GH200="0"), "warn", "switched off"),
+    ("GH109", importing(False, "ModuleNotFoundError: No module named 'x'"), "fail", "No module named 'x'; "),
+    ("GH109", importing(None, "importing it was not done after 300 s"), "fail", "not done after 300 s"),
+    ("GH201", lambda m: (m.root / "proc/driver/nvidia/version").unlink(), "fail", "no driver is loaded"),
     ("GH301", balancing, "warn", "balancing is on"),
-    ("GH301", no_cpu_node, "fail", "no node has CPUs"),
-    ("GH302", hbm_node, "warn", "HBM is NUMA node 1"),
-    ("GH303", eaten_hbm, "warn", "node 1: 50 GiB"),
-    ("GH304", small_pages, "warn", "never migrate"),
-    ("GH305", full_memory, "fail", "1 GiB can be taken"),
-    ("GH305", busy_memory, "warn", "60 GiB can be taken"),
+    ("GH301", lambda m: m.node(0, "", total=480, free=400), "fail", "no node has CPUs"),
+    ("GH302", lambda m: m.node(1, "", total=96, free=90), "warn", "HBM is NUMA node 1"),
+    ("GH303", lambda m: m.node(1, "", total=96, free=40, cached=50), "warn", "node 1: 50 GiB"),
+    ("GH304", lambda m: m.page_size(4096), "warn", "never migrate"),
+    ("GH305", lambda m: m.meminfo(total=480, free=1, available=1), "fail", "1 GiB can be taken"),
+    ("GH305", lambda m: m.meminfo(total=480, free=10, available=60), "warn", "60 GiB can be taken"),
     ("GH306", memory_cgroup, "warn", "cgroup job allows 64 GiB"),
-    ("GH307", little_locked, "fail", "64 KiB"),
-    ("GH307", some_locked, "warn", "64 GiB"),
-    ("GH308", few_files, "fail", "256"),
-    ("GH308", some_files, "warn", "1024"),
-    ("GH309", docker_shm, "warn", "64 MiB"),
-    ("GH309", no_shm, "warn", "not mounted"),
+    ("GH307", lambda m: m.limits(locked="65536"), "fail", "64 KiB"),
+    ("GH307", lambda m: m.limits(locked=str(64 << 30)), "warn", "64 GiB"),
+    ("GH308", lambda m: m.limits(files="256"), "fail", "256"),
+    ("GH308", lambda m: m.limits(files="1024"), "warn", "1024"),
+    ("GH309", lambda m: m.put("proc/mounts", SHM), "warn", "64 MiB"),
+    ("GH309", lambda m: m.put("proc/mounts", "proc /proc proc rw 0 0\n"), "warn", "not mounted"),
     ("GH310", no_huge_pages, "warn", "never"),
-    ("GH311", cpu_quota, "warn", "8 cores"),
-    ("GH311", nested_cpu_quota, "warn", "8 cores"),
-    ("GH311", older_cpu_quota, "warn", "8 cores"),
-    ("GH401", misspelt_key, "fail", "enable_uvm_hints"),
+    ("GH311", cpu_quota("0::/\n", {"cpu.max": "800000 100000\n"}), "warn", "8 cores"),
+    ("GH311", cpu_quota("0::/slurm/job\n", {"slurm/cpu.max": "800000 100000\n"}), "warn", "8 cores"),
+    ("GH311", cpu_quota("5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n", OLDER), "warn", "8 cores"),
+    ("GH401", training(gh200_optimizations={"enable_uvm_hint": True}), "fail", "enable_uvm_hints"),
     ("GH401", not_json, "fail", "not JSON"),
-    ("GH402", removed_option, "fail", "allow_tf32"),
-    ("GH402", removed_option, "fail", "attention_mechanism chooses now"),
-    ("GH403", missing_folder, "fail", "/nowhere/at/all"),
+    ("GH402", REMOVED, "fail", "allow_tf32"),
+    ("GH402", REMOVED, "fail", "attention_mechanism chooses now"),
+    ("GH403", training(dataset={"instance_data_dir": "/nowhere/at/all"}), "fail", "/nowhere/at/all"),
     ("GH403", empty_folder, "fail", "no files in it"),
-    ("GH404", over_ceiling, "fail", "memory_limit_gb of 0.5"),
-    ("GH404", over_memory, "fail", "500 GiB of files, 400 GiB"),
-    ("GH405", cache_on_a_file, "fail", "/proc/version"),
+    ("GH404", with_a_file_of(1 << 30, dataset=HALF), "fail", "memory_limit_gb of 0.5"),
+    ("GH404", with_a_file_of(500 << 30), "fail", "500 GiB of files, 400 GiB"),
+    ("GH405", training(cache_config=ON_A_FILE), "fail", "/proc/version"),
     ("GH405", cache_without_room, "warn", "8 TiB"),
-    ("GH406", ramp(12, 32), "warn", "not a multiple"),
-    ("GH406", ramp(8, 32, max_train_steps=0), "fail", "max_train_steps: 0, and so is num_train_epochs"),
-    ("GH406", ramp(4, 32), "warn", "accumulation is 1"),
-    ("GH406", ramp(32, 8), "warn", "shrinks"),
+    ("GH406", training(**ramp(12, 32), **SAMPLED), "warn", "not a multiple"),
+    (
+        "GH406",
+        training(**ramp(8, 32, max_train_steps=0, num_train_epochs=0), **SAMPLED),
+        "fail",
+        "max_train_steps: 0, and so is num_train_epochs",
+    ),
+    ("GH406", training(**ramp(4, 32), **SAMPLED), "warn", "accumulation is 1"),
+    ("GH406", training(**ramp(32, 8), **SAMPLED), "warn", "shrinks"),
 ]
+
+
+def look(code: str, context: Context) -> CheckResult:
+    """What the check of this code finds."""
+    (check,) = [check for check in all_checks() if check.code == code]
+    ((_, finding),) = examine(context, [check]).rows
+    return finding
 
 
 @pytest.fixture(autouse=True)
@@ -308,9 +196,8 @@ def _verdicts_elsewhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("code", "spoil", "status", "says"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
 def test_check_notices(machine: Machine, code: str, spoil: Callable[[Machine], None], status: str, says: str) -> None:
-    (check,) = [check for check in all_checks() if check.code == code]
     spoil(machine)
-    ((_, finding),) = examine(machine.context(), [check]).rows
+    finding = look(code, machine.context())
     assert finding.status == status, finding
     assert says in finding.found + finding.fix
     assert finding.fix
@@ -326,10 +213,9 @@ def test_a_healthy_machine_has_nothing_wrong(machine: Machine) -> None:
 
 
 def test_a_ramp_by_epochs_is_told_in_the_words_of_config_check_and_of_the_ranks(machine: Machine) -> None:
-    (check,) = [check for check in all_checks() if check.code == "GH406"]
-    ramp(8, 32, max_train_steps=0, num_train_epochs=3)(machine)
+    machine.configure(**ramp(8, 32, max_train_steps=0, num_train_epochs=3), **SAMPLED)
     context = machine.context()
-    ((_, finding),) = examine(context, [check]).rows
+    finding = look("GH406", context)
     assert finding.status == "pass"
     assert context.training is not None
     outlook = outlook_of(context.training)
@@ -353,8 +239,7 @@ def test_codes_are_unique_and_explained() -> None:
 def test_a_patched_torch_that_knows_the_keys_is_believed(machine: Machine) -> None:
     machine.torch("2.9.0", cuda="12.8", keys="use_uvm expandable_segments")
     uvm_keys(machine)
-    (check,) = [check for check in all_checks() if check.code == "GH102"]
-    assert examine(machine.context(), [check]).rows[0][1].status == "pass"
+    assert look("GH102", machine.context()).status == "pass"
 
 
 def test_packs_are_estimated_by_the_plan_and_not_by_the_size_of_the_images(machine: Machine) -> None:
@@ -365,24 +250,21 @@ def test_packs_are_estimated_by_the_plan_and_not_by_the_size_of_the_images(machi
     machine.configure(cache_config=packs, **sdxl)
     with (machine.data / "images" / "a.jpg").open("wb") as image:
         image.truncate(8 << 40)
-    (check,) = [check for check in all_checks() if check.code == "GH405"]
-    ((_, finding),) = examine(machine.context(), [check]).rows
+    finding = look("GH405", machine.context())
     assert finding.status == "pass" and "by gh200 plan" in finding.found, finding
     assert "TiB expected" not in finding.found
     machine.configure(cache_config=packs)
-    ((_, finding),) = examine(machine.context(), [check]).rows
-    assert "without a model_family to plan by" in finding.found
+    assert "without a model_family to plan by" in look("GH405", machine.context()).found
 
 
 def test_cache_folder_without_permission(machine: Machine) -> None:
     """In a process of its own, as another user where this one is root: root may write everywhere."""
     machine.configure(cache_config={"vae_cache_type": "unified_memory", "cache_dir": "/packs"})
-    (check,) = [check for check in all_checks() if check.code == "GH405"]
     context = machine.context()
     assert context.training is not None  # read now: the other user may not
 
     def work() -> None:
-        assert examine(context, [check]).rows[0][1].status == "fail"
+        assert look("GH405", context).status == "fail"
 
     assert as_nobody(work) == 0
 
@@ -398,48 +280,33 @@ def test_cache_folder_without_permission(machine: Machine) -> None:
     ],
 )
 def test_what_does_no_harm_passes(machine: Machine, code: str, spoil: Callable[[Machine], None], says: str) -> None:
-    (check,) = [check for check in all_checks() if check.code == code]
     spoil(machine)
-    ((_, finding),) = examine(machine.context(), [check]).rows
+    finding = look(code, machine.context())
     assert finding.status == "pass" and says in finding.found, finding
 
 
 def test_rounding_that_is_set_is_fine(machine: Machine) -> None:
     rounded_pinning(machine)
     machine.environment["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_max_round_threshold_mb:64"
-    (check,) = [check for check in all_checks() if check.code == "GH108"]
-    assert examine(machine.context(), [check]).rows[0][1].status == "pass"
+    assert look("GH108", machine.context()).status == "pass"
 
 
 def test_datasets_are_counted_beside_the_whole_run(machine: Machine) -> None:
     """They fit by themselves; the run they are for does not."""
-    machine.configure(
-        train_batch_size=1,
-        model_family="flux",
-        model_type="full",
-        pretrained_model_name_or_path="black-forest-labs/FLUX.1-dev",
-        optimizer="adamw_bf16",
-        **BLOCKS,
-    )
-    (check,) = [check for check in all_checks() if check.code == "GH404"]
-    context = machine.context()
-    assert examine(context, [check]).rows[0][1].status == "pass", "no device: nothing is refused"
+    machine.configure(train_batch_size=1, **FLUX, **BLOCKS)
+    assert look("GH404", machine.context()).status == "pass", "no device: nothing is refused"
     context = machine.context()
     context.driver = MachineDriver(MACHINES["gh200-96"])
-    ((_, finding),) = examine(context, [check]).rows
+    finding = look("GH404", context)
     assert finding.status == "fail"
     assert "HBM has 89.4 GiB" in finding.found
 
 
 def test_a_run_that_takes_more_memory_than_there_is_gets_a_warning_without_a_gpu(machine: Machine) -> None:
-    model = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
-    machine.configure(train_batch_size=4096, model_type="full", optimizer="adamw_bf16", **model, **BLOCKS)
-    (check,) = [check for check in all_checks() if check.code == "GH404"]
-    ((_, finding),) = examine(machine.context(), [check]).rows
-    assert (finding.status, finding.fix) == (
-        "warn",
-        f"see what takes it: gh200 plan {machine.context().config} --machine this",
-    )
+    machine.configure(train_batch_size=4096, **FLUX, **BLOCKS)
+    finding = look("GH404", machine.context())
+    assert finding.status == "warn"
+    assert finding.fix == f"see what takes it: gh200 plan {machine.config} --machine this"
     assert "with everything else of the run" in finding.found
 
 
@@ -461,7 +328,6 @@ def test_the_report_says_what_was_examined_as_fields(machine: Machine) -> None:
 
 def test_options_that_can_not_be_read_are_no_accusation(machine: Machine) -> None:
     machine.configure(allow_tf32=True)
-    (check,) = [check for check in all_checks() if check.code == "GH402"]
     context = machine.context(check_import=lambda: ImportVerdict(False, notes=("SimpleTuner is not installed here",)))
-    finding = examine(context, [check]).rows[0][1]
+    finding = look("GH402", context)
     assert (finding.status, finding.found) == ("skip", "SimpleTuner is not installed here")
