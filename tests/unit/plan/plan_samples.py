@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from simpletuner_gh200.cli.main import build_app
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.plan.data import Data, SampleShape
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.models import ModelPart
@@ -10,6 +19,14 @@ from simpletuner_gh200.plan.traces import Stack, Trace
 from simpletuner_gh200.seams.trace.counted import Counted
 from simpletuner_gh200.units import GIB
 
+FLUX = {
+    "model_family": "flux",
+    "model_type": "full",
+    "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev",
+    "optimizer": "adamw_bf16",
+    "train_batch_size": 1,
+    "validation_disable": True,
+}
 BILLION = 10**9
 BLOCKS = 20
 
@@ -51,3 +68,15 @@ def facts(**changed: object) -> RunFacts:
     found = {"family": "flux", "full": True, "weights": "bf16", "base_precision": "no_change", "checkpointing": True}
     found |= {"optimizer": "adamw_bf16", "batch": 1, "accumulation": 1, "vae_batch": 1, "checkpoints": 1}
     return RunFacts(**{**found, "validates": True, **changed})  # type: ignore[arg-type]
+
+
+def configured(folder: Path, **values: object) -> Training:
+    """A configuration as it stands in ``config.json``, read."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(values))
+    return read_training(Located.at(file), {})
+
+
+def command(*words: object) -> Result:
+    """``gh200 plan``, without tracing."""
+    return CliRunner().invoke(build_app(), ["plan", *map(str, words), "--no-trace"])

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from simpletuner_gh200.config.files import Located
-from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.plan import sizes as reading
 from simpletuner_gh200.plan import traces
 from simpletuner_gh200.plan.data import SampleShape
@@ -17,7 +15,7 @@ from simpletuner_gh200.plan.models import ModelPart
 from simpletuner_gh200.plan.pictures import as_html, as_svg
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.variants import between, buckets, usual_flops
-from tests.unit.plan.plan_samples import facts, sizes, trace
+from tests.unit.plan.plan_samples import configured, facts, sizes, trace
 
 SMALL, MIDDLE, LARGE = SampleShape(512, 512), SampleShape(768, 768), SampleShape(1024, 1024)
 COUNTS = {SMALL: 10, LARGE: 5, MIDDLE: 25}
@@ -81,9 +79,7 @@ def planned(tmp_path, monkeypatch):
     index = {"1.0": ["a", "b"], "1.5": ["c"], "2.0": ["d"]}
     (data / "aspect_ratio_bucket_indices_x.json").write_text(json.dumps({"aspect_ratio_bucket_indices": index}))
     entry = {"id": "x", "type": "local", "instance_data_dir": str(data), "resolution": 512, "resolution_type": "pixel"}
-    file = tmp_path / "config.json"
     config = {"model_family": "flux", "model_type": "full", "train_batch_size": 1, "datasets": [entry]}
-    file.write_text(json.dumps({**config, "gradient_checkpointing": True}))
     asked = []
 
     def answer(requests, **_more):
@@ -100,8 +96,8 @@ def planned(tmp_path, monkeypatch):
 
     def make(machine="gh200-96", **values):
         asked.clear()
-        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
-        return make_plan(read_training(Located.at(file), {}), MACHINES[machine]), asked
+        training = configured(tmp_path, **config, gradient_checkpointing=True, **values)
+        return make_plan(training, MACHINES[machine]), asked
 
     return make
 

@@ -9,17 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from simpletuner_gh200.cli.main import build_app
-from simpletuner_gh200.config.files import Located
-from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.models import ModelPart, model_of, published_model, read_parts
 from simpletuner_gh200.plan.planning import Plan, make_plan
 from simpletuner_gh200.plan.text import refusal
 from simpletuner_gh200.upstream import flavours
+from tests.unit.plan.plan_samples import FLUX, command, configured
 
 SMALL = replace(MACHINES["gh200-96"], hbm=24 * 10**9)
 
@@ -53,24 +50,24 @@ ModelRegistry.register("flux", Flux)
     monkeypatch.setattr(flavours, "find_package", lambda _name: package)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    flavours._classes.cache_clear()
-    flavours.flavours_of.cache_clear()
+    forget()
     yield package
+    forget()
+
+
+def forget() -> None:
     flavours._classes.cache_clear()
     flavours.flavours_of.cache_clear()
 
 
 def planned(tmp_path: Path, **values: object) -> Plan:
-    file = tmp_path / "config.json"
-    given = {"model_type": "full", "optimizer": "adamw_bf16", "train_batch_size": 1, "validation_disable": True}
-    file.write_text(json.dumps({**given, **values}))
-    return make_plan(read_training(Located.at(file), {}), SMALL, trace=False)
+    given = {**FLUX, "pretrained_model_name_or_path": None, **values}
+    return make_plan(configured(tmp_path, **given), SMALL, trace=False)
 
 
 def run(tmp_path: Path, **values: object) -> str:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(values))
-    result = CliRunner().invoke(build_app(), ["plan", str(file), "--machine", "gh200-96", "--no-trace"])
+    configured(tmp_path, **values)
+    result = command(tmp_path / "config.json", "--machine", "gh200-96")
     assert isinstance(result.exception, UsageError), result.output
     return str(result.exception)
 
@@ -127,9 +124,8 @@ def test_a_repository_is_found_in_the_hubs_cache_else_its_size_is_cited(tmp_path
     cited = read_parts("stabilityai/stable-diffusion-xl-base-1.0", "sdxl")
     assert cited["unet"].source == "cited"
     assert published_model("nobody/nothing", "no such family") is None
-    assert published_model("BLACK-forest-labs/flux.1-DEV", "flux") == published_model(
-        "black-forest-labs/FLUX.1-dev", ""
-    )
+    named = published_model("black-forest-labs/FLUX.1-dev", "")
+    assert published_model("BLACK-forest-labs/flux.1-DEV", "flux") == named
 
 
 def test_a_part_that_no_run_loads_is_not_counted(tmp_path):
@@ -144,11 +140,10 @@ def test_a_part_that_no_run_loads_is_not_counted(tmp_path):
 def test_a_denoiser_of_its_own_takes_the_place_of_the_pipelines(tmp_path):
     safetensors(tmp_path / "mine" / "transformer" / "a.safetensors", x=[10, 10])
     safetensors(tmp_path / "plain" / "a.safetensors", x=[7])
-    pipeline = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
     key = "pretrained_transformer_model_name_or_path"
 
     def denoiser(**values: object) -> ModelPart:
-        return planned(tmp_path, **pipeline, **values).sizes.denoiser
+        return planned(tmp_path, **FLUX, **values).sizes.denoiser
 
     assert denoiser().source == "cited"
     assert denoiser(**{key: str(tmp_path / "mine")}).parameters == 100
@@ -175,8 +170,7 @@ def test_a_flavour_names_its_repository_and_a_family_has_a_usual_one():
 
 def test_without_simpletuner_no_flavour_is_known(monkeypatch):
     monkeypatch.setattr(flavours, "find_package", lambda _name: None)
-    flavours._classes.cache_clear()
-    flavours.flavours_of.cache_clear()
+    forget()
     assert model_of({"model_family": "wan"}) == ""
     assert not flavours.families()
 
@@ -237,7 +231,6 @@ def test_a_family_without_a_usual_flavour_names_those_it_has(tmp_path, a_simplet
 
 @pytest.mark.parametrize("given", ["none", "", True, "-3", "1e999", [77]])
 def test_a_length_of_text_that_is_no_number_is_none(tmp_path, given):
-    model = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
-    unset = planned(tmp_path, **model).sizes.embed_bytes
-    assert planned(tmp_path, **model, tokenizer_max_length=given).sizes.embed_bytes == unset
-    assert planned(tmp_path, **model, tokenizer_max_length="256").sizes.embed_bytes == unset // 2
+    unset = planned(tmp_path, **FLUX).sizes.embed_bytes
+    assert planned(tmp_path, **FLUX, tokenizer_max_length=given).sizes.embed_bytes == unset
+    assert planned(tmp_path, **FLUX, tokenizer_max_length="256").sizes.embed_bytes == unset // 2

@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.job import Job
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.evaluation import evaluate
@@ -20,7 +18,7 @@ from simpletuner_gh200.plan.steps import one_step, shard_bytes
 from simpletuner_gh200.plan.traces import Stack, Trace
 from simpletuner_gh200.plan.variants import fewest, node_of, on_nodes, spread
 from simpletuner_gh200.seams.trace.build import rows
-from tests.unit.plan.plan_samples import BILLION, BLOCKS, facts, sizes, trace
+from tests.unit.plan.plan_samples import BILLION, BLOCKS, FLUX, command, configured, facts, sizes, trace
 
 GH200 = MACHINES["gh200-96"]
 
@@ -143,18 +141,15 @@ def test_what_one_node_cannot_hold_more_of_them_can():
 
 
 def test_the_command_compares_nodes(tmp_path):
-    config = tmp_path / "config.json"
-    flux = {"model_family": "flux", "model_type": "full", "optimizer": "torch-adamw", "train_batch_size": 1}
-    flux["pretrained_model_name_or_path"] = "black-forest-labs/FLUX.1-dev"
-    config.write_text(json.dumps({**flux, "fsdp_enable": True, "output_dir": str(tmp_path / "output")}))
-    words = ["plan", str(config), "--machine", "gh200-96", "--no-trace"]
-    told = json.loads(CliRunner().invoke(build_app(), [*words, "--nodes", "2", "--ranks", "4", "--json"]).stdout)
+    flux = {**FLUX, "validation_disable": False, "optimizer": "torch-adamw", "output_dir": str(tmp_path / "output")}
+    configured(tmp_path, **flux, fsdp_enable=True)
+    words = (tmp_path / "config.json", "--machine", "gh200-96", "--nodes", 2, "--ranks", 4)
+    told = json.loads(command(*words, "--json").stdout)
     assert [(one["nodes"], one["ranks"]) for one in told["nodes"]] == [(1, 2), (2, 4), (4, 8), (8, 16)]
     assert not told["nodes"][0]["fits"]
     assert told["nodes"][2]["fits"]
-    shown = CliRunner().invoke(build_app(), [*words, "--nodes", "2", "--ranks", "4"]).stdout
+    shown = command(*words).stdout
     assert "2 nodes, 4 ranks" in shown
     assert "(this run)" in shown
-    config.write_text(json.dumps({**flux, "output_dir": str(tmp_path / "output")}))
-    shown = CliRunner().invoke(build_app(), [*words, "--nodes", "2", "--ranks", "4"]).stdout
-    assert "(this run)" not in shown, "it is not sharded, and those are"
+    configured(tmp_path, **flux)
+    assert "(this run)" not in command(*words).stdout, "it is not sharded, and those are"
