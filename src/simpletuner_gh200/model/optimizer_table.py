@@ -48,13 +48,6 @@ def optimizers() -> dict[str, OptimizerFacts]:
     return {name: OptimizerFacts(name, **{**row, "releases": tuple(row["releases"])}) for name, row in rows.items()}
 
 
-def state_bytes(optimizer: str, parameters: int, weights: WeightType = "bf16") -> int | None:
-    """Bytes of state for so many trained parameters; None where the optimizer is not in the table or does not run."""
-    facts = optimizers().get(optimizer)
-    each = facts.bytes_per_parameter(weights) if facts is not None else None
-    return None if each is None else round(each * parameters)
-
-
 def seconds_in_place(facts: OptimizerFacts, size: int, read_rate: float, write_rate: float) -> float:
     """Of an optimizer step over ``size`` bytes of state that it reaches over the link; rates in bytes per second.
 

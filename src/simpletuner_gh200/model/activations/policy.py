@@ -14,15 +14,17 @@ often it came. The two ways take turns, so that what slows the machine for a whi
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 from simpletuner_gh200.units import format_bytes, format_seconds
 
 Choice = Literal["keep", "offload", "recompute"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 
 BACKWARD_WORK = 2.0
 """A backward pass computes about twice what its forward pass did: a gradient for inputs and one for weights."""
@@ -65,9 +67,12 @@ class Mix:
     fits: bool
     why: str
 
-    def counts(self) -> dict[str, int]:
-        found = Counter(self.choices)
-        return {choice: found[choice] for choice in ("keep", "offload", "recompute")}
+    def counts(self) -> dict[Choice, int]:
+        return counted(self.choices)
+
+
+def counted(choices: Sequence[Choice]) -> dict[Choice, int]:
+    return {choice: choices.count(choice) for choice in CHOICES}
 
 
 def choose(blocks: Sequence[Block], *, hbm_room: int, grace_limit: int, rates: Rates | None) -> Mix:
@@ -79,102 +84,84 @@ def choose(blocks: Sequence[Block], *, hbm_room: int, grace_limit: int, rates: R
     return chooser.mix(hidden)
 
 
-@dataclass
 class _Chooser:
-    blocks: Sequence[Block]
-    hbm_room: int
-    grace: int
-    rates: Rates | None
-    choices: list[Choice] = field(init=False)
-    over: int = field(init=False)
-    exposed: float = field(default=0.0, init=False)
-    recomputing: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self.choices = ["keep"] * len(self.blocks)
-        self.over = sum(block.saved for block in self.blocks) - self.hbm_room
+    def __init__(self, blocks: Sequence[Block], hbm_room: int, grace: int, rates: Rates | None) -> None:
+        self.blocks = blocks
+        self.hbm_room = hbm_room
+        self.grace = grace
+        self.unlimited = rates is None
+        rates = rates or Rates(inf, inf)
+        self.seconds = [block.work / rates.work for block in blocks]
+        self.out = [block.saved / rates.d2h for block in blocks]
+        self.back = [block.saved / rates.h2d for block in blocks]
+        self.choices: list[Choice] = ["keep"] * len(blocks)
+        self.saved = sum(block.saved for block in blocks)
+        self.over = self.saved - hbm_room
+        self.exposed = self.recomputing = 0.0
 
     def offload_what_is_hidden(self) -> None:
         """From the front, whatever is gone by the end of the forward pass and back before its own backward pass."""
-        seconds = [self._seconds(block) for block in self.blocks]
-        forward_end = sum(seconds)
+        forward_end = sum(self.seconds)
         sent = now = 0.0
-        slack = float("inf")
+        slack = inf
         for index, block in enumerate(self.blocks):
-            now += seconds[index]
+            now += self.seconds[index]
             if self.over <= 0:
                 return
             if not block.saved or block.saved > self.grace:
                 continue
-            going = max(sent, now) + self._out(block)
-            coming = self._back(block)
-            room = min(slack, BACKWARD_WORK * (forward_end - now)) - coming
-            if self.rates is None or (going <= forward_end and room >= 0):
+            going = max(sent, now) + self.out[index]
+            room = min(slack, BACKWARD_WORK * (forward_end - now)) - self.back[index]
+            if self.unlimited or (going <= forward_end and room >= 0):
                 self._offload(index)
                 sent, slack = going, room
 
     def pay_for_the_rest(self) -> None:
         """What the link can't hide: waited for or computed again, whichever costs less for each byte that it frees."""
-        offers = [
-            offer
-            for index, block in enumerate(self.blocks)
-            if self.choices[index] == "keep"
-            for offer in self._offers(index, block)
-        ]
-        for _price, index, choice in sorted(offers):
+        kept = [index for index, choice in enumerate(self.choices) if choice == "keep"]
+        for _price, index, choice in sorted(offer for index in kept for offer in self._offers(index)):
+            block = self.blocks[index]
             if self.over <= 0:
                 return
-            block = self.blocks[index]
             if self.choices[index] != "keep":
                 continue
             if choice == "recompute":
                 self.choices[index] = "recompute"
                 self.over -= block.saved - block.inputs
-                self.recomputing += self._seconds(block)
+                self.recomputing += self.seconds[index]
             elif block.saved <= self.grace:
                 self._offload(index)
-                self.exposed += self._out(block) + self._back(block)
+                self.exposed += self.out[index] + self.back[index]
 
-    def _offers(self, index: int, block: Block) -> Iterable[tuple[float, int, Choice]]:
+    def _offers(self, index: int) -> Iterable[tuple[float, int, Choice]]:
+        block = self.blocks[index]
         if block.saved:
-            yield (self._out(block) + self._back(block)) / block.saved, index, "offload"
+            yield (self.out[index] + self.back[index]) / block.saved, index, "offload"
         if block.recomputable and block.saved > block.inputs:
-            yield self._seconds(block) / (block.saved - block.inputs), index, "recompute"
+            yield self.seconds[index] / (block.saved - block.inputs), index, "recompute"
 
     def _offload(self, index: int) -> None:
         self.choices[index] = "offload"
         self.grace -= self.blocks[index].saved
         self.over -= self.blocks[index].saved
 
-    def _seconds(self, block: Block) -> float:
-        return block.work / self.rates.work if self.rates is not None else block.work
-
-    def _out(self, block: Block) -> float:
-        return block.saved / self.rates.d2h if self.rates is not None else 0.0
-
-    def _back(self, block: Block) -> float:
-        return block.saved / self.rates.h2d if self.rates is not None else 0.0
-
     def mix(self, hidden: bool) -> Mix:
         chosen = list(zip(self.blocks, self.choices, strict=True))
-        kept = sum(block.saved for block, choice in chosen if choice == "keep")
-        kept += sum(block.inputs for block, choice in chosen if choice == "recompute")
         offloaded = sum(block.saved for block, choice in chosen if choice == "offload")
         recomputed = sum(block.saved - block.inputs for block, choice in chosen if choice == "recompute")
         return Mix(
-            tuple(self.choices),
-            kept,
-            offloaded,
-            recomputed,
-            self.exposed,
-            self.recomputing,
-            self.over <= 0,
-            self._why(hidden, offloaded),
+            choices=tuple(self.choices),
+            kept=self.saved - offloaded - recomputed,
+            offloaded=offloaded,
+            recomputed=recomputed,
+            exposed_seconds=self.exposed,
+            recompute_seconds=self.recomputing,
+            fits=self.over <= 0,
+            why=self._why(hidden, offloaded),
         )
 
     def _why(self, hidden: bool, offloaded: int) -> str:
-        total = format_bytes(sum(block.saved for block in self.blocks))
-        room = f"{total} saved, {format_bytes(self.hbm_room)} of HBM for them"
+        room = f"{format_bytes(self.saved)} saved, {format_bytes(self.hbm_room)} of HBM for them"
         if self.over > 0:
             return f"{room}: {format_bytes(self.over)} too much even so"
         if not offloaded and not self.recomputing:
@@ -241,21 +228,17 @@ def _pairs(times: dict[Way, list[float]]) -> int:
 def decide(times: dict[Hashable, dict[Way, list[float]]]) -> WayVerdict:
     """From counted times by shape and way. Equal is as good as slower: what is simpler stays.
 
-    The median over shapes as well as within one: a few steps with a validation in them decide nothing.
+    The median over shapes, each as often as it came, as well as within one: a few steps with a validation in them
+    decide nothing.
     """
-    votes: list[tuple[float, int]] = []
+    votes: list[float] = []
     for ways in times.values():
         took, otherwise = median(ways["with"]), median(ways["without"])
         if otherwise > 0:
-            votes.append((took / otherwise, sum(len(seconds) for seconds in ways.values())))
+            votes += [took / otherwise] * sum(len(seconds) for seconds in ways.values())
     if not votes:
         return WayVerdict("without", None, "no shape came often enough to compare")
-    gain = 1 - _middle(votes)
+    gain = 1 - median(votes)
     if gain > 0:
         return WayVerdict("with", gain, f"a step takes {gain:.1%} less time with activations in Grace")
     return WayVerdict("without", gain, f"a step takes {-gain:.1%} more time with activations in Grace")
-
-
-def _middle(votes: list[tuple[float, int]]) -> float:
-    """The median of values, each as often as its weight says."""
-    return median(value for value, weight in votes for _ in range(weight))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simpletuner_gh200.model.activations.policy import Block, Choice, Mix, Rates, choose
+from simpletuner_gh200.model.activations.policy import Block, Choice, Mix, Rates, choose, counted
 
 ROOM_CHANGED = 0.1
 """Share of the room by which it must differ before a mix is chosen anew."""
@@ -155,7 +155,7 @@ def summary_of(shapes: Mapping[object, Shape]) -> list[dict[str, object]]:
         {
             "shape": str(key),
             "steps": shape.steps,
-            "blocks": {choice: shape.block_choices.count(choice) for choice in ("keep", "offload", "recompute")},
+            "blocks": counted(shape.block_choices),
             "kept_bytes": shape.mix.kept,
             "offloaded_bytes": shape.mix.offloaded,
             "recomputed_bytes": shape.mix.recomputed,
