@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ WORTH_SWITCHING = 1.10
 
 KEPT_RECORDS = 256
 LEAST_MEASURED = 256 * MIB
-MEASURED_TIMES = 5
 
 MANAGED = (
     "managed slabs are not offered: the CPU also touches cached data, and pages that both sides touch in turn move "
@@ -217,20 +215,9 @@ def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dic
         maker = SlabMaker(driver, requested="host", ordinal=ordinal)
         with maker.make(size, label="measured", shared=True) as slab:
             slab.array[::PAGE] = 1  # a page that was never touched has no place yet
-            plain = copy_speed(driver, ordinal, slab)
+            plain, _ = driver.copy_rates(slab.address, size, ordinal)
             driver.register_host(slab.address, size, ordinal)
             slab.region.before_release(partial(_unregister, driver, slab.address, ordinal, os.getpid()))
-            return {"host": plain, "registered": copy_speed(driver, ordinal, slab)}
+            return {"host": plain, "registered": driver.copy_rates(slab.address, size, ordinal)[0]}
     except MemoryRoomError:
         return {}  # a full device, say: the choice is then made from capabilities alone, and its reason says so
-
-
-def copy_speed(driver: Driver, ordinal: int, host: Slab, *, to_host: bool = False) -> float:
-    """Bytes per second between a slab and the device: the median of several copies."""
-    device = driver.alloc_device(host.size, ordinal)
-    try:
-        copy = (host.address, device, host.size) if to_host else (device, host.address, host.size)
-        seconds = statistics.median(driver.copy_seconds(copy, ordinal) for _ in range(MEASURED_TIMES))
-        return host.size / max(seconds, 1e-9)
-    finally:
-        driver.free(device, ordinal)

@@ -200,18 +200,18 @@ def test_kinds_are_compared_on_the_memory_that_training_copies_from(
     driver: CudaDriver, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    ordinary = allocate.copy_speed
+    ordinary = CudaDriver.copy_rates
 
-    def speed(driver: CudaDriver, ordinal: int, source: Slab) -> float:
-        seen.append((source.address, source.fd is not None, driver.pointer_kind(source.address)))
-        return ordinary(driver, ordinal, source)
+    def rates(driver: CudaDriver, address: int, size: int, ordinal: int) -> tuple[float, float]:
+        seen.append((address, driver.pointer_kind(address)))
+        return ordinary(driver, address, size, ordinal)
 
-    monkeypatch.setattr(allocate, "copy_speed", speed)
+    monkeypatch.setattr(CudaDriver, "copy_rates", rates)
     found = allocate.copy_speeds(driver, 0, size=1 << 20)
     gc.collect()
     assert found.keys() == {"host", "registered"} and min(found.values()) > 0
-    (first, shared, plain), (again, also_shared, registered) = seen
-    assert first == again and shared and also_shared, "the same shared pages both times"
+    (first, plain), (again, registered) = seen
+    assert first == again, "the same pages both times"
     assert (plain, registered) == ("unknown", "host")
 
 

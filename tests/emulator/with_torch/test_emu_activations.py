@@ -18,7 +18,7 @@ import torch
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.lane import CudaLane, Move, StillUnderWay, Ticket, lanes, spot_of
+from simpletuner_gh200.memory.lane import CudaLane, Move, StillUnderWay, Ticket, spot_of
 from simpletuner_gh200.model.activations.arena import Arena, DeviceRoom, Room
 from simpletuner_gh200.model.activations.offload import Offloader, measure_link
 from simpletuner_gh200.seams.features.activations.feature import ActivationsFeature
@@ -261,7 +261,7 @@ def _fails() -> None:
 def test_the_link_is_measured_each_way(driver: Driver, emulator: Emulator) -> None:
     emulator.set_hbm(512 * MIB)
     engine = engine_on(driver, limit=256 * MIB)
-    rates = measure_link(lanes(DEVICE), engine.arena)
+    rates = measure_link(driver, engine.arena, 0)
     assert rates is not None
     assert rates.d2h > 0
     assert rates.h2d > 0

@@ -14,7 +14,7 @@ from simpletuner_gh200.memory.ceilings import state_allowance
 from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.memory.pool.probe import Tried, choose, impossible
-from simpletuner_gh200.model.optimizer_table import optimizers, seconds_in_place, state_bytes, streaming_wins
+from simpletuner_gh200.model.optimizer_table import optimizers, seconds_in_place, streaming_wins
 from simpletuner_gh200.model.placement import Placement, automatic_budget, split
 from simpletuner_gh200.model.refusals import torch_refusal
 from simpletuner_gh200.units import GIB, MIB
@@ -78,10 +78,9 @@ def test_the_node_it_is_bound_to_limits_it_too() -> None:
 
 
 def test_the_table_says_what_a_full_fine_tune_keeps() -> None:
-    assert state_bytes("adamw_bf16", 11_900_000_000) == 6 * 11_900_000_000
-    assert state_bytes("torch-adamw", 1000, "fp32") == 8000
-    assert state_bytes("adamw_bf16", 1000, "fp32") is None
-    assert state_bytes("nobody's", 1000) is None
+    assert optimizers()["adamw_bf16"].bytes_per_parameter("bf16") == 6
+    assert optimizers()["torch-adamw"].bytes_per_parameter("fp32") == 8
+    assert optimizers()["adamw_bf16"].bytes_per_parameter("fp32") is None
 
 
 def test_it_is_read_without_torch() -> None:

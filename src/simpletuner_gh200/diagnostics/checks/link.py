@@ -9,7 +9,7 @@ from typing import Literal
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt
 from simpletuner_gh200.errors import DriverError
-from simpletuner_gh200.memory.allocate import SlabMaker, copy_speed, measured_size
+from simpletuner_gh200.memory.allocate import SlabMaker, measured_size
 from simpletuner_gh200.memory.ceilings import trial_room
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.host import host_memory
@@ -32,7 +32,7 @@ LEAST_TO_HOST = 120e9
 
 @dataclass(frozen=True)
 class CopyRate:
-    """Bytes per second, the median of several copies; ``node`` is where the kernel had the host memory, if it says."""
+    """Bytes per second, the best of several copies; ``node`` is where the kernel had the host memory, if it says."""
 
     direction: Direction
     rate: float
@@ -55,8 +55,8 @@ def measure(
     with maker.make(size, label="bandwidth", shared=True) as host:
         host.array[::PAGE] = 1  # a page that was never touched has no place yet
         places = nodes_of_pages(host.address, size, PAGE)
-        rate = copy_speed(driver, ordinal, host, to_host=direction == "to host")
-    return CopyRate(direction, rate, next(iter(places)) if len(places) == 1 else None)
+        rates = dict(zip(DIRECTIONS, driver.copy_rates(host.address, size, ordinal), strict=True))
+    return CopyRate(direction, rates[direction], next(iter(places)) if len(places) == 1 else None)
 
 
 def _rate(context: Context, direction: Direction, node: int | None) -> CopyRate:

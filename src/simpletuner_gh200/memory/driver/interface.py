@@ -14,6 +14,8 @@ from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.mapping import PAGE
 
 NOT_SUPPORTED = 801
+COPIES = 5
+"""Each way, to find a rate; the first of them may be slow, since it touches the pages."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,17 @@ class Driver:
     def copy_seconds(self, copy: Copy, ordinal: int) -> float:
         """How long a copy takes on a stream of its own, by the device's clock; waits for it."""
         self._refuse("copy_seconds")
+
+    def copy_rates(self, address: int, size: int, ordinal: int) -> tuple[float, float]:
+        """Bytes per second from so much host memory to the device, and back: the best of several copies each way."""
+        near = self.alloc_device(size, ordinal)
+        try:
+            turns = [[(near, address, size), (address, near, size)]] * COPIES
+            seconds = [[self.copy_seconds(copy, ordinal) for copy in turn] for turn in turns]
+        finally:
+            self.free(near, ordinal)
+        there, back = (size / max(min(ways), 1e-9) for ways in zip(*seconds, strict=True))
+        return there, back
 
     def _refuse(self, name: str) -> NoReturn:
         raise DriverError(name, NOT_SUPPORTED, "NOT_SUPPORTED", remedy=f"not possible here: {self.reason}")

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from simpletuner_gh200.config.environment import SWITCH, for_child
@@ -21,7 +21,6 @@ from simpletuner_gh200.memory.pool.pool import MECHANISMS, Allocator, Mechanism
 from simpletuner_gh200.units import MIB
 
 SIZE = 128 * MIB
-REPEATS = 3
 PATIENCE = 120.0
 FAR_BELOW = 0.1
 """Of the other's bandwidth: a mechanism that slow is not used, whatever else speaks for it."""
@@ -112,26 +111,15 @@ def _in_a_child(mechanism: Mechanism, caps: Capabilities) -> Tried:
 
 
 def measure(driver: Driver, mechanism: Mechanism, ordinal: int, node: int | None, size: int = SIZE) -> Tried:
-    """Allocate as the pool does, copy to HBM and back by the device's clock; the best of several counts."""
+    """Allocate as the pool does, copy to HBM and back by the device's clock."""
     allocator = Allocator(mechanism, limit=2 * size, node=node)
     grace = allocator.alloc(size, ordinal)
     if grace is None:
         return Tried(mechanism, error=f"allocation was refused with error {allocator.state().last_error}")
     try:
-        near = driver.alloc_device(size, ordinal)
-        try:
-            rates = list(_rates(driver, ordinal, grace, near, size))
-        finally:
-            driver.free(near, ordinal)
+        return Tried(mechanism, *driver.copy_rates(grace, size, ordinal))
     finally:
         allocator.free(grace, size, ordinal)
-    return Tried(mechanism, read=max(rate for rate, _ in rates), write=max(rate for _, rate in rates))
-
-
-def _rates(driver: Driver, ordinal: int, grace: int, near: int, size: int) -> Iterator[tuple[float, float]]:
-    for _ in range(REPEATS + 1):  # the first one also touches the pages
-        out = size / max(driver.copy_seconds((grace, near, size), ordinal), 1e-9)
-        yield size / max(driver.copy_seconds((near, grace, size), ordinal), 1e-9), out
 
 
 def main(words: Sequence[str]) -> int:

@@ -13,16 +13,16 @@ packed; this does, and raises as torch would.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from statistics import median
 from typing import Any
 
 import torch
 
-from simpletuner_gh200.memory.lane import Lane, Move, Spot, StillUnderWay, flat, spot_of
+from simpletuner_gh200.errors import MemoryRoomError
+from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.lane import Lane, Spot, StillUnderWay, flat
 from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.policy import Mix, Rates
 from simpletuner_gh200.model.activations.saved_tensors import (
@@ -408,35 +408,19 @@ def _handle(saved: Saved, tensor: torch.Tensor) -> Any:
 
 
 MEASURED = 64 * MIB
-TIMES = 5
 
 
-def measure_link(lanes: tuple[Lane, Lane], arena: Arena) -> Rates | None:
+def measure_link(driver: Driver, arena: Arena, ordinal: int) -> Rates | None:
     """Bytes per second each way, as they are here: one node's are twice another's. None where that can't be had."""
     place = arena.take(MEASURED)
     if place is None:
         return None
-    grace: Spot = place[0].storage, place[1]
     try:
-        near = spot_of(torch.empty(MEASURED, dtype=torch.uint8, device=lanes[0].device))
-        moves = (grace, near, MEASURED), (near, grace, MEASURED)
-        d2h, h2d = (MEASURED / _seconds(lane, move) for lane, move in zip(lanes, moves, strict=True))
-    except RuntimeError as refused:
+        h2d, d2h = driver.copy_rates(place[0].storage.data_ptr() + place[1], MEASURED, ordinal)
+    except MemoryRoomError as refused:
         logger.warning("gh200: the link could not be measured, so nothing is weighed against it: %s", str(refused))
         return None
     finally:
         arena.give(place)
     logger.info("gh200: the link gives %.0f GB/s to Grace and %.0f back", d2h / 1e9, h2d / 1e9)
     return Rates(d2h=d2h, h2d=h2d)
-
-
-def _seconds(lane: Lane, move: Move) -> float:
-    """The middle one of several, each waited for."""
-    taken = []
-    for _ in range(TIMES):
-        lane.settle()
-        started = time.perf_counter()
-        lane.copy([move], lane.here())
-        lane.settle()
-        taken.append(max(time.perf_counter() - started, 1e-9))
-    return median(taken)

@@ -119,7 +119,8 @@ class _Chooser:
     def pay_for_the_rest(self) -> None:
         """What the link can't hide: waited for or computed again, whichever costs less for each byte that it frees."""
         kept = [index for index, choice in enumerate(self.choices) if choice == "keep"]
-        for _price, index, choice in sorted(offer for index in kept for offer in self._offers(index)):
+        offers = sorted(offer for at in kept for offer in self._offers(at))
+        for _price, index, choice in offers:
             block = self.blocks[index]
             if self.over <= 0:
                 return

@@ -108,7 +108,7 @@ class ActivationsFeature(Feature):
         if self._on_device:
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
             room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer), self._idle_in_grace)
-            rates = measure_link(sides, arena)
+            rates = measure_link(driver, arena, maker.ordinal)
         return Offloader(
             sides,
             arena,
