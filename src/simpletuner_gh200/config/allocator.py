@@ -2,7 +2,7 @@
 
 torch parses the variable at the first use of CUDA and raises on a key it doesn't know. Which keys it knows is not
 written down anywhere a program can ask without a GPU; but its parser compares with literal names, and those are in
-the library. So the library itself is asked: that is right for stock releases and for privately patched builds alike.
+the library. So the library itself is asked.
 """
 
 from __future__ import annotations
@@ -94,22 +94,17 @@ def rejected_keys(text: str, torch: TorchBuild | None) -> list[str]:
 # -- the keys of the earlier guides --------------------------------------------------------------------
 
 
-def knows_uvm(torch: TorchBuild | None) -> bool:
-    """Is this a build with an allocator of its own for these keys? A CPU build has none that could."""
-    return torch is not None and torch.cuda is not None and all(torch.knows(key) for key in OUR_KEYS)
-
-
 def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The environment of a run with the extension on, and what to say about it.
 
     Our keys leave the allocator's variables. Their wishes go on as our own variables, which the configuration
-    overrides. A build of torch that knows the keys keeps them.
+    overrides.
     """
     settled, notes = dict(environment), []
     for name in ALLOCATOR:
         options = split_options(settled.get(name, ""))
         ours = {key: value for key, value in options if key in OUR_KEYS}
-        if not ours or knows_uvm(find_torch()):
+        if not ours:
             continue
         settled.pop(name)
         if others := join_options([option for option in options if option[0] not in OUR_KEYS]):
@@ -117,7 +112,12 @@ def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[s
         taken, dropped = _taken_over(ours)
         for key, value in taken.items():
             settled.setdefault(OUR_KEYS[key], str(value))
-        notes.append(_notice(name, taken, dropped))
+        notes.append(f"{name}: PyTorch doesn't know these keys and would crash on them")
+        if taken:
+            shown = ", ".join(f"{key}={value}" for key, value in taken.items())
+            notes[-1] += f"; taken over as gh200_optimizations: {shown}"
+        if dropped:
+            notes[-1] += f"; dropped: {', '.join(dropped)}"
         if taken.get("use_uvm"):
             settled.setdefault(ACTIVATIONS, "auto")
             notes[-1] += f"; {INSTEAD}"
@@ -133,13 +133,6 @@ def _taken_over(ours: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
         except ValueError as unreadable:
             dropped.append(f"{key}:{text} ({unreadable})")
     return taken, dropped
-
-
-def _notice(variable: str, taken: Mapping[str, Any], dropped: Sequence[str]) -> str:
-    text = f"{variable}: stock PyTorch doesn't know these keys and would crash on them"
-    if taken:
-        text += f"; taken over as gh200_optimizations: {', '.join(f'{key}={value}' for key, value in taken.items())}"
-    return text + (f"; dropped: {', '.join(dropped)}" if dropped else "")
 
 
 # -- reading a torch -----------------------------------------------------------------------------------

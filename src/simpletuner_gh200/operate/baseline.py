@@ -92,7 +92,8 @@ class MetricChange:
 
 def compare(before: Recorded, after: Recorded, tolerance: float) -> list[MetricChange]:
     """Every metric that could be compared, and those that could not, with the reason."""
-    return [_compare(name, metric, before, after, tolerance) for name, metric in METRICS.items()]
+    first, second = describe(before), describe(after)
+    return [_compare(name, first[name], second[name], tolerance) for name in METRICS]
 
 
 def regressed(found: Sequence[MetricChange]) -> bool:
@@ -123,9 +124,8 @@ def parse_tolerance(text: str) -> float:
     return value
 
 
-def _compare(name: str, metric: Metric, before: Recorded, after: Recorded, tolerance: float) -> MetricChange:
-    old, new = describe(before)[name], describe(after)[name]
-    values = old.value if old else None, new.value if new else None
+def _compare(name: str, old: Estimate | None, new: Estimate | None, tolerance: float) -> MetricChange:
+    metric, values = METRICS[name], (old.value if old else None, new.value if new else None)
     if old is None or new is None:
         which = "the first" if old is None else "the second"
         return MetricChange(name, *values, reason=f"{which} run has too few steps with this number")
@@ -201,7 +201,6 @@ def _launch(folder: Path, flags: Sequence[str], *, steps: int, nsys: bool) -> la
     config, rest = take(list(flags), "config")
     env_name, rest = take(rest, "env")
     rest = [*rest, f"--max_train_steps={steps}", "--num_train_epochs=0", f"--output_dir={(folder / RUN).absolute()}"]
-    preflight.check_release()
     launch = preflight.check_configuration(explicit=config, env_name=env_name, flags=rest).launch
     trace = ("nsys", "profile", f"--output={(folder / 'trace').absolute()}", "--trace=cuda,nvtx,osrt")
     command = (*trace, "--force-overwrite=true", *launch.command) if nsys else launch.command

@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simpletuner_gh200.config.allocator import (
-    INSTEAD,
-    OUR_KEYS,
-    PINNED_ADVICE,
-    PINNED_KEY,
-    TorchBuild,
-    join_options,
-    split_options,
-)
+from simpletuner_gh200.config.allocator import TorchBuild, carried_over, join_options, split_options
 from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.environment import (
     ACCESS_PATTERN,
@@ -31,8 +23,6 @@ from simpletuner_gh200.config.environment import (
 )
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import UsageError
-
-Options = list[tuple[str, str]]
 
 
 @dataclass
@@ -49,13 +39,17 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
 
     Our own variables rule; then what the allocator's variable says, as earlier guides write it; then defaults.
     """
-    allocator = {name: split_options(environment[name]) for name in ALLOCATOR if environment.get(name)}
-    carried = {OUR_KEYS[key]: value for options in allocator.values() for key, value in options if key in OUR_KEYS}
-    wishes = {name: environment.get(name) or carried.get(name, "") for name in OUR_KEYS.values()}
-    state = resolve({}, wishes, source="the environment").part(StateSettings)
-    exports = Exports({HINTS: "1"})
-    if USE_UVM in carried:
-        exports.values[USE_UVM] = str(int(state.use_uvm))
+    settled, notes = carried_over(environment)
+    state = resolve({}, settled, source="the environment").part(StateSettings)
+    exports = Exports({HINTS: "1"}, notes=notes)
+    if not environment.get(USE_UVM):
+        if settled.get(USE_UVM):
+            exports.values[USE_UVM] = str(int(state.use_uvm))
+        else:
+            switched = f"with {USE_UVM}=1, or use_uvm in the configuration"
+            exports.notes.append(f"nothing is kept beyond HBM yet: {OVERSUBSCRIPTION_RATIO} takes effect {switched}")
+    if settled.get(ACTIVATIONS) and not environment.get(ACTIVATIONS):
+        exports.values[ACTIVATIONS] = settled[ACTIVATIONS]
     exports.values[OVERSUBSCRIPTION_RATIO] = str(state.uvm_oversubscription_ratio)
     exports.values |= {ACCESS_PATTERN: state.uvm_access_pattern, "ACCELERATE_MIXED_PRECISION": "bf16"}
     # Whoever prepares a shell for a GH200 wants the extension in what he starts there, plain launches included.
@@ -63,50 +57,25 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
         exports.notes.append(f"{SWITCH}=0 is set: the extension stays off; unset it to train with it")
     else:
         exports.values[SWITCH] = "1"
-    if USE_UVM in carried and state.use_uvm:
-        exports.values[ACTIVATIONS] = environment.get(ACTIVATIONS) or "auto"
-        exports.notes.append(INSTEAD)
-    elif not environment.get(USE_UVM):
-        switched = f"with {USE_UVM}=1, or use_uvm in the configuration"
-        exports.notes.append(f"nothing is kept beyond HBM yet: {OVERSUBSCRIPTION_RATIO} takes effect {switched}")
-    for name, options in allocator.items():
-        _keep_accepted(name, options, torch, exports)
-    if torch is not None and torch.cuda and torch.knows(PINNED_KEY):
-        _advise_pinning(allocator.values(), exports)
-    if torch is not None and torch.cuda and torch.knows("use_uvm"):
-        _tell_patched_torch(allocator.get(ALLOCATOR[0], []), exports)
+    for name in ALLOCATOR:
+        _keep_accepted(name, environment.get(name, ""), split_options(settled.get(name, "")), torch, exports)
     return exports
 
 
-def _keep_accepted(name: str, options: Options, torch: TorchBuild | None, exports: Exports) -> None:
+def _keep_accepted(
+    name: str, given: str, options: list[tuple[str, str]], torch: TorchBuild | None, exports: Exports
+) -> None:
     """Take out what this torch would reject; leave the variable alone where there is nothing to take out."""
     rejected = [key for key, _value in options if torch is not None and not torch.knows(key)]
-    if not rejected or torch is None:
-        return
+    if rejected and torch is not None:
+        exports.notes.append(f"{name}: {', '.join(rejected)} left out, torch {torch.version} would reject it")
     kept = [option for option in options if option[0] not in rejected]
-    exports.notes.append(f"{name}: {', '.join(rejected)} left out, torch {torch.version} would reject it")
+    if len(kept) == len(split_options(given)):
+        return
     if kept:
         exports.values[name] = join_options(kept)
     else:
         exports.unset.append(name)
-
-
-def _advise_pinning(allocator: Iterable[Options], exports: Exports) -> None:
-    """Advice only: what is pinned in odd sizes again and again is reused better when it is rounded."""
-    if any(key == PINNED_KEY for options in allocator for key, _value in options):
-        return
-    exports.notes.append(
-        f"with RamTorch or block swapping, also put {PINNED_ADVICE} into {ALLOCATOR[0]}: this torch would otherwise "
-        "round every pinned weight up to a power of two"
-    )
-
-
-def _tell_patched_torch(options: Options, exports: Exports) -> None:
-    ours = {"use_uvm": "True", "uvm_oversubscription_ratio": exports.values[OVERSUBSCRIPTION_RATIO]}
-    ours["uvm_access_pattern"] = exports.values[ACCESS_PATTERN]
-    others = [option for option in options if option[0] not in ours]
-    exports.values[ALLOCATOR[0]] = join_options([*others, *ours.items()])
-    exports.notes.append("this torch is a patched build that knows use_uvm, so the setting is passed on to it")
 
 
 # -- spelt for a shell, so that no value can be anything but a value -----------------------------------
@@ -148,19 +117,14 @@ SHELLS: Mapping[str, Shell] = {
 
 def spell(exports: Exports, shell: str) -> str:
     """The commands to evaluate, one a line."""
-    family = _family(shell)
+    if shell not in SHELLS:
+        raise UsageError(f"unknown shell {shell!r}", remedy=f"accepted: {', '.join(SHELLS)}")
+    family = SHELLS[shell]
     for name in (*exports.values, *exports.unset):
         if not _NAME.fullmatch(name):
             raise UsageError(f"{name!r} can't be the name of a variable")
     lines = [family.set.format(name=name, value=family.quote(value)) for name, value in exports.values.items()]
     return "\n".join([*lines, *(family.unset.format(name=name) for name in exports.unset)])
-
-
-def _family(shell: str) -> Shell:
-    try:
-        return SHELLS[shell]
-    except KeyError:
-        raise UsageError(f"unknown shell {shell!r}", remedy=f"accepted: {', '.join(SHELLS)}") from None
 
 
 def shell_in_use(environment: Mapping[str, str], *, parent: int | None = None, proc: Path = Path("/proc")) -> str:

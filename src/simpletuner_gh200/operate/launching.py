@@ -145,12 +145,8 @@ def run(
 
 def serve(arguments: Sequence[str]) -> NoReturn:
     """Become ``simpletuner server``, with the extension on."""
-    environment = environment_of_server(os.environ, Path(sys.executable))
-    os.execve(sys.executable, server_command(arguments), environment)
-
-
-def server_command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "simpletuner", "server", *arguments]
+    command = [sys.executable, "-m", "simpletuner", "server", *arguments]
+    os.execve(sys.executable, command, environment_of_server(os.environ, Path(sys.executable)))
 
 
 def environment_of_server(environment: Mapping[str, str], python: Path) -> dict[str, str]:

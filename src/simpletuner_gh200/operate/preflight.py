@@ -70,26 +70,24 @@ class Checked:
         return launch_command(self.training)
 
 
-def check_run(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Checked:
-    """Before a start: installation, configuration, datasets, models, seams, checkpoints, launch."""
-    check_release()
-    checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say)
+def check_run(
+    *, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say, starting: bool = True
+) -> Checked:
+    """Installation, configuration, datasets, models, seams, checkpoints, launch.
+
+    Before a start, or of a file that nobody is ``starting`` yet: what flags and a machine may still bring is only noted
+    then.
+    """
+    checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say, starting=starting)
     notes = [*checked.notes, *check_seams(checked.settings), *_about_resuming(checked.training)]
-    if unplaced := checked.training.job.unplaced():
+    if starting and (unplaced := checked.training.job.unplaced()):
         raise unplaced
     return replace(checked, notes=(*notes, *checked.launch.notices))
-
-
-def check_file(path: str, flags: Sequence[str], say: Say) -> Checked:
-    """The same for a file that nobody is starting yet: what flags and a machine may still bring is only noted."""
-    checked = check_configuration(explicit=path, env_name=None, flags=flags, say=say, starting=False)
-    return replace(checked, notes=(*checked.notes, *check_seams(checked.settings), *checked.launch.notices))
 
 
 def check_rank(arguments: Sequence[str], say: Say) -> tuple[str, ...]:
     """For a rank that nobody checked before, as ``accelerate launch train.py`` starts it; returns what to tell."""
     explicit, flags = take(list(arguments), "config")
-    check_release()
     checked = check_configuration(explicit=explicit, env_name=None, flags=flags, say=say)
     return (*checked.notes, *check_seams(checked.settings))
 
@@ -120,6 +118,7 @@ def check_configuration(
     starting: bool = True,
 ) -> Checked:
     """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
+    check_release()
     if explicit is not None:
         _locate(explicit, env_name)  # a named file that is not there is told at once; options may take half a minute
     options = check_import(say)

@@ -43,11 +43,11 @@ def check(
 
       gh200 config check config/config.json --max_train_steps=500
     """
-    from simpletuner_gh200.operate.preflight import check_file
+    from simpletuner_gh200.operate.preflight import check_run
 
     flags, _env = upstream_spelling(context.args, None)
     with stdout_kept_for_json(as_json):
-        checked = check_file(str(file), flags, say_on_a_terminal)
+        checked = check_run(explicit=str(file), env_name=None, flags=flags, say=say_on_a_terminal, starting=False)
     settings = checked.settings
     rows = [(key, redact(value, name=key.rpartition(".")[2]), origin) for key, value, origin in settings.rows()]
     notes = [redact_text(note) for note in checked.notes]
