@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from simpletuner_gh200.held.buffers import BufferPool, address_of, copy_rows
 from simpletuner_gh200.held.cache import Found
-from simpletuner_gh200.held.record import Leaf, contiguous_strides, tensor_maker
+from simpletuner_gh200.held.record import Leaf, contiguous_strides, copying_maker
 from simpletuner_gh200.held.segment import Bytes
 
 if TYPE_CHECKING:
@@ -37,26 +35,13 @@ def same_tensor(leaves: Sequence[Leaf | None]) -> Leaf | None:
     return first if same else None
 
 
-def same_strides(leaves: Sequence[Leaf]) -> bool:
-    strides = leaves[0].strides
-    return all(leaf.strides == strides for leaf in leaves)
-
-
 @lru_cache(maxsize=4096)
-def stack_strides(shape: tuple[int, ...], strides: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
-    """The strides that ``torch.stack`` gives to so many such tensors; latents often come channels-last."""
+def stack_strides(shape: tuple[int, ...], strides: tuple[tuple[int, ...] | None, ...]) -> tuple[int, ...]:
+    """The strides that ``torch.stack`` gives to such tensors; latents often come channels-last."""
     import torch
 
-    if strides is None:
-        return contiguous_strides((count, *shape))
-    return tuple(torch.stack([torch.empty_strided(shape, strides)] * count).stride())
-
-
-@lru_cache(maxsize=4096)
-def mixed_strides(shape: tuple[int, ...], strides: tuple[tuple[int, ...] | None, ...]) -> tuple[int, ...]:
-    """The same where each tensor has strides of its own."""
-    import torch
-
+    if not any(strides):
+        return contiguous_strides((len(strides), *shape))
     tensors = [torch.empty_strided(shape, own or contiguous_strides(shape)) for own in strides]
     return tuple(torch.stack(tensors).stride())
 
@@ -67,7 +52,7 @@ def rows_of(flat: torch.Tensor, leaf: Leaf, count: int) -> torch.Tensor:
 
     shape = (count, *leaf.shape)
     rows = torch.as_strided(flat, shape, (leaf.count, *(leaf.strides or contiguous_strides(leaf.shape))))
-    wanted = stack_strides(leaf.shape, leaf.strides, count)
+    wanted = stack_strides(leaf.shape, (leaf.strides,) * count)
     if tuple(rows.stride()) == wanted:
         return rows
     return torch.empty_strided(shape, wanted, dtype=rows.dtype, device=rows.device).copy_(rows)
@@ -97,21 +82,8 @@ def assemble(entries: Sequence[Found], leaves: Sequence[Leaf], pool: BufferPool)
             copy_rows(address_of(buffer), places, stack.row)
     else:
         for row, entry, place in zip(batch, entries, leaves, strict=True):
-            row.copy_(tensor_maker(_source(entry.payload))(place))
+            row.copy_(copying_maker(entry.payload)(place))
     return batch
-
-
-class _Source:
-    """Bytes that numpy takes for writable: torch warns of others, and here it only reads."""
-
-    def __init__(self, payload: Bytes) -> None:
-        self._payload = payload
-        data = (address_of(payload), False)
-        self.__array_interface__ = {"version": 3, "shape": (payload.nbytes,), "typestr": "|u1", "data": data}
-
-
-def _source(payload: Bytes) -> Bytes:
-    return np.asarray(_Source(payload))
 
 
 @dataclass(frozen=True)
@@ -139,15 +111,11 @@ def _stack_of(leaves: Sequence[Leaf]) -> _Stack:
 
     leaf, shape = leaves[0], (len(leaves), *leaves[0].shape)
     dtype: torch.dtype = getattr(torch, leaf.dtype)
-    alike = same_strides(leaves)
-    wanted = stack_strides(leaf.shape, leaf.strides, len(leaves)) if alike else _mixed(leaves)
+    wanted = stack_strides(leaf.shape, tuple(one.strides for one in leaves))
+    alike = all(one.strides == leaf.strides for one in leaves)
     by_row = alike and (leaf.strides is None or wanted[1:] == leaf.strides)
     strides = None if wanted == contiguous_strides(shape) else wanted
     return _Stack(dtype, shape, strides, leaf.count * dtype.itemsize, by_row)
-
-
-def _mixed(leaves: Sequence[Leaf]) -> tuple[int, ...]:
-    return mixed_strides(leaves[0].shape, tuple(leaf.strides for leaf in leaves))
 
 
 def stacked(tensors: Sequence[torch.Tensor], pool: BufferPool, *, joined: bool) -> torch.Tensor | None:
@@ -220,7 +188,7 @@ class DeviceDelivery:
         flat = self._copier.copy(pieces)
         if flat is None:
             return None
-        if same_strides(leaves):
+        if len({leaf.strides for leaf in leaves}) == 1:
             return rows_of(flat.view(dtype), leaves[0], len(entries))
         rows = zip(flat.view(dtype).chunk(len(entries)), leaves, strict=True)
         return torch.stack(

@@ -102,7 +102,7 @@ PARALLEL_FROM = 4 << 20
 """Bytes below which handing out work costs more than it gains."""
 
 PIECE = 1 << 20
-"""Bytes that a thread takes on at a time."""
+"""Bytes that a thread takes on at a time, at most."""
 
 MOST_THREADS = 8
 
@@ -122,9 +122,12 @@ def copy_rows(target: int, sources: Sequence[int], size: int, *, skip: int = 0) 
         # In one call: each gives the interpreter's lock away and takes it back.
         library().gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
         return
-    jobs = [(target + index * size, source + skip, size) for index, source in enumerate(sources)]
     # Whoever is free takes the next piece: a helper that is late, or never gets a core, is not waited for.
-    waiting = deque(split(jobs, max(threads, size * len(sources) // PIECE)))
+    waiting = deque(
+        (target + index * size + at, source + skip + at, min(PIECE, size - at))
+        for index, source in enumerate(sources)
+        for at in range(0, size, PIECE)
+    )
     helping: list[Future[None]] = [_helpers().submit(_copy_some, waiting) for _ in range(threads - 1)]
     _copy_some(waiting)
     for one in helping:
@@ -138,30 +141,13 @@ def address_of(buffer: Bytes) -> int:
     return address
 
 
-def split(jobs: Sequence[Job], parts: int) -> list[list[Job]]:
-    """Neighbouring jobs in at most so many parts of about the same number of bytes; large jobs are cut."""
-    share = -(-sum(size for _, _, size in jobs) // parts)
-    made: list[list[Job]] = [[]]
-    room = share
-    for target, source, size in jobs:
-        while size > room:
-            made[-1].append((target, source, room))
-            target, source, size = target + room, source + room, size - room
-            made.append([])
-            room = share
-        made[-1].append((target, source, size))
-        room -= size
-    return [part for part in made if part]
-
-
-def _copy_some(waiting: deque[list[Job]]) -> None:
+def _copy_some(waiting: deque[Job]) -> None:
     while True:
         try:
-            part = waiting.popleft()
+            target, source, size = waiting.popleft()
         except IndexError:
             return
-        for target, source, size in part:
-            memmove(target, source, size)
+        memmove(target, source, size)
 
 
 @cache

@@ -66,34 +66,24 @@ class Statistics:
     staging_lead_seconds: float | None = None
     """How long before its use the last batch was on its way to the device; None without one. Named so in records, which
     people read, from when copies to the device were called staging."""
-    _fallbacks: Counter[str] = field(default_factory=Counter)
-    _declined: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    declined: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fall_back(self, reason: str, count: int = 1) -> None:
         """So many values were left to SimpleTuner's own load."""
         with self._lock:
-            self._fallbacks[reason] += count
+            self.fallbacks[reason] += count
 
     def miss(self, reason: str) -> None:
         """An entry that was asked for could not be handed out, and SimpleTuner reads its file."""
         self.misses.add()
         self.fall_back(reason)
 
-    @property
-    def fallbacks(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._fallbacks)
-
     def decline(self, reason: str) -> None:
         """A batch was left to SimpleTuner's own collate, which asks for its entries one by one."""
         with self._lock:
-            self._declined[reason] += 1
-
-    @property
-    def declined(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._declined)
+            self.declined[reason] += 1
 
     @property
     def hit_rate(self) -> float | None:
@@ -110,10 +100,10 @@ class Statistics:
             "hit_rate": round(rate, 6) if rate is not None else None,
             "expected_hit_rate": round(self.expected_hit_rate, 6),
             "batched": self.batched.value,
-            "declined_batches": self.declined,
+            "declined_batches": dict(self.declined),
             "stale": self.stale.value,
             "published": self.published.value,
-            "fallbacks": self.fallbacks,
+            "fallbacks": dict(self.fallbacks),
             "fill_seconds": round(self.fill_seconds, 3),
             "staging_lead_seconds": self.staging_lead_seconds,
         }
@@ -143,15 +133,8 @@ class Found:
         self.address = None if segment.address is None else segment.address + self.offset
         """None: on disk, in a pack."""
         self.finite = bool(one["flags"] & FINITE)
-        self.source: Source | None = (
-            None
-            if segment.is_pack
-            else (
-                int(one["size"]),
-                int(one["mtime_ns"]),
-                int(one["inode"]),
-            )
-        )
+        looked = int(one["size"]), int(one["mtime_ns"]), int(one["inode"])
+        self.source: Source | None = None if segment.is_pack else looked
         """How the file looked that was taken in; None until a pack's was recognised."""
         self.vouched_for = False
         """The file was looked at after a watch on its folder began."""

@@ -19,8 +19,8 @@ from simpletuner_gh200.memory.regular_files import open_regular
 CodecName = Literal["raw", "lz4", "zlib", "snappy", "zstd"]
 Buffer = bytes | bytearray | memoryview
 
-NUMBERS: dict[CodecName, int] = {"raw": 0, "lz4": 1, "zlib": 2, "snappy": 3, "zstd": 4}
-NAMES: dict[int, CodecName] = {number: name for name, number in NUMBERS.items()}
+NAMES: tuple[CodecName, ...] = ("raw", "lz4", "zlib", "snappy", "zstd")
+"""By the number that rows have."""
 CHUNKED = 0x40
 """Added to the number of a codec: what is stored is a table of where each piece of the file lies."""
 
@@ -46,7 +46,7 @@ class Codec:
 
     @property
     def number(self) -> int:
-        return NUMBERS[self.name]
+        return NAMES.index(self.name)
 
 
 def codec(name: CodecName) -> Codec:
@@ -114,13 +114,7 @@ def _zstd() -> Codec:
     return Codec("zstd", compress, decompress)
 
 
-_MAKERS: dict[CodecName, Callable[[], Codec]] = {
-    "raw": _raw,
-    "lz4": _lz4,
-    "zlib": _zlib,
-    "snappy": _snappy,
-    "zstd": _zstd,
-}
+_MAKERS = dict(zip(NAMES, (_raw, _lz4, _zlib, _snappy, _zstd), strict=True))
 
 
 # -- choosing ----------------------------------------------------------------------------------------------

@@ -62,10 +62,12 @@ def load_file(path: str) -> Any:
     """What ``torch.load`` makes of a cache file, gzipped or not. Never unpickles arbitrary objects.
 
     Raises where the checksums that the file carries don't fit: torch itself does not look at those of a zip file.
+    Read, not mapped: where a disk fails, or somebody cuts a file short, reading is an error and a mapping the end.
     """
     import torch
 
-    content = read_file(path)
+    with open(open_regular(path), "rb") as file:
+        content = file.read(os.fstat(file.fileno()).st_size)
     if content.startswith(_GZIP):
         content = gzip.decompress(content)
     if content.startswith(b"PK"):
@@ -74,15 +76,6 @@ def load_file(path: str) -> Any:
         if damaged is not None:
             raise zipfile.BadZipFile(f"{damaged} is damaged")
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-
-
-def read_file(path: str) -> bytes:
-    """All of a cache file; OSError where it is none.
-
-    Read, not mapped: where a disk fails, or somebody cuts a file short, reading is an error and a mapping the end.
-    """
-    with open(open_regular(path), "rb") as file:
-        return file.read(os.fstat(file.fileno()).st_size)
 
 
 @dataclass

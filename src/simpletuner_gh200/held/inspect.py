@@ -110,7 +110,7 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
             "problems": [failed] if entries and not written else [],
             "from_packs": len(alive),
             "bytes": written,
-            "fallbacks": held.statistics.fallbacks,
+            "fallbacks": dict(held.statistics.fallbacks),
         }
     finally:
         held.close()

@@ -27,13 +27,16 @@ Trouble = Callable[[bytes, OSError, bool], None]
 
 
 @dataclass
-class FolderPart:
+class FileBatch:
     """Some plain files of one folder, whose name ends with a slash."""
 
     folder: bytes
     names: list[bytes]
-    sizes: np.ndarray | None
-    """None where nobody asked: asking takes ten times as long as listing the names."""
+    sizes: list[int]
+    """0 where nobody asked: asking takes ten times as long as listing the names."""
+
+    def paths(self) -> Iterator[bytes]:
+        return (self.folder + name for name in self.names)
 
 
 class Walk:
@@ -57,7 +60,7 @@ class Walk:
         self.aliases: list[tuple[bytes, bytes]] = []
         """(other path of a folder, path under which it was entered), for folders that links reach."""
 
-    def __iter__(self) -> Iterator[FolderPart]:
+    def __iter__(self) -> Iterator[FileBatch]:
         waiting = [(self._root, os.path.realpath(self._root) != self._root)]
         while waiting:
             folder, through_link = waiting.pop()
@@ -83,7 +86,7 @@ class Walk:
             self.aliases.append((os.path.realpath(folder) + b"/", folder + b"/"))
         return before is folder
 
-    def _folder(self, fd: int, prefix: bytes, inside: list[tuple[bytes, bool]]) -> Iterator[FolderPart]:
+    def _folder(self, fd: int, prefix: bytes, inside: list[tuple[bytes, bool]]) -> Iterator[FileBatch]:
         """Asked through the folder's descriptor: the kernel then need not walk the whole path again for every file."""
         for names, sizes in self._entries(fd):
             self._tick()
@@ -92,7 +95,7 @@ class Walk:
             if others:
                 names, sizes = list(compress(names, plain)), sizes[plain]
             if names:
-                yield FolderPart(prefix, names, sizes if self._measure else None)
+                yield FileBatch(prefix, names, sizes.tolist())
             if others:
                 yield from self._look_at(fd, prefix, others, inside)
 
@@ -106,9 +109,9 @@ class Walk:
 
     def _look_at(
         self, fd: int, prefix: bytes, names: list[bytes], inside: list[tuple[bytes, bool]]
-    ) -> Iterator[FolderPart]:
+    ) -> Iterator[FileBatch]:
         """Links, folders, what can't be asked: one by one. The files among them; folders go to ``inside``."""
-        files: list[tuple[bytes, int]] = []
+        files = FileBatch(prefix, [], [])
         for name in names:
             try:
                 found = os.stat(name, dir_fd=fd)
@@ -119,9 +122,10 @@ class Walk:
                 if name not in self._skipped:
                     inside.append((prefix + name, os.path.islink(prefix + name)))
             elif stat.S_ISREG(found.st_mode) and name.endswith(self._suffix):
-                files.append((name, found.st_size))
-        if files:
-            yield FolderPart(prefix, [name for name, _ in files], np.array([size for _, size in files], np.uint64))
+                files.names.append(name)
+                files.sizes.append(found.st_size)
+        if files.names:
+            yield files
 
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -144,18 +148,6 @@ def is_caption(path: bytes) -> bool:
 
 
 @dataclass
-class FileBatch:
-    """Some files of one folder: at most ``BATCH_BYTES`` together, or a single larger one."""
-
-    folder: bytes
-    names: list[bytes]
-    sizes: list[int]
-
-    def paths(self) -> Iterator[bytes]:
-        return (self.folder + name for name in self.names)
-
-
-@dataclass
 class ExtensionTotals:
     files: int = 0
     size: int = 0
@@ -168,6 +160,7 @@ class Listing:
 
     root: bytes
     batches: list[FileBatch] = field(default_factory=list)
+    """Each at most ``BATCH_BYTES`` together, or a single larger file."""
     files: int = 0
     size: int = 0
     extensions: dict[str, ExtensionTotals] = field(default_factory=dict)
@@ -225,11 +218,10 @@ def list_files(
     listing = Listing(top)
     walk = Walk(top, skipped=_SKIPPED, trouble=partial(_note, listing.problems), tick=tick)
     for part in walk:
-        assert part.sizes is not None
         wanted = [
             not is_bookkeeping(name) and (endings is None or name.lower().endswith(endings)) for name in part.names
         ]
-        listing.add(part.folder, list(compress(part.names, wanted)), list(compress(part.sizes.tolist(), wanted)))
+        listing.add(part.folder, list(compress(part.names, wanted)), list(compress(part.sizes, wanted)))
     listing.aliases = walk.aliases
     return listing
 
@@ -250,7 +242,7 @@ SAMPLES = 1024
 class CacheListing:
     """The files of one cache. Paths are put together only when they are asked for: a start needs counts and sizes."""
 
-    parts: list[FolderPart] = field(default_factory=list)
+    parts: list[FileBatch] = field(default_factory=list)
 
     @cached_property
     def count(self) -> int:
@@ -265,8 +257,7 @@ class CacheListing:
 
     def paths(self) -> Iterator[str]:
         for part in self.parts:
-            prefix = os.fsdecode(part.folder)
-            yield from (prefix + os.fsdecode(name) for name in part.names)
+            yield from map(os.fsdecode, part.paths())
 
 
 def _sizes(folder: bytes, names: Sequence[bytes]) -> list[int]:

@@ -80,15 +80,10 @@ class PackPlace:
             place.mark(cache_folder)
 
     def mark(self, cache_folder: str) -> None:
-        if self.marked() == cache_folder:
-            return
-        fresh = f".{MARKER}.{secrets.token_hex(4)}.tmp"
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self.fd)
-        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(cache_folder + "\n")
-            file.flush()
-            os.fsync(fd)
-        os.replace(fresh, MARKER, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        if self.marked() != cache_folder:
+            with self.new_file(MARKER) as fd:
+                os.write(fd, f"{cache_folder}\n".encode("utf-8", "surrogateescape"))
+                os.fsync(fd)
 
     def marked(self) -> str | None:
         """The cache folder that this one is marked with."""

@@ -22,7 +22,6 @@ from simpletuner_gh200.held.segment import (
     FINITE,
     DamagedEntry,
     DamagedSegment,
-    OutdatedSegment,
     Segment,
     SegmentWriter,
     UntrustedSegment,
@@ -128,12 +127,11 @@ class PackFolder:
             return None
         except DamagedSegment as damaged:
             self._worthless.append(name)
-            level = logging.INFO if isinstance(damaged, OutdatedSegment) else logging.WARNING
             reason = damaged.message
         except (UntrustedSegment, OSError) as refused:  # not ours to remove, and no reason to stop
-            level, reason = logging.WARNING, f"a pack can't be read: {self.folder / name}: {refused}"
+            reason = f"a pack can't be read: {self.folder / name}: {refused}"
         self.notes.append(reason)
-        logger.log(level, "gh200: %s; its entries are made again", reason)
+        logger.warning("gh200: %s; its entries are made again", reason)
         return None
 
     def recognise(self, *, stop: Callable[[], bool] = lambda: False, closely: bool = False) -> None:

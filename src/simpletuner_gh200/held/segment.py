@@ -34,7 +34,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -43,12 +43,15 @@ from simpletuner_gh200.errors import CacheError
 from simpletuner_gh200.memory.mapping import CONTENT_SEALS, SIZE_SEALS, is_sealed, seal
 from simpletuner_gh200.memory.slab import Slab
 
+if TYPE_CHECKING:
+    from simpletuner_gh200.memory.allocate import SlabMaker
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Piece = bytes | bytearray | memoryview | Bytes
 
 MAGIC = b"GH200PCK"
 SCHEMA = 2
-"""1 had neither maker nor identity: such packs count as outdated."""
+"""1 had neither maker nor identity."""
 HEADER_SIZE = 4096
 _HEADER = struct.Struct("<8sIIQQQQQQ")
 ALIGNMENT = 64
@@ -78,10 +81,6 @@ class DamagedSegment(CacheError):
     """One that can't be believed; its entries are made again from their sources."""
 
 
-class OutdatedSegment(DamagedSegment):
-    """Of an older schema: nothing is wrong with it, but nobody reads it any more."""
-
-
 class UntrustedSegment(CacheError):
     """One that someone else could have put there, or that a newer version wrote: neither read nor removed."""
 
@@ -96,12 +95,6 @@ class SegmentFull(Exception):
     def __init__(self, needed: int) -> None:
         super().__init__(f"{needed} bytes")
         self.needed = needed
-
-
-class Attacher(Protocol):
-    """Maps memory that is shared, and lets a device know of it: the memory room's ``SlabMaker``."""
-
-    def attach(self, fd: int, size: int, *, label: str) -> Slab: ...
 
 
 def key_of(path: str | bytes) -> bytes:
@@ -237,14 +230,14 @@ class Segment:
         self.rows, self.made_by, self._paths = self._read_index()
 
     @classmethod
-    def in_memory(cls, fd: int, *, maker: Attacher | None = None, name: str = "held memory") -> Segment:
+    def in_memory(cls, fd: int, *, maker: SlabMaker | None = None, name: str = "held memory") -> Segment:
         """A finished memfd, of this rank or of another; takes ``fd`` over.
 
         Sealed, so that nobody can change it; where ``maker`` lets a device know of the memory, only against changes of
         its size, since the kernel pins nothing that it could not write to.
         """
         try:
-            if not is_sealed(fd):
+            if not is_sealed(fd):  # where a device is to know of it, against changes of its size alone
                 seal(fd, CONTENT_SEALS if maker is None else SIZE_SEALS)
             size = os.fstat(fd).st_size
             slab = Slab.attach(fd, size, label=name) if maker is None else maker.attach(fd, size, label=name)
@@ -344,9 +337,7 @@ class Segment:
         if schema > SCHEMA or kind >= len(_KINDS):
             raise UntrustedSegment(f"{self.name} was written by a newer version (schema {schema}, kind {kind})")
         if schema < SCHEMA:
-            raise OutdatedSegment(
-                f"{self.name} was written by an older version (schema {schema}, this one reads {SCHEMA})"
-            )
+            raise self._damaged(f"an older version wrote it (schema {schema}, this one reads {SCHEMA})")
         if checksum_of(raw[: _HEADER.size]) != int.from_bytes(raw[_HEADER.size :], "little"):
             raise self._damaged("the header's checksum is wrong")
         paths_at = count * _KINDS[kind].itemsize + maker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.held.codecs import NUMBERS, choose, codec, estimate
+from simpletuner_gh200.held.codecs import NAMES, choose, codec, estimate
 from simpletuner_gh200.held.listing import list_files
 from simpletuner_gh200.held.staging import too_large
 from simpletuner_gh200.held.staging_report import FileProblem, FileProblems
@@ -42,7 +42,7 @@ def test_raw_unless_asked(tmp_path: Path) -> None:
     assert choose("auto", list_files(tmp_path)).for_extension("txt").name == "lz4"
 
 
-@pytest.mark.parametrize("name", list(NUMBERS))
+@pytest.mark.parametrize("name", NAMES)
 def test_codecs_give_back_what_they_got(name) -> None:
     used = codec(name)
     for content in (b"", b"x", b"again " * 5000, os.urandom(70_000)):

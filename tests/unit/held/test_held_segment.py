@@ -13,7 +13,6 @@ from simpletuner_gh200.held.segment import (
     SCHEMA,
     DamagedEntry,
     DamagedSegment,
-    OutdatedSegment,
     Segment,
     SegmentFull,
     SegmentWriter,
@@ -125,7 +124,7 @@ def test_a_damaged_one_is_refused(damage: str, tmp_path: Path, entries: dict[str
 def test_other_versions_are_told_from_damaged_ones(tmp_path: Path, entries: dict[str, bytes]) -> None:
     path = on_disk(tmp_path / "pack", entries)
     content = bytearray(path.read_bytes())
-    for schema, refusal in ((SCHEMA - 1, OutdatedSegment), (SCHEMA + 1, UntrustedSegment)):
+    for schema, refusal in ((SCHEMA - 1, DamagedSegment), (SCHEMA + 1, UntrustedSegment)):
         content[8] = schema
         path.write_bytes(content)
         with pytest.raises(refusal):

@@ -37,6 +37,8 @@ logger = logging.getLogger("simpletuner_gh200")
 
 COLLATE = "simpletuner.helpers.training.collate"
 ENABLE_PREFETCH = "gh200_optimizations.enable_prefetch"
+TOLD = ("hits", "misses", "hit_rate", "batched", "fallbacks", "fill_seconds", "staging_lead_seconds")
+"""Of each cache in the records of telemetry."""
 
 
 class CachesFeature(Feature):
@@ -116,19 +118,7 @@ class CachesFeature(Feature):
         values.update({f"gh200/cache/{name}/hit_rate": rate for name, rate in rates.items() if rate is not None})
 
     def telemetry(self) -> dict[str, Any]:
-        return {
-            name: {
-                "hits": cache.statistics.hits.value,
-                "misses": cache.statistics.misses.value,
-                "hit_rate": cache.statistics.hit_rate,
-                "batched": cache.statistics.batched.value,
-                "fallbacks": cache.statistics.fallbacks,
-                "fill_seconds": round(cache.statistics.fill_seconds, 3),
-                "held_bytes": cache.held_bytes,
-                "staging_lead_seconds": cache.statistics.staging_lead_seconds,
-            }
-            for name, cache in self._all().items()
-        }
+        return {name: _told(cache.report()) for name, cache in self._all().items()}
 
     def _all(self) -> Mapping[str, HeldCache]:
         return self._caches.caches if self._caches is not None else {}
@@ -223,6 +213,10 @@ class CachesFeature(Feature):
             return HostDelivery(BufferPool())
         self._copier = Copier(CudaLane(torch.device("cuda", torch.cuda.current_device())))
         return DeviceDelivery(self._copier)
+
+
+def _told(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: report[key] for key in TOLD} | {"held_bytes": report["bytes"]}
 
 
 def _pack_folder(settings: CacheSettings, trainer: Any) -> Path | None:
