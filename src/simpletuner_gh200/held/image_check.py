@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 Verify = Literal["header", "decode", "none"]
 
@@ -91,37 +91,11 @@ def check_image(head: bytes | memoryview, whole: bool, fd: int, expected: str, v
     if whole:
         return _examine(io.BytesIO(head), len(head), expected, verify)
     # Some formats keep what is needed at the end of the file, and some plug-ins read all of it to open it.
-    size = os.fstat(fd).st_size
-    return _examine(io.BufferedReader(_AsLongAsItWas(fd, size)), size, expected, verify)
+    with open(fd, "rb", closefd=False) as file:
+        return _examine(file, os.fstat(fd).st_size, expected, verify)
 
 
-class _AsLongAsItWas(io.RawIOBase):
-    """A file's first ``size`` bytes, however it grows while a plug-in reads all that there is."""
-
-    def __init__(self, fd: int, size: int) -> None:
-        self._fd, self._size, self._at = fd, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        at = offset + (0, self._at, self._size)[whence]
-        if at < 0:
-            raise ValueError(f"negative seek position {at}")
-        self._at = at
-        return at
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = memoryview(buffer)[: max(self._size - self._at, 0)]
-        got = os.preadv(self._fd, [wanted], self._at) if wanted else 0
-        self._at += got
-        return got
-
-
-def _open(source: io.IOBase, expected: str) -> Any:
+def _open(source: IO[bytes], expected: str) -> Any:
     """Asking one plug-in takes half the time of asking all of them in turn."""
     from PIL import Image, UnidentifiedImageError
 
@@ -132,7 +106,7 @@ def _open(source: io.IOBase, expected: str) -> Any:
         return Image.open(source)
 
 
-def _examine(source: io.IOBase, size: int, expected: str, verify: Verify) -> tuple[bool, str]:
+def _examine(source: IO[bytes], size: int, expected: str, verify: Verify) -> tuple[bool, str]:
     from PIL import Image, UnidentifiedImageError
 
     try:

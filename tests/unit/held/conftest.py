@@ -5,6 +5,8 @@ import torch
 
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.fill import Filler
+from simpletuner_gh200.held.pack_place import PackPlace
+from simpletuner_gh200.held.packs import PackFolder
 
 
 def filled(*paths, packs=(), **options):
@@ -12,6 +14,14 @@ def filled(*paths, packs=(), **options):
     cache = HeldCache.alone("test", *packs, look_for_nan=True)
     Filler(cache, **options).fill(paths)
     return cache
+
+
+def packed_at(folder, *paths, source="src", made_by=""):
+    """A folder of packs with these files in them."""
+    packs = PackFolder(folder, made_by)
+    PackPlace.make(folder, str(source))
+    assert packs.save(filled(*paths)) > 0
+    return packs
 
 
 @pytest.fixture

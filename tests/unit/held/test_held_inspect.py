@@ -14,7 +14,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.held.inspect import drop, pack_again, packed_caches
 from simpletuner_gh200.held.pack_place import MARKER, PackPlace, folder_for
 from simpletuner_gh200.held.packs import PackFolder
-from tests.unit.held.conftest import filled
+from tests.unit.held.conftest import filled, packed_at
 
 
 @pytest.fixture
@@ -22,9 +22,7 @@ def root(tmp_path, saved):
     """A cache_dir with one packed cache of three entries."""
     paths = [saved(torch.full((2000,), float(n)), f"vae/{n}.pt") for n in range(3)]
     source = str(tmp_path / "vae")
-    packs = PackFolder(folder_for(tmp_path / "cache", "vae-x", source))
-    PackPlace.make(packs.folder, source)
-    packs.save(filled(*paths))
+    packed_at(folder_for(tmp_path / "cache", "vae-x", source), *paths, source=source)
     (tmp_path / "cache" / "someone-elses").mkdir()
     (tmp_path / "cache" / "someone-elses" / "0001.pack").write_text("not ours")
     return tmp_path / "cache"
@@ -44,23 +42,16 @@ def test_ls_counts_entries_and_how_many_are_fresh(root, tmp_path):
     assert cache["source"] == str(tmp_path / "vae")
 
 
-def test_verify_finds_a_flipped_byte(root):
+def test_verify_finds_a_flipped_byte_and_pack_makes_the_entry_anew(root):
     assert run("verify", root, "--json")[0] == 0
-    (pack,) = root.glob("vae-x*/*.pack")
-    content = bytearray(pack.read_bytes())
-    content[4096 + 600] ^= 1
-    pack.write_bytes(content)
-    code, answer = run("verify", root, "--json")
-    assert code == 1
-    assert "damaged" in answer["problems"][0]
-
-
-def test_pack_makes_a_damaged_entry_anew(root):
     (pack,) = root.glob("vae-x*/*.pack")
     content = bytearray(pack.read_bytes())
     content[4096 + 600] ^= 1
     pack.chmod(0o600)
     pack.write_bytes(content)
+    code, answer = run("verify", root, "--json")
+    assert code == 1
+    assert "damaged" in answer["problems"][0]
     code, answer = run("pack", root, "--json")
     assert (code, answer["caches"][0]["entries"], answer["caches"][0]["from_packs"]) == (0, 3, 2)
     code, answer = run("verify", root, "--json")

@@ -16,7 +16,7 @@ from simpletuner_gh200.held.pack_place import LOCK, MARKER, PackPlace
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.source import identify
 from tests.unit.bounded import bounded
-from tests.unit.held.conftest import filled
+from tests.unit.held.conftest import filled, packed_at
 
 
 def put_odd_things(folder, name_of):
@@ -76,10 +76,7 @@ def test_a_cache_file_that_grows_as_fast_as_it_is_read_has_an_end(tmp_path):
 def packed(tmp_path, saved):
     """(folder of packs, paths)."""
     paths = [saved(torch.full((500,), float(number)), f"src/{number}.pt") for number in range(4)]
-    packs = PackFolder(tmp_path / "packs")
-    PackPlace.make(packs.folder, str(tmp_path / "src"))
-    assert packs.save(filled(*paths)) > 0
-    return tmp_path / "packs", paths
+    return packed_at(tmp_path / "packs", *paths).folder, paths
 
 
 @bounded

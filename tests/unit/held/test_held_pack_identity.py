@@ -14,11 +14,10 @@ import torch
 
 from simpletuner_gh200.held import source
 from simpletuner_gh200.held.cache import MISSING
-from simpletuner_gh200.held.pack_place import PackPlace
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.source import Recognizer, fingerprint, identify, identities
 from simpletuner_gh200.seams.features.caches.found import made_by
-from tests.unit.held.conftest import filled
+from tests.unit.held.conftest import filled, packed_at
 
 LONG_AGO = (0, 0)
 COUNT = 3
@@ -54,10 +53,7 @@ def packed(request, tmp_path):
     paths = [str(tmp_path / "src" / f"{number}.pt") for number in range(COUNT)]
     for number, path in enumerate(paths):
         write(path, number, request.param)
-    packs = PackFolder(tmp_path / "packs")
-    PackPlace.make(packs.folder, str(tmp_path / "src"))
-    assert packs.save(filled(*paths)) > 0
-    return tmp_path / "packs", paths, request.param
+    return packed_at(tmp_path / "packs", *paths).folder, paths, request.param
 
 
 def load(folder, made_by=""):

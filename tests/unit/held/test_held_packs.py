@@ -20,7 +20,7 @@ from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.pack_place import PackPlace, folder_for
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.segment import HEADER_SIZE, MAGIC, SCHEMA, DamagedEntry, SegmentWriter
-from tests.unit.held.conftest import filled
+from tests.unit.held.conftest import filled, packed_at
 
 COUNT = 5
 
@@ -33,10 +33,7 @@ def value(number):
 def packed(tmp_path, saved):
     """A folder with one pack of COUNT entries, small and large; (folder, paths)."""
     paths = [saved(value(number), f"src/{number}.pt") for number in range(COUNT)]
-    packs = PackFolder(tmp_path / "packs")
-    PackPlace.make(packs.folder, "src")
-    assert packs.save(filled(*paths)) > 0
-    return packs.folder, paths
+    return packed_at(tmp_path / "packs", *paths).folder, paths
 
 
 def load(folder):
@@ -87,10 +84,7 @@ def test_batches_are_read_from_packs_and_are_joined_on_the_host(tmp_path, saved)
     ):
         latents = [torch.randn(4, 8, 8) for _ in range(6)]
         paths = [saved(wrap(latent), f"{kind}/{number}.pt") for number, latent in enumerate(latents)]
-        packs = PackFolder(tmp_path / kind / "packs")
-        PackPlace.make(packs.folder, kind)
-        assert packs.save(filled(*paths[:4]))
-        cache, _ = load(packs.folder)
+        cache, _ = load(packed_at(tmp_path / kind / "packs", *paths[:4]).folder)
         Filler(cache).fill(paths[4:])
         entries = cache.find_all(paths)
         assert [entry.address is None for entry in entries] == [True] * 4 + [False] * 2
@@ -147,18 +141,6 @@ def test_a_flipped_byte_anywhere_is_never_served(packed):
         served(cache, paths)
         pack.chmod(0o600)
         pack.write_bytes(original)
-
-
-def test_a_truncated_pack_is_removed_and_made_again(packed, caplog):
-    folder, paths = packed
-    (pack,) = folder.glob("*.pack")
-    os.truncate(pack, pack.stat().st_size - 10)
-    packs = PackFolder(folder)
-    assert packs.open_all() == []
-    assert "header says" in packs.notes[0] and "its entries are made again" in caplog.text
-    assert packs.save(filled(*paths)) > 0
-    assert load(folder)[1]["entries"] == COUNT
-    assert len(list(folder.glob("*.pack"))) == 1
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["full", "quota"])
@@ -287,17 +269,6 @@ def test_packs_of_an_older_version_go_once_there_are_new_ones_and_those_of_a_new
 def test_names_stay_inside_the_folder(tmp_path):
     assert folder_for(tmp_path, "../../etc", "/x").parent == tmp_path
     assert folder_for(tmp_path, "a", "/x") != folder_for(tmp_path, "a", "/y")
-
-
-def test_packs_that_have_no_place_or_can_not_be_read_are_left_alone(packed, caplog):
-    folder, paths = packed
-    (pack,) = folder.glob("*.pack")
-    pack.unlink()
-    pack.mkdir()  # opening it fails, for root too
-    packs = PackFolder(folder)
-    assert packs.open_all() == [] and "a pack can't be read" in caplog.text
-    assert packs.save(filled(*paths)) > 0
-    assert pack.is_dir()
 
 
 # -- whoever writes may be killed, or told to stop, at any moment --------------------------------------------------

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.held import image_check, staging
-from simpletuner_gh200.held.codecs import CHUNK_BYTES
+from simpletuner_gh200.held import staging
 from simpletuner_gh200.held.listing import BATCH_BYTES
 from tests.unit.bounded import bounded
-from tests.unit.held.held_samples import fill, image, staged
+from tests.unit.held.held_samples import fill, staged
 
 pytestmark = pytest.mark.usefixtures("file_calls")
 
@@ -87,27 +86,3 @@ def test_it_is_called_unstable_and_left_to_the_disk(
     assert dataset.view(tmp_path / "b.txt") == b"another"
     assert [(problem.path, problem.reason) for problem in report.problems] == [(os.fsencode(path), "unstable")]
     assert dataset.view(path) is None
-
-
-def test_an_image_that_grows_is_shown_to_its_decoder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some plug-ins read all that there is."""
-    picture = image("BMP", size=900)
-    assert len(picture) > CHUNK_BYTES
-    path = fill(tmp_path, {"a.bmp": picture}) / "a.bmp"
-    opened, seen = image_check._open, []
-
-    def grown(source: Any, expected: str) -> Any:
-        if isinstance(source, image_check.io.BytesIO):
-            return opened(source, expected)
-        os.truncate(path, len(picture) + (1 << 20))
-        seen.append(len(source.read()))
-        source.seek(0)
-        return opened(source, expected)
-
-    monkeypatch.setattr(image_check, "_open", grown)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        assert image_check.check_image(picture[:100], False, fd, "BMP", "decode") == (True, "")
-    finally:
-        os.close(fd)
-    assert seen[0] == len(picture)

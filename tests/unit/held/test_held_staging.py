@@ -77,12 +77,6 @@ def test_the_memory_is_sealed_and_goes_with_the_dataset(tmp_path: Path) -> None:
     assert open_memfds() == before
 
 
-def test_an_empty_folder_holds_nothing_and_serves_nothing(tmp_path: Path) -> None:
-    dataset, report = staged(tmp_path)
-    assert dataset.view(tmp_path / "a.png") is None
-    assert (report.files, report.held, report.corruption_rate) == (0, 0, 0.0)
-
-
 def test_a_missing_folder_is_an_error_that_quotes_it(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere"):
         staged(tmp_path / "nowhere")
@@ -120,15 +114,6 @@ def test_what_the_machine_can_give_is_a_limit_too(tmp_path: Path) -> None:
     poor = HostMemory(total=GIB, free=0, available=256 * MIB, limit="cgroup job")
     with pytest.raises(DatasetTooLarge, match="cgroup job"):
         stage(tmp_path, InMemorySettings(memory_limit_gb=100), host=lambda: poor)
-
-
-def test_memory_that_runs_out_meanwhile_stops_it(tmp_path: Path, monkeypatch) -> None:
-    fill(tmp_path, {f"{number}.bin": bytes(200_000) for number in range(8)})
-    monkeypatch.setattr("simpletuner_gh200.held.staging.CHECK_HOST_EVERY", MIB)
-    answers = iter([roomy()])
-    empty = HostMemory(total=GIB, free=0, available=MIB, limit="MemAvailable")
-    with pytest.raises(DatasetTooLarge):
-        stage(tmp_path, host=lambda: next(answers, empty))
 
 
 def test_broken_images_are_listed_and_beyond_the_rate_stop_the_run(tmp_path: Path) -> None:
@@ -200,22 +185,6 @@ def test_one_unreadable_file_of_a_thousand_is_one_in_a_thousand(tmp_path: Path) 
         staged(tmp_path, verify="none", max_corruption_rate=0.004)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, monkeypatch) -> None:
-    fill(tmp_path, {"a.txt": b"1", "b.txt": b"2"})
-    os.mkfifo(tmp_path / "pipe.txt")
-
-    def turned_into_a_pipe() -> None:
-        (tmp_path / "b.txt").unlink()
-        os.mkfifo(tmp_path / "b.txt")
-
-    once_listed(monkeypatch, turned_into_a_pipe)
-    dataset, report = staged(tmp_path)
-    assert dataset.view(tmp_path / "a.txt") == b"1"
-    assert dataset.view(tmp_path / "b.txt") is None
-    assert dataset.view(tmp_path / "pipe.txt") is None
-    assert len(report.problems) == 1
-
-
 def once_listed(monkeypatch, change) -> None:
     """Run ``change`` once, after the folder is listed and before a file is read."""
     original = stager.BatchStager.stage
@@ -232,35 +201,20 @@ def once_listed(monkeypatch, change) -> None:
 
 def test_a_file_that_vanishes_is_reported_not_counted_as_damage(tmp_path: Path, monkeypatch) -> None:
     fill(tmp_path, {"a.txt": b"1", "b.txt": b"2"})
-    original = stager.BatchStager.stage
-
-    def vanish(self, batch):
-        (tmp_path / "a.txt").unlink()
-        original(self, batch)
-
-    monkeypatch.setattr(stager.BatchStager, "stage", vanish)
+    once_listed(monkeypatch, (tmp_path / "a.txt").unlink)
     dataset, report = staged(tmp_path, max_corruption_rate=0.0)
     assert [problem.reason for problem in report.problems] == ["vanished"]
     assert dataset.view(tmp_path / "a.txt") is None
     assert dataset.view(tmp_path / "b.txt") == b"2"
 
 
-@pytest.mark.parametrize("now", [b"", b"short", b"longer than it was when it was listed"])
+@pytest.mark.parametrize("now", [b"", b"short", b"longer than it was", b"large" * CHUNK_BYTES], ids=len)
 def test_a_small_file_that_changed_since_it_was_listed_is_staged_as_it_is_now(tmp_path: Path, monkeypatch, now) -> None:
-    fill(tmp_path, {"a.txt": b"first content"})
-    once_listed(monkeypatch, lambda: (tmp_path / "a.txt").write_bytes(now))
-    dataset, _report = staged(tmp_path)
-    assert dataset.view(tmp_path / "a.txt") == now
-
-
-def test_a_small_file_that_became_large_spoils_no_other(tmp_path: Path, monkeypatch) -> None:
     others = {f"{number}.bin": os.urandom(20_000) for number in range(12)}
     fill(tmp_path, {**others, "a.txt": b"first content"})
-    grown = os.urandom(CHUNK_BYTES * 2)
-    once_listed(monkeypatch, lambda: (tmp_path / "a.txt").write_bytes(grown))
+    once_listed(monkeypatch, lambda: (tmp_path / "a.txt").write_bytes(now))
     dataset, _report = staged(tmp_path)
-    assert dataset.view(tmp_path / "a.txt") == grown
-    for name, content in others.items():
+    for name, content in {**others, "a.txt": now}.items():
         assert dataset.view(tmp_path / name) == content
 
 
@@ -343,27 +297,34 @@ def test_another_content_of_the_same_size_is_seen_while_reading_whatever_the_clo
     assert dataset.view(path) in (None, b"b" * size), "never what is no longer there"
 
 
-def test_files_rewritten_in_place_all_the_time_never_come_out_torn(tmp_path: Path) -> None:
-    """Whole 4 KiB pages of one letter, the same size all the time, by a process that never rests."""
-    size, names = 192 << 10, [f"{number:02}.bin" for number in range(24)]
-    fill(tmp_path, dict.fromkeys(names, b"a" * size))
+@contextlib.contextmanager
+def rewritten_all_the_time(paths: list[Path], size: int):
+    """The first bytes of each, by a process that never rests."""
     writer = os.fork()
     if writer == 0:
         # A writer that is put to sleep in the middle of a write can't be told from one that is done.
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, -20)
-        files = [os.open(tmp_path / name, os.O_WRONLY) for name in names]
+        files = [os.open(path, os.O_WRONLY) for path in paths]
         for letter in itertools.cycle(b"bcdefgh"):
             for fd in files:
                 os.pwrite(fd, bytes([letter]) * size, 0)
     try:
+        yield
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+
+
+def test_files_rewritten_in_place_all_the_time_never_come_out_torn(tmp_path: Path) -> None:
+    """Whole 4 KiB pages of one letter, the same size all the time, by a process that never rests."""
+    size, names = 192 << 10, [f"{number:02}.bin" for number in range(24)]
+    fill(tmp_path, dict.fromkeys(names, b"a" * size))
+    with rewritten_all_the_time([tmp_path / name for name in names], size):
         for _ in range(6):
             dataset, _report = staged(tmp_path)
             views = [view for name in names if (view := dataset.view(tmp_path / name)) is not None]
             assert [len(set(bytes(view))) for view in views] == [1] * len(views)
-    finally:
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
 
 
 def test_the_native_reader_hands_out_nothing_that_changed_while_it_read(tmp_path: Path) -> None:
@@ -376,19 +337,10 @@ def test_the_native_reader_hands_out_nothing_that_changed_while_it_read(tmp_path
     library = bulk.library_if_any()
     assert library is not None
     reader = bulk.FileReader(library, memoryview(bytearray(5 * size)), len(names))
-    writer = os.fork()
-    if writer == 0:
-        files = [os.open(tmp_path / os.fsdecode(name), os.O_WRONLY) for name in names]
-        for letter in itertools.cycle(b"bcdefgh"):
-            for fd in files:
-                os.pwrite(fd, bytes([letter]), 0)
-    try:
+    with rewritten_all_the_time([tmp_path / os.fsdecode(name) for name in names], 1):
         deadline = time.monotonic() + 120
         while (reader.read(os.fsencode(tmp_path), names, give_back=False)["status"] == bulk.TAKEN).all():
             assert time.monotonic() < deadline, "it vouched for all it read while files were being written"
-    finally:
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
 
 
 def test_staging_gives_signs_of_life_while_its_threads_work(tmp_path: Path, monkeypatch) -> None:
@@ -555,29 +507,6 @@ def test_a_user_without_a_home_can_stage(monkeypatch) -> None:
     monkeypatch.setattr(Path, "home", homeless)
     monkeypatch.setattr(bulk, "library", bulk.library.__wrapped__)
     assert bulk.library_if_any.__wrapped__() is None
-
-
-def test_threads_that_decode_share_a_room() -> None:
-    room, held, most = image_check.CheckingRoom(100), [], []
-    lock = threading.Lock()
-
-    def decode(size: int) -> None:
-        for _ in range(20):
-            with room.take(size):
-                with lock:
-                    held.append(size)
-                    most.append(sum(held))
-                time.sleep(0.0005)
-                with lock:
-                    held.remove(size)
-
-    threads = [threading.Thread(target=decode, args=(size,)) for size in (10, 30, 60, 60, 100)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(most) == 100, "everybody had a turn, the largest too"
-    assert max(most) <= 100
 
 
 def test_what_is_needed_is_never_more_than_the_files_are(tmp_path: Path) -> None:
