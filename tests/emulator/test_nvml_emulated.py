@@ -22,12 +22,11 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to b
 
 ASK = """
 import json, os
-from simpletuner_gh200.memory.driver.nvml import Nvml
-nvml = Nvml()
-device = nvml.device(0, os.environ)
+from simpletuner_gh200.memory.driver.nvml import NvmlDevice
+device = NvmlDevice(0, os.environ)
 memory = device.memory()
 traffic = [device.link_traffic() for _ in range(3)]
-nvml.close()
+device.close()
 print(json.dumps({"memory": memory and [memory.total, memory.used, memory.free], "traffic": traffic}))
 """
 

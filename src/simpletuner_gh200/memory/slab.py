@@ -34,7 +34,6 @@ class Slab:
 
     def __init__(self, region: Region, *, kind: SlabKind = "host", label: str = "slab", fd: int | None = None) -> None:
         self._region: Region | None = region
-        self._array: Bytes | None = region.array()
         self.size = region.size
         self.address = region.address
         self.kind: SlabKind = kind
@@ -75,9 +74,7 @@ class Slab:
     @property
     def array(self) -> Bytes:
         """All bytes as numpy; keeps the memory alive."""
-        if self._array is None:
-            raise MemoryRoomError(f"slab '{self.label}' is closed")
-        return self._array
+        return self.region.array()
 
     @property
     def region(self) -> Region:
@@ -93,13 +90,8 @@ class Slab:
 
     # -- ending ----------------------------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        return self._region is None
-
     def close(self) -> None:
         """No further views; the memory goes back when those handed out are gone. Closing twice is fine."""
-        self._array = None
         self._region = None
 
     def __enter__(self) -> Slab:
@@ -107,6 +99,3 @@ class Slab:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<Slab {self.label!r} {self.kind} {self.size} bytes{' closed' if self.closed else ''}>"

@@ -13,9 +13,9 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -54,28 +54,26 @@ class HostPool:
     reserve = None
 
     def __init__(self, limit: int, why: str = "") -> None:
-        self._limit = limit
+        self._state = PoolState(held=0, peak=0, limit=limit, allocations=0, refused=0)
         self._why = why
         self._blocks: dict[int, int] = {}
         """Of every block that is alive: address -> bytes."""
-        self._held = self._peak = self._allocations = self._refused = 0
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        size = size_of(tensor)
-        if self._held + size > self._limit:
-            self._refused += 1
-            raise torch.OutOfMemoryError(out_of_pool(size, self.state(), self._why))
+        size, now = size_of(tensor), self._state
+        if now.held + size > now.limit:
+            self._state = replace(now, refused=now.refused + 1)
+            raise torch.OutOfMemoryError(out_of_pool(size, self._state, self._why))
         fresh = like(tensor)
         storage = fresh.untyped_storage()
         self._blocks[storage.data_ptr()] = size
-        self._held += size
-        self._allocations += 1
-        self._peak = max(self._peak, self._held)
+        held = now.held + size
+        self._state = replace(now, held=held, peak=max(now.peak, held), allocations=now.allocations + 1)
         weakref.finalize(storage, self._gone, storage.data_ptr())
         return fresh
 
     def _gone(self, address: int) -> None:
-        self._held -= self._blocks.pop(address, 0)
+        self._state = replace(self._state, held=self._state.held - self._blocks.pop(address, 0))
 
     def use(self) -> AbstractContextManager[None]:
         """What is allocated inside is host memory anyway, and moves when it is swept."""
@@ -89,7 +87,7 @@ class HostPool:
         return Share()
 
     def state(self) -> PoolState:
-        return PoolState(self._held, self._peak, self._limit, self._allocations, self._refused)
+        return self._state
 
 
 @dataclass
@@ -186,16 +184,8 @@ class Keeper:
             move_to(part, self.pool.take(part))
 
 
-class _Entry(dict[Any, Any]):
-    """The state of one parameter while it is being made."""
-
-    def __init__(self, values: dict[Any, Any], caught: Callable[[Any], None]) -> None:
-        super().__init__(values)
-        self._caught = caught
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._caught(value)
-        super().__setitem__(key, value)
+class _Watched(defaultdict[Any, Any]):
+    """A dict that is seen to by ``__setitem__``, whichever way something is stored."""
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         if key not in self:
@@ -206,19 +196,32 @@ class _Entry(dict[Any, Any]):
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> _Entry:  # type: ignore[misc]
+    def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
         self.update(other)
         return self
 
 
-class _CatchingState(defaultdict[Any, Any]):
+class _Entry(_Watched):
+    """The state of one parameter while it is being made."""
+
+    def __init__(self, values: dict[Any, Any], caught: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._caught = caught
+        self.update(values)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        for _keys, tensor in tensors_in(value):
+            self._caught(tensor)
+        super().__setitem__(key, value)
+
+
+class _CatchingState(_Watched):
     """Stands for ``optimizer.state`` during a step that makes state."""
 
-    def __init__(self, plain: dict[Any, Any], keep: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        super().__init__(dict)
+    def __init__(self, plain: dict[Any, Any], keep: Callable[..., None]) -> None:
+        super().__init__()
         self._keep = keep
-        for parameter, values in plain.items():
-            self[parameter] = values
+        self.update(plain)
 
     def __missing__(self, parameter: Any) -> Any:
         self[parameter] = {}
@@ -226,25 +229,8 @@ class _CatchingState(defaultdict[Any, Any]):
 
     def __setitem__(self, parameter: Any, values: Any) -> None:
         if isinstance(values, dict) and isinstance(parameter, torch.Tensor):
-            caught = self._watcher(parameter)
-            for value in values.values():
-                caught(value)
-            values = _Entry(values, caught)
+            values = _Entry(values, partial(self._keep, parameter=parameter))
         super().__setitem__(parameter, values)
-
-    def setdefault(self, parameter: Any, default: Any = None) -> Any:
-        if parameter not in self:
-            self[parameter] = default
-        return self[parameter]
-
-    def _watcher(self, parameter: torch.Tensor) -> Callable[[Any], None]:
-        keep = self._keep  # not self: in a cycle, state that is replaced would live until the next collection
-
-        def caught(value: Any) -> None:
-            for _keys, tensor in tensors_in(value):
-                keep(tensor, parameter)
-
-        return caught
 
     def plain(self) -> Iterator[tuple[Any, Any]]:
         for parameter, values in self.items():

@@ -16,7 +16,6 @@ import pytest
 
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.memory.driver.nvml import NvmlMemory
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
 from simpletuner_gh200.seams.features.telemetry.sources import _device_numbers
@@ -208,7 +207,7 @@ def test_once_broken_thread_and_file_are_still_let_go(loop, monkeypatch) -> None
 
 
 def test_a_device_tells_what_torch_reserved_of_it():
-    device: Any = SimpleNamespace(memory=lambda: NvmlMemory(96, 43, 53), link_traffic=lambda: None)
+    device: Any = SimpleNamespace(memory=lambda: SimpleNamespace(total=96, used=43, free=53), link_traffic=lambda: None)
     numbers = _device_numbers(device, lambda: 40)
     assert numbers == {"total": 96, "used": 43, "free": 53, "reserved": 40}
     assert undescribed({"kind": "step", "device": numbers}) == []

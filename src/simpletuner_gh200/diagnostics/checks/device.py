@@ -17,7 +17,7 @@ from simpletuner_gh200.diagnostics.check import (
 from simpletuner_gh200.diagnostics.context import Context, dotted
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.interface import Capabilities
-from simpletuner_gh200.memory.driver.nvml import Nvml
+from simpletuner_gh200.memory.driver.nvml import NvmlDevice
 from simpletuner_gh200.units import counted, format_bytes
 
 OLDEST_CUDA = 12020
@@ -74,15 +74,15 @@ def _capability(code: str, what: str, means: str) -> Callable[[Callable[[Capabil
 def nvml_memory(context: Context) -> CheckResult:
     """HBM budgets come from it: cudaMemGetInfo alone counts the page cache as used on coherent machines."""
     try:
-        nvml = Nvml()
+        device = NvmlDevice(0, context.environment)
     except FeatureUnavailable as missing:
         if context.has_device or context.nvidia_gpus:
             return warned(missing.message, missing.remedy or "see GH201")
         return skipped(missing.message)
     try:
-        memory = nvml.device(0, context.environment).memory()
+        memory = device.memory()
     finally:
-        nvml.close()
+        device.close()
     if memory is None:
         return passed("not supported by this device: it has one pool with the CPU, so budgets follow MemAvailable")
     shown = f"{format_bytes(memory.used)} of {format_bytes(memory.total)} in use"

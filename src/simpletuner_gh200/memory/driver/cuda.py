@@ -51,11 +51,6 @@ class CudaDriver(Driver):
         self._contexts: dict[int, Any] = {}
         self._capabilities: dict[int, Capabilities] = {}
 
-    @property
-    def owns_this_process(self) -> bool:
-        """False in a forked child, which must leave the parent's CUDA state alone."""
-        return os.getpid() == self._pid
-
     def device_count(self) -> int:
         self._refuse_fork()
         return int(self._api.call("cuDeviceGetCount"))
@@ -68,31 +63,29 @@ class CudaDriver(Driver):
             return self._capabilities[ordinal]
 
     def memory_info(self, ordinal: int) -> tuple[int, int]:
-        with self._in_context(ordinal):
-            free, total = self._api.call("cuMemGetInfo")
+        free, total = self._call(ordinal, "cuMemGetInfo")
         return int(free), int(total)
 
     # -- memory ------------------------------------------------------------------------------------------
 
     def alloc_managed(self, size: int, ordinal: int) -> int:
-        with self._in_context(ordinal):
-            return int(self._api.call("cuMemAllocManaged", size, _ATTACH_GLOBAL))
+        return int(self._call(ordinal, "cuMemAllocManaged", size, _ATTACH_GLOBAL))
 
     def alloc_device(self, size: int, ordinal: int) -> int:
-        with self._in_context(ordinal):
-            return int(self._api.call("cuMemAlloc", size))
+        return int(self._call(ordinal, "cuMemAlloc", size))
 
     def free(self, address: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            self._api.call("cuMemFree", address)
+        self._call(ordinal, "cuMemFree", address)
 
     def register_host(self, address: int, size: int, ordinal: int) -> None:
-        with self._in_context(ordinal):
-            self._api.call("cuMemHostRegister", address, size, _PORTABLE_AND_MAPPED)
+        self._call(ordinal, "cuMemHostRegister", address, size, _PORTABLE_AND_MAPPED)
 
     def unregister_host(self, address: int, ordinal: int) -> None:
+        self._call(ordinal, "cuMemHostUnregister", address)
+
+    def _call(self, ordinal: int, name: str, *arguments: Any) -> Any:
         with self._in_context(ordinal):
-            self._api.call("cuMemHostUnregister", address)
+            return self._api.call(name, *arguments)
 
     def pointer_kind(self, address: int) -> PointerKind:
         with self._in_context(self.home):
@@ -171,7 +164,7 @@ class CudaDriver(Driver):
             return self._contexts[ordinal]
 
     def _refuse_fork(self) -> None:
-        if not self.owns_this_process:
+        if os.getpid() != self._pid:  # a child must leave the parent's CUDA state alone
             raise MemoryRoomError(
                 f"process {os.getpid()} was forked from {self._pid}, to which the CUDA state belongs",
                 remedy="use CUDA in the training process only, or start workers with spawn",

@@ -7,7 +7,6 @@ no link counters. Such an answer is None here, never an exception and never a ze
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from simpletuner_gh200.config.environment import text
@@ -17,61 +16,39 @@ _LINK_METRICS = ("NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC", "NVML_GPM_METRIC_C2C_TO
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class NvmlMemory:
-    """Bytes."""
+class NvmlDevice:
+    """The device that CUDA calls ``ordinal`` in a process with this environment.
 
-    total: int
-    used: int
-    free: int
+    Raises FeatureUnavailable where there is no library to connect to, or no such device.
+    """
 
-
-class Nvml:
-    """One connection to the library. Raises FeatureUnavailable where there is none to connect to."""
-
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int, environment: Mapping[str, str]) -> None:
         try:
-            import pynvml
+            import pynvml as api
         except ImportError:
             raise FeatureUnavailable(
                 "nvidia-ml-py is not installed", remedy="pip install 'simpletuner-gh200[cuda]'"
             ) from None
-        self._api: Any = pynvml
+        self._api: Any = api
+        name = visible(ordinal, environment)
         try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as refused:
-            raise FeatureUnavailable(f"NVML does not answer: {refused}") from None
-
-    def device(self, ordinal: int, environment: Mapping[str, str]) -> NvmlDevice:
-        """The device that CUDA calls ``ordinal`` in a process with this environment."""
-        api = self._api
-        try:
-            name = visible(ordinal, environment)
-            handle = (
-                api.nvmlDeviceGetHandleByIndex(name) if isinstance(name, int) else api.nvmlDeviceGetHandleByUUID(name)
-            )
+            api.nvmlInit()
+            by_index = isinstance(name, int)
+            self._handle = api.nvmlDeviceGetHandleByIndex(name) if by_index else api.nvmlDeviceGetHandleByUUID(name)
         except api.NVMLError as refused:
-            raise FeatureUnavailable(f"NVML has no device {ordinal}: {refused}") from None
-        return NvmlDevice(api, handle)
+            raise FeatureUnavailable(f"NVML does not answer for device {ordinal}: {refused}") from None
+        self._samples: list[Any] = []
+        self._link = self._has_link_counters()
 
     def close(self) -> None:
         self._api.nvmlShutdown()
 
-
-class NvmlDevice:
-    def __init__(self, api: Any, handle: Any) -> None:
-        self._api = api
-        self._handle = handle
-        self._samples: list[Any] = []
-        self._link = self._has_link_counters()
-
-    def memory(self) -> NvmlMemory | None:
-        """None where the device has no memory of its own to tell of."""
+    def memory(self) -> Any | None:
+        """Bytes as ``total``, ``used`` and ``free``; None where the device has no memory of its own to tell of."""
         try:
-            info = self._api.nvmlDeviceGetMemoryInfo(self._handle)
+            return self._api.nvmlDeviceGetMemoryInfo(self._handle)
         except self._api.NVMLError_NotSupported:
             return None
-        return NvmlMemory(int(info.total), int(info.used), int(info.free))
 
     def link_traffic(self) -> tuple[float, float] | None:
         """Bytes per second (to the device, from the device) over the chip-to-chip link since the last call."""

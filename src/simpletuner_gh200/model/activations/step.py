@@ -89,6 +89,7 @@ class Step:
         """Whose end is waited for, to see what the step has needed; reentrant checkpoints have passes of their own."""
         self.measured: list[Measured] = []
         self._marks: list[tuple[Measured, Any, Any]] = []
+        """Of each block that was timed, with its beginning and its end."""
         self._began: Any = lane.mark() if self.measuring else None
         self._ended: Any = None
         self.block: int | None = None

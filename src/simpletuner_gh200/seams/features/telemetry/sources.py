@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.memory.driver.nvml import Nvml, NvmlDevice
+from simpletuner_gh200.memory.driver.nvml import NvmlDevice
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 from simpletuner_gh200.telemetry.measure import Source, StepClock
@@ -68,7 +68,7 @@ def _device(trainer: Any) -> Source | None:
     if place.type != "cuda":
         return None
     try:
-        device = Nvml().device(place.index or 0, os.environ)
+        device = NvmlDevice(place.index or 0, os.environ)
     except FeatureUnavailable as missing:
         logger.info("gh200: no device numbers in telemetry: %s", missing.message)
         return None
