@@ -21,7 +21,7 @@ from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.listing import CacheListing, cache_files
 from simpletuner_gh200.held.pack_place import PackPlace, folder_for
 from simpletuner_gh200.held.packs import PackFolder
-from simpletuner_gh200.held.segment import Segment, key_of, keys_of, words_of_keys
+from simpletuner_gh200.held.segment import key_of, keys_of, words_of_keys
 from simpletuner_gh200.held.shelf import Board, Shelf
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.background import AT_ONCE, BackgroundJob, BackgroundPace, Effort, Pace
@@ -101,21 +101,16 @@ def threshold_for(size: int, allowed: int) -> int:
 class ServedCache:
     """One of them: its files, its packs, its share of the budget, and what fills it."""
 
-    def __init__(self, want: Wanted, files: CacheListing, group: NodeGroup, *, share: int, copies: bool) -> None:
+    def __init__(
+        self, want: Wanted, files: CacheListing, group: NodeGroup, board: Board, share: int, maker: SlabMaker | None
+    ) -> None:
         self.want, self.files, self.share = want, files, share
         self.packs: PackFolder | None = None
-        self.cache: HeldCache
-        self.filler: Filler
-        self.selection: Selection
-        self._group, self._copies = group, copies
-
-    def hold(self, board: Board, maker: SlabMaker | None) -> None:
-        def attach(fd: int) -> Segment:
-            return self.filler.attach(fd)  # made after its cache
-
-        shelf = Shelf(board, rank=self._group.local_rank, attach=attach)
-        self.cache = HeldCache(self.want.name, shelf, look_for_nan=self.want.look_for_nan)
-        self.filler = Filler(self.cache, allowed=self.share // self._group.local_world_size, maker=maker)
+        self._group = group
+        shelf = Shelf(board, rank=group.local_rank, attach=lambda fd: self.filler.attach(fd))
+        self.cache = HeldCache(want.name, shelf, look_for_nan=want.look_for_nan)
+        self.filler = Filler(self.cache, allowed=share // group.local_world_size, maker=maker)
+        self.selection = Selection(EVERYTHING, files.count, files.count, files.size, share)
 
     def open_packs(self, root: Path, keep_free: int) -> None:
         """Every rank serves what is in packs from the first moment; the leader makes their folder, and writes them."""
@@ -137,19 +132,18 @@ class ServedCache:
             words = "gh200: cache %s: %d entries at hand in packs, %d were made by another configuration"
             logger.info(words, name, len(shelf), packs.of_others)
 
-    def select(self) -> None:
-        """Of what takes memory: all of it where a device copies from there, else what no pack has."""
-        files, shelf = self.files, self.cache.shelf
-        threshold, kept = EVERYTHING, files.count
+    def select(self, *, copies: bool) -> None:
+        """Of what takes memory: all of it where a device ``copies`` from there, else what no pack has."""
+        files, shelf, chosen = self.files, self.cache.shelf, self.selection
         if files.size > self.share:
             keys = [key_of(path) for path in files.paths()]
-            lacking = words_of_keys([key for key in keys if self._copies or key not in shelf])
+            lacking = words_of_keys([key for key in keys if copies or key not in shelf])
             threshold = threshold_for(files.size * len(lacking) // files.count, self.share)
-            kept -= int((lacking[:, 1] > np.uint64(threshold)).sum())
-        self.selection = chosen = Selection(threshold, kept, files.count, files.size, self.share)
+            kept = files.count - int((lacking[:, 1] > np.uint64(threshold)).sum())
+            chosen = self.selection = replace(chosen, threshold=threshold, kept=kept)
         self.cache.statistics.expected_hit_rate = chosen.expected_hit_rate
         if self._group.is_leader:
-            level = logging.INFO if kept == files.count else logging.WARNING
+            level = logging.INFO if chosen.kept == chosen.total else logging.WARNING
             logger.log(level, "gh200: cache %s", chosen.text(self.want.name))
 
     def fill(self, workers: int, pace: Pace) -> None:
@@ -244,15 +238,16 @@ class Caches:
         self.allowed = caches_allowance(allowed, left, single_pool=single_pool())
         self._complete = _bytes_when_complete(listed)
         shares = divide({want.name: (files.count, files.size) for want, files in listed}, self.allowed)
+        boards = _boards(group, len(listed))
         self.served = {
-            want.name: ServedCache(want, files, group, share=shares[want.name], copies=copies) for want, files in listed
+            want.name: ServedCache(want, files, group, board, shares[want.name], maker)
+            for (want, files), board in zip(listed, boards, strict=True)
         }
-        for served, board in zip(self.served.values(), _boards(group, len(self.served)), strict=True):
-            served.hold(board, maker)
+        for served in self.served.values():
             served.cache.wish = partial(self._wishes.add, served.want.name)
             if packs is not None:
                 served.open_packs(packs, keep_free)
-            served.select()
+            served.select(copies=copies)
         self.caches = {name: served.cache for name, served in self.served.items()}
 
     @property

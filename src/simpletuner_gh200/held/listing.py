@@ -204,10 +204,7 @@ class Listing:
 
 
 def list_files(
-    root: str | os.PathLike[str],
-    extensions: tuple[str, ...] | None = None,
-    *,
-    tick: Callable[[], None] = lambda: None,
+    root: str | os.PathLike[str], extensions: tuple[str, ...] | None = None, *, tick: Callable[[], None] = lambda: None
 ) -> Listing:
     """List every regular file under ``root`` (of these extensions, if given). An empty folder is an empty listing.
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import field
 from functools import cached_property, lru_cache
 
@@ -90,9 +89,10 @@ def parse(text: bytes) -> Layout:
     """Read a stored layout; CacheError where it isn't one. Those of a batch are compared by identity."""
     try:
         root = json.loads(text)
-        leaves = tuple(_leaves(root))
+        leaves: list[Leaf] = []
+        build = _builder(root, leaves)
         single = leaves[0] if root[0] == "T" else None
-        return Layout(text, _builder(root), leaves, single, _named(root))
+        return Layout(text, build, tuple(leaves), single, _named(root))
     except (ValueError, TypeError, IndexError, KeyError) as broken:
         raise CacheError(f"a stored layout is unreadable: {text[:80]!r}", remedy="rebuild the pack") from broken
 
@@ -102,40 +102,29 @@ def _leaf(node: Node) -> Leaf:
     return Leaf(dtype, tuple(shape), None if strides is None else tuple(strides), offset, bool(grad))
 
 
-def _leaves(node: Node) -> Iterator[Leaf]:
-    kind = node[0]
-    if kind == "T":
-        yield _leaf(node)
-    elif kind == "d":
-        for _, child in node[1]:
-            yield from _leaves(child)
-    elif kind in ("l", "t"):
-        for child in node[1]:
-            yield from _leaves(child)
-    elif kind not in ("s", "b"):
-        raise ValueError(f"unknown kind of node {kind!r}")
-
-
 def _named(root: Node) -> dict[str, Leaf]:
     if root[0] != "d":
         return {}
     return {key[1]: _leaf(node) for key, node in root[1] if isinstance(key[1], str) and node[0] == "T"}
 
 
-def _builder(node: Node) -> Callable[[Callable[[Leaf], Any]], Any]:
-    """The tree as nested functions, made once per layout, since every hit runs them."""
+def _builder(node: Node, leaves: list[Leaf]) -> Callable[[Callable[[Leaf], Any]], Any]:
+    """The tree as nested functions, made once per layout, since every hit runs them; its tensors go to ``leaves``."""
     kind, content = node[0], node[1]
     if kind == "T":
         leaf = _leaf(node)
+        leaves.append(leaf)
         return lambda tensor: tensor(leaf)
     if kind == "d":
-        pairs = [(_plain(key), _builder(child)) for key, child in content]
+        pairs = [(_plain(key), _builder(child, leaves)) for key, child in content]
         return lambda tensor: {key: child(tensor) for key, child in pairs}
     if kind in ("l", "t"):
-        children = [_builder(child) for child in content]
+        children = [_builder(child, leaves) for child in content]
         if kind == "l":
             return lambda tensor: [child(tensor) for child in children]
         return lambda tensor: tuple(child(tensor) for child in children)
+    if kind not in ("s", "b"):
+        raise ValueError(f"unknown kind of node {kind!r}")
     value = _plain(node)
     return lambda tensor: value
 

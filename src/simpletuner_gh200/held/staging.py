@@ -144,12 +144,7 @@ class _Run:
     """One staging: its threads, and what stops them all."""
 
     def __init__(
-        self,
-        settings: InMemorySettings,
-        listing: Listing,
-        host: Callable[[], HostMemory],
-        pace: Pace,
-        give_back: bool,
+        self, settings: InMemorySettings, listing: Listing, host: Callable[[], HostMemory], pace: Pace, give_back: bool
     ) -> None:
         self._settings, self._listing, self._host, self._pace = settings, listing, host, pace
         self.choice = choose(settings.compression, listing)

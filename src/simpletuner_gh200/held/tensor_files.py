@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.held import bulk
-from simpletuner_gh200.held.bulk import (
-    FILE_FIELDS,
-    NO_ROOM,
-    REFUSED,
-    UNKNOWN,
-    inflating_library,
-)
+from simpletuner_gh200.held.bulk import FILE_FIELDS, NO_ROOM, REFUSED, UNKNOWN, inflating_library
 from simpletuner_gh200.held.record import EXPONENTS, Record, Unrepresentable, encode, parse
 from simpletuner_gh200.memory.mapping import create_memfd
 

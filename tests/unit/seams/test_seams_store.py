@@ -202,7 +202,7 @@ def test_what_simpletuner_never_deals_is_held_whole_and_what_it_did_not_deal_is_
     feature.dataset_entries([{**entry, "id": "sound", "dataset_type": "audio"}, {**entry, "id": "pictures"}])
     assert create(feature, "sound").staged.count == 2
     assert create(feature, "pictures").staged.count == 0
-    feature.before_train(None)
+    feature.before_train(SimpleNamespace(state={}))
     assert "dataset pictures: SimpleTuner has not dealt it" in caplog.text
     assert "dataset sound:" not in caplog.text
 

@@ -67,7 +67,7 @@ def test_another_rank_of_the_node_finds_what_the_leader_staged(feature, tmp_path
     second = StoreFeature()
     second.runtime = feature.runtime
     for one, group in ((feature, leader), (second, other)):
-        one._group, one._notes = group, NodeNotes(group)
+        one._notes = NodeNotes(group)
         one.dataset_entries([entry(tmp_path / "data")])
     served = [create(one, "a").staged for one in (feature, second)]
     assert [one.view(tmp_path / "data/a.txt") for one in served] == [b"a caption"] * 2
@@ -86,10 +86,11 @@ def test_the_ceiling_is_told_to_every_rank_before_it_goes_on(feature, tmp_path: 
     fill(tmp_path / "data", {"a.bin": bytes(100_000)})
     leader, other = two_ranks(tmp_path)
     feature.dataset_entries([entry(tmp_path / "data", memory_limit_gb=1e-6)])
-    feature._group = leader
+    feature._notes.group = leader
     with pytest.raises(DatasetTooLarge):
         create(feature, "a")
-    feature._group = other
+    feature._held.clear()
+    feature._notes.group = other
     with pytest.raises(SharingError, match="is allowed"):
         create(feature, "a")
     leader.close()
@@ -151,6 +152,7 @@ def test_where_cores_are_few_nothing_comes_before_the_first_step(feature, tmp_pa
     served = create(feature, "a").staged
     feature.data_ready(None)
     trainer = SimpleNamespace(state={"global_step": 7})
+    feature.before_train(trainer)
     for _ in range(3):  # batches of one accumulation window, of a run that was resumed
         feature.batch_prepared(trainer, {})
     assert feature._job is None
@@ -211,7 +213,7 @@ def test_looking_through_a_large_folder_is_no_silence(feature, tmp_path: Path, m
     fill(tmp_path / "data", {"a.png": image()})
     feature.dataset_entries([entry(tmp_path / "data")])
     beats = []
-    monkeypatch.setattr(feature._group, "beat", lambda: beats.append(True))
+    monkeypatch.setattr(feature._notes.group, "beat", lambda: beats.append(True))
     monkeypatch.setattr(feature, "_stage", lambda *_words, **_more: None)
     create(feature, "a")
     assert beats

@@ -178,46 +178,36 @@ class BatchPath:
 
     def collating(self, model: Any) -> Any:
         """``model`` with upstream's default way of joining embeds done in reused memory."""
-        return _CollatingModel(model, self._embeds, self._count_joined, _of_first(self._text_caches))
+        return _CollatingModel(model, self)
 
-    def _count_joined(self, outputs: Sequence[Any]) -> None:
-        """Embeds that were joined here. Of several text caches nobody knows which they came from: counted in none."""
-        for cache in self._text_caches if len(self._text_caches) == 1 else ():
-            cache.statistics.batched.add_many(len(outputs))
+    def join(self, outputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Embeds of a batch; nothing, so that upstream does it, where that can't be done here."""
+        left_to_upstream: dict[str, torch.Tensor] = {}
+        return or_upstream(
+            "joining embeds", lambda: self._join(outputs), left_to_upstream, _of_first(self._text_caches)
+        )
+
+    def _join(self, outputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        joined = join_embeds(outputs, self._embeds)
+        if "prompt_embeds" in joined and len(self._text_caches) == 1:  # of several nobody knows which it was
+            self._text_caches[0].statistics.batched.add_many(len(outputs))
+        elif "prompt_embeds" not in joined and "prompt_embeds" in outputs[0]:
+            _of_first(self._text_caches)("embeds of different shapes or types")
+        return joined
 
 
 class _CollatingModel:
     """Answers like the model. A model with a ``collate_prompt_embeds`` of its own keeps it."""
 
-    def __init__(
-        self,
-        model: Any,
-        pool: BufferPool,
-        joined: Callable[[Sequence[Any]], None],
-        declined: Callable[[str], None],
-    ) -> None:
-        self._model = model
-        self._joined = joined
-        self._declined = declined
-        self._pool = pool
+    def __init__(self, model: Any, path: BatchPath) -> None:
+        self._model, self._path = model, path
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def collate_prompt_embeds(self, outputs: Any) -> Any:
         own = self._model.collate_prompt_embeds(outputs)
-        if own != {}:
-            return own
-        left_to_upstream: dict[str, torch.Tensor] = {}
-        return or_upstream("joining embeds", lambda: self._join(outputs), left_to_upstream, self._declined)
-
-    def _join(self, outputs: Any) -> dict[str, torch.Tensor]:
-        joined = join_embeds(outputs, self._pool)
-        if "prompt_embeds" in joined:
-            self._joined(outputs)
-        elif "prompt_embeds" in outputs[0]:
-            self._declined("embeds of different shapes or types")
-        return joined
+        return own if own != {} else self._path.join(outputs)
 
 
 def _of_first(tables: Iterable[HeldCache]) -> Callable[[str], None]:

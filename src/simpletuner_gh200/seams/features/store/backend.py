@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.held.files import HeldFiles
@@ -65,25 +66,12 @@ class ServedFromMemory(Local):  # type: ignore[misc]
         path = os.fspath(filepath).replace("\x00", "")
         if not self._is_still_image(path):
             return super().read_image(path, delete_problematic_images)
-        view = self.staged.view(path)
-        if view is None:
-            return super().read_image(path, delete_problematic_images)
-        try:
-            return decode_image(bytes(view))
-        except Exception as broken:  # noqa: BLE001 - whatever a decoder says of what is in memory, the disk decides
-            self._doubt(path, broken)
-            return super().read_image(path, delete_problematic_images)
+        upstream = partial(super().read_image, path, delete_problematic_images)
+        return self._decoded(path, lambda view: decode_image(bytes(view)), upstream)
 
     def torch_load(self, filename: Any) -> Any:
         """As upstream's, which deletes what it can't load: so it is asked about the disk's copy only."""
-        view = self.staged.view(filename)
-        if view is None:
-            return super().torch_load(filename)
-        try:
-            return self._unpacked(view)
-        except Exception as broken:  # noqa: BLE001 - whatever torch says of what is in memory, the disk decides
-            self._doubt(filename, broken)
-            return super().torch_load(filename)
+        return self._decoded(filename, self._unpacked, partial(super().torch_load, filename))
 
     def _unpacked(self, view: memoryview) -> Any:
         import torch
@@ -94,10 +82,17 @@ class ServedFromMemory(Local):  # type: ignore[misc]
         stored.seek(0)
         return torch.load(stored, map_location="cpu")
 
-    def _doubt(self, filepath: Any, reason: Exception) -> None:
-        """The staged copy is not believed any more: somebody may have been writing the file when it was staged."""
-        logger.warning("gh200: what was staged of %s does not decode; asking the disk: %s", printable(filepath), reason)
-        self.staged.forget(filepath)
+    def _decoded(self, path: Any, decode: Callable[[memoryview], Any], upstream: Callable[[], Any]) -> Any:
+        """A staged copy that does not decode is not believed any more: the file may have been written at the time."""
+        view = self.staged.view(path)
+        if view is None:
+            return upstream()
+        try:
+            return decode(view)
+        except Exception as broken:  # noqa: BLE001 - whatever a decoder says of what is in memory, the disk decides
+            logger.warning("gh200: what was staged of %s does not decode; asking the disk: %s", printable(path), broken)
+            self.staged.forget(path)
+            return upstream()
 
     def read_image_batch(self, filepaths: Any, delete_problematic_images: bool = False) -> tuple[list[str], list[Any]]:
         if not isinstance(filepaths, list):

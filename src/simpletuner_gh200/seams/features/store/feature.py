@@ -74,8 +74,8 @@ class StoreFeature(Feature):
 
     def __init__(self) -> None:
         self._beginning = threading.Lock()
-        self._group: NodeGroup | None = None
         self._notes: NodeNotes | None = None
+        """With the group of this node's ranks, from ``start`` to the end."""
         self._job: BackgroundJob | None = None
         self._forget()
 
@@ -89,7 +89,7 @@ class StoreFeature(Feature):
         self._coming: list[_Coming] = []
         self._owner = os.getpid()
         self._failure: GH200Error | None = None
-        self._first_step: int | None = None
+        self._first_step = 0
         self._final: dict[str, Any] = {}
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
@@ -103,9 +103,9 @@ class StoreFeature(Feature):
     def start(self, trainer: Any) -> None:
         self._let_go()
         self._forget()
-        self._group = NodeGroup.from_environment("store")
-        self._group.join()
-        self._notes = NodeNotes(self._group)
+        group = NodeGroup.from_environment("store")
+        group.join()
+        self._notes = NodeNotes(group)
 
     def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [self._rewritten(entry) for entry in entries]
@@ -117,7 +117,12 @@ class StoreFeature(Feature):
         name = str(config.id)
         if name not in self._held:
             if entry.sharded and node_count() > 1:
-                self._refuse_if_not_dealt()
+                seam = self.runtime.seams[DEALING]
+                if not seam.ok:
+                    raise FeatureUnavailable(
+                        f'"per_node": "shard" cannot work with this SimpleTuner: {DEALING}: {seam.status}',
+                        remedy='set "per_node" to "all"',
+                    )
                 self._to_be_dealt.add(name)
             self._held[name] = self._hold(name, entry)
         compress = builder._get_compression_setting(config)
@@ -129,21 +134,22 @@ class StoreFeature(Feature):
         if name not in self._to_be_dealt:
             return
         self._to_be_dealt.discard(name)
-        assert self._group is not None
-        share = f"share of {name}"
-        wanted = gather_stems(self._group, share, dealt_stems(metadata))
-        if not self._group.is_leader:
-            self._group.receive(share)
+        assert self._notes is not None
+        group, share = self._notes.group, f"share of {name}"
+        wanted = gather_stems(group, share, dealt_stems(metadata))
+        if not group.is_leader:
+            group.receive(share)
             return
         with self._failing(share):
             self._stage(name, self._look_over(name, lambda path: stem(path) in wanted))
-        self._group.share(share)
+        group.share(share)
 
     def data_ready(self, trainer: Any) -> None:
         if not waits_for_first_step(len(os.sched_getaffinity(0))):
             self._begin()
 
     def before_train(self, trainer: Any) -> None:
+        self._first_step = int(trainer.state.get("global_step", 0))
         for name in sorted(self._to_be_dealt):
             logger.warning(
                 "gh200: dataset %s: SimpleTuner has not dealt it to the ranks, so nothing of it is in memory; "
@@ -153,7 +159,6 @@ class StoreFeature(Feature):
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         step = int(trainer.state.get("global_step", 0))
-        self._first_step = step if self._first_step is None else self._first_step
         if step > self._first_step:
             self._begin()
         if self._notes is not None:
@@ -185,9 +190,9 @@ class StoreFeature(Feature):
             job, self._job, self._coming = self._job, None, []
         if job is not None:
             job.stop(silence=10)
-        if self._group is not None:
-            self._group.close()
-        self._group = self._notes = None
+        if self._notes is not None:
+            self._notes.group.close()
+        self._notes = None
         self._held, self._to_be_dealt = {}, set()
 
     # -- entries ---------------------------------------------------------------------------------------
@@ -205,23 +210,13 @@ class StoreFeature(Feature):
         return dataset.as_local()
 
     def _cache_wins(self, dataset: Dataset) -> bool:
-        settings = self.runtime.settings
-        if dataset.kind != "text_embeds" or settings is None:
-            return False
-        wins = settings.part(CacheSettings).text_cache_type == "unified_memory"
+        text_caches = self.runtime.settings and self.runtime.settings.part(CacheSettings).text_cache_type
+        wins = dataset.kind == "text_embeds" and text_caches == "unified_memory"
         if wins:
             logger.info(
                 "gh200: dataset %r: text_cache_type is unified_memory, which serves it instead of in_memory", dataset.id
             )
         return wins
-
-    def _refuse_if_not_dealt(self) -> None:
-        seam = self.runtime.seams[DEALING]
-        if not seam.ok:
-            raise FeatureUnavailable(
-                f'"per_node": "shard" cannot work with this SimpleTuner: {DEALING}: {seam.status}',
-                remedy='set "per_node" to "all"',
-            )
 
     # -- holding ---------------------------------------------------------------------------------------
 
@@ -231,20 +226,15 @@ class StoreFeature(Feature):
             if self._entries[other].holds_the_same(entry):
                 logger.info("gh200: dataset %s reads the folder of dataset %s: held once", name, other)
                 return self._held[other]
-        assert self._group is not None
         assert self._notes is not None
-        group, shared = self._group, f"dataset {name}"
+        group, shared = self._notes.group, f"dataset {name}"
         if not group.is_leader:
             _, (fd,) = group.receive(shared)
             return HeldFiles(Board.attach(fd), group.local_rank, self._notes.forgotten)
         board = Board.create(group.local_world_size)
         held = self._held[name] = HeldFiles(board, 0, self._notes.forgotten, self._begin)
-        try:
-            with self._failing(shared):
-                self._stage_first(name, entry)
-        except GH200Error:
-            del self._held[name]
-            raise
+        with self._failing(shared):
+            self._stage_first(name, entry)
         group.share(shared, board.fd)
         return held
 
@@ -292,8 +282,8 @@ class StoreFeature(Feature):
 
     def _beat(self) -> None:
         """Other ranks wait, unless what is staged comes in the background."""
-        if self._group is not None:
-            self._group.beat()
+        if self._notes is not None:
+            self._notes.group.beat()
 
     def _host_left(self, own: int = 0) -> HostMemory:
         """What is there for a dataset: without what those on their way were promised, but for its ``own`` promise."""
@@ -339,11 +329,11 @@ class StoreFeature(Feature):
     @contextmanager
     def _failing(self, shared: str) -> Iterator[None]:
         """Where staging fails, the others are told."""
-        assert self._group is not None
         try:
             yield
         except GH200Error as failure:
-            self._group.fail(shared, failure.message)
+            assert self._notes is not None
+            self._notes.group.fail(shared, failure.message)
             raise
 
     # -- reporting -------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ class NodeNotes:
 
     def __init__(self, group: NodeGroup) -> None:
         """Collective."""
-        self._leads = group.is_leader
-        if self._leads:
+        self.group = group
+        if group.is_leader:
             fd = create_memfd("notes", _NOTES + Forgotten.BYTES, SIZE_SEALS)
             group.share("notes", fd)
         else:
@@ -53,7 +53,7 @@ class NodeNotes:
         The leader names the step after its own. No rank gets past a step that the leader has not finished, since
         gradients are shared there: so whoever comes to the named one knows of it.
         """
-        if mine is not None and self._leads and not self._words[1]:
+        if mine is not None and self.group.is_leader and not self._words[1]:
             text = mine.encode("utf-8", "replace")[: len(self._text)]
             self._text[: len(text)] = text
             self._words[2], self._words[1] = len(text), step + 1
