@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,18 @@ def few_options(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     folder = tmp_path_factory.mktemp("options")
     monkeypatch.setattr(importing, "PROBE", maker_of(folder))
     monkeypatch.setattr(importing, "KIND", folder.name)
+
+
+@pytest.fixture
+def gh200(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command itself, in this process: its exit code, standard output and standard error."""
+    from simpletuner_gh200.cli.main import main
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gh200", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capfd.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run

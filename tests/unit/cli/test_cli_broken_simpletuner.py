@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.upstream import importing
 from tests.unit.broken_site import HIDDEN, LAZILY_BROKEN, write_site
 
@@ -29,7 +28,7 @@ COMMANDS = (
 
 
 @pytest.fixture
-def run(tmp_path: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch, gh200: Run) -> Run:
     """A command in a folder with a sound configuration, beside a SimpleTuner that newer packages broke."""
     package = write_site(
         tmp_path / "site", trainer=LAZILY_BROKEN, torch="2.15.0", torchaudio="2.11.0", transformers="5.23.0"
@@ -43,15 +42,7 @@ def run(tmp_path: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch, ca
     (folder / "config.json").write_text(json.dumps({"model_family": "sdxl", "model_type": "lora", "output_dir": "o"}))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "400")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gh200", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capfd.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return call
+    return gh200
 
 
 @pytest.mark.parametrize("command", COMMANDS)

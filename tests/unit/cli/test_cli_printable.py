@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def test_our_own_log_is_printable(caplog) -> None:
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys) -> Callable[..., str]:
+def run(tmp_path, monkeypatch, gh200) -> Callable[..., str]:
     """Runs ``gh200 ...`` in a folder with a hostile name and returns all that it showed."""
     folder = tmp_path / "here"
     folder.mkdir()
@@ -78,12 +77,9 @@ def run(tmp_path, monkeypatch, capsys) -> Callable[..., str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["gh200", *arguments])
-        with pytest.raises(SystemExit):
-            main()
-        shown = capsys.readouterr()
-        assert shown.out + shown.err, "it says something"
-        return shown.out + shown.err
+        _code, out, err = gh200(*arguments)
+        assert out + err, "it says something"
+        return out + err
 
     return call
 

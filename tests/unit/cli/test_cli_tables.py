@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.cli.tables import column_widths, paragraph, show_table
 from simpletuner_gh200.units import counted
 
@@ -69,7 +67,7 @@ def test_a_paragraph_is_wrapped_for_people_and_whole_for_a_pipe() -> None:
 
 @pytest.mark.usefixtures("few_options")
 @pytest.mark.parametrize("width", ["60", "80", "200"])
-def test_config_check_keeps_keys_and_paths_whole(tmp_path: Path, monkeypatch, capsys, width: str) -> None:
+def test_config_check_keeps_keys_and_paths_whole(tmp_path: Path, monkeypatch, gh200, width: str) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "cat.png").write_bytes(b"a cat")
     datasets = [{"id": "cats", "type": "local", "dataset_type": "image", "instance_data_dir": str(tmp_path / "images")}]
@@ -78,11 +76,8 @@ def test_config_check_keeps_keys_and_paths_whole(tmp_path: Path, monkeypatch, ca
     more = {"model_family": "sdxl", "model_type": "lora", "cache_config": {"cache_dir": LONG}}
     (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
     monkeypatch.setenv("COLUMNS", width)
-    monkeypatch.setattr(sys, "argv", ["gh200", "config", "check", str(tmp_path / "config.json"), "--all"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out = capsys.readouterr().out
-    assert not ended.value.code, out
+    code, out, _err = gh200("config", "check", tmp_path / "config.json", "--all")
+    assert code == 0, out
     assert f'"{LONG}"' in out
     assert "gh200_optimizations.uvm_oversubscription_ratio" in out and "cache_config.distillation_cache_type" in out
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.operate import launching, planned, preflight
 from simpletuner_gh200.operate.ending import Outcome, closing_line, closing_lines
 from simpletuner_gh200.upstream.checkpoints import GUARD, MANIFEST
@@ -78,9 +77,7 @@ def test_nothing_is_named_that_is_not_there(tmp_path: Path) -> None:
     assert closing_lines({"output_dir": str(tmp_path), "global_step": 3}) == [("trained", "3 optimizer steps")]
 
 
-def test_train_closes_with_it(
-    summary: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_closes_with_it(summary: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gh200) -> None:
     """The preflight and the launch are the real ones; what is launched only leaves a summary, as a rank does."""
     leave = (
         "import json, os, sys; from simpletuner_gh200.seams.lifeline import Lifeline;"
@@ -89,11 +86,8 @@ def test_train_closes_with_it(
     command = launching.LaunchCommand((sys.executable, "-c", leave, json.dumps(summary)), {})
     monkeypatch.setattr(preflight, "launch_command", lambda *_words, **_more: command)
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", str(tmp_path / "config.json")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    shown = capsys.readouterr().err
-    assert not ended.value.code, shown
+    code, _out, shown = gh200("train", "--config", tmp_path / "config.json")
+    assert code == 0, shown
     for line in ("gh200: weights: ", "gh200: last checkpoint: ", "gh200: time: ", "gh200: report: gh200 report"):
         assert line in shown
 
@@ -121,11 +115,7 @@ def test_a_dataset_that_did_not_arrive_and_one_that_is_held_for_another_entry(tm
 
 @pytest.mark.parametrize("code", [0, 75])
 def test_nothing_that_is_said_afterwards_changes_the_exit_code(
-    code: int,
-    summary: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    code: int, summary: dict[str, Any], tmp_path: Path, monkeypatch, caplog, gh200
 ) -> None:
     def broken(*_words: object) -> None:
         raise KeyError("bytes")
@@ -134,10 +124,7 @@ def test_nothing_that_is_said_afterwards_changes_the_exit_code(
     monkeypatch.setattr(launching, "run", lambda *_words, **_more: Outcome(code, [summary]))
     monkeypatch.setattr(planned, "learn", broken)
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(sys, "argv", ["gh200", "train", "--config", str(tmp_path / "config.json")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert (ended.value.code or 0) == code
+    assert gh200("train", "--config", tmp_path / "config.json")[0] == code
     assert "what the run did can't be told: KeyError: 'entries'" in caplog.text
     assert "what the plan can learn from the run can't be told: KeyError: 'bytes'" in caplog.text
 

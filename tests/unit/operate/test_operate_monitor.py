@@ -99,18 +99,12 @@ def test_without_unicode_everything_is_ascii(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [["nowhere"], ["empty"], ["nowhere", "--once"], ["empty", "--json"]])
 def test_a_folder_without_a_run_is_an_error_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gh200, words: list[str]
 ) -> None:
-    from simpletuner_gh200.cli.main import main
-
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gh200", "monitor", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    shown = capsys.readouterr().err
-    assert words[0] in shown and "remedy: name the output_dir of a run" in shown
+    code, _out, shown = gh200("monitor", *words)
+    assert code == 2 and words[0] in shown and "remedy: name the output_dir of a run" in shown
 
 
 def test_a_job_that_has_recorded_nothing_yet_is_waited_for(tmp_path: Path) -> None:
@@ -159,19 +153,13 @@ def test_ctrl_c_ends_the_monitor_and_not_the_run(tmp_path: Path) -> None:
         training.wait()
 
 
-def test_json_is_one_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from simpletuner_gh200.cli.main import main
-
+def test_json_is_one_object(tmp_path: Path, gh200) -> None:
     sink = JsonLines(tmp_path / "gh200" / "telemetry.jsonl")
     for step in range(1, 30):
         sink.write(healthy(step, data_wait_seconds=0.9))
-    monkeypatch.setattr(sys, "argv", ["gh200", "monitor", str(tmp_path), "--json"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    (line,) = capsys.readouterr().out.splitlines()
+    code, out, _err = gh200("monitor", tmp_path, "--json")
+    assert code == 0
+    (line,) = out.splitlines()
     found = json.loads(line)
     assert found["latest"]["step"] == 29
     assert {"data-wait", "silence"} == {alert["code"] for alert in found["alerts"]}

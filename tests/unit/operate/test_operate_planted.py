@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-from simpletuner_gh200.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("few_options")
 
@@ -34,19 +31,15 @@ CONFIG = {
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+def run(tmp_path, monkeypatch, gh200) -> Callable[..., tuple[int, str]]:
     """Runs ``gh200 ...`` and returns its exit code and everything it printed or left in its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", SECRETS["hub"])
     monkeypatch.setenv("WANDB_API_KEY", SECRETS["wandb"])
 
     def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["gh200", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        written = "".join(path.read_text() for path in tmp_path.glob("*report*"))
-        return int(ended.value.code or 0), shown.out + shown.err + written
+        code, out, err = gh200(*arguments)
+        return code, out + err + "".join(path.read_text() for path in tmp_path.glob("*report*"))
 
     return call
 

@@ -259,9 +259,9 @@ CONTRASTS = """
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "tallest"), [(1200, 5000), (375, 9000)])
-def test_how_it_looks(browser: Browser, tmp_path: Path, width: int, tallest: int, scheme: str) -> None:
+def test_how_it_looks(browser: Browser, tmp_path: Path, long_page: str, width: int, tallest: int, scheme: str) -> None:
     path = tmp_path / "report.html"
-    path.write_text(build(record_long_run(tmp_path / "run")))
+    path.write_text(long_page)
     browser.problems.clear()
     browser.open(path, width=width, height=900, scheme=scheme)
     assert browser.problems == []
@@ -295,9 +295,9 @@ KEYS_CUT = """
 
 @needs_chromium
 @pytest.mark.slow
-def test_keys_wrap_at_dots_and_underscores_only(browser: Browser, tmp_path: Path) -> None:
+def test_keys_wrap_at_dots_and_underscores_only(browser: Browser, tmp_path: Path, long_page: str) -> None:
     path = tmp_path / "report.html"
-    path.write_text(build(record_long_run(tmp_path / "run")))
+    path.write_text(long_page)
     browser.open(path, width=375, height=900)
     browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert browser.ask(KEYS_CUT) == []
@@ -357,8 +357,18 @@ def test_another_projects_doctor_file_here_is_not_this_runs(tmp_path: Path, monk
     assert "GH999" in build(run)
 
 
-def test_findings_of_the_run_come_first(tmp_path: Path) -> None:
-    text = unbroken(build(record_long_run(tmp_path)))
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build(record_long_run(tmp_path_factory.mktemp("long")))
+
+
+def part(text: str, title: str, end: str = "</figure>") -> str:
+    """From a heading to the end of what it stands above."""
+    return text[text.index(f"<h2>{title}</h2>") :].partition(end)[0]
+
+
+def test_findings_of_the_run_come_first(tmp_path: Path, long_page: str) -> None:
+    text = unbroken(long_page)
     told = text[text.index('class="findings"') : text.index("<dl>")]
     assert "prefetch is off: no GPU here" in told
     assert "slowest is rank 3 on node1, which waited longest for data in 299 of 299 steps" in told
@@ -394,46 +404,36 @@ def test_one_page_for_ranks_of_nodes_that_share_no_folder(tmp_path: Path) -> Non
     assert "<h2>Data wait by rank</h2>" in text
 
 
-def test_settings_that_differ_come_first_and_long_tables_are_folded(tmp_path: Path) -> None:
-    text = unbroken(build(record_long_run(tmp_path)))
-    first, folded = (
-        text.index("Settings that differ from the defaults"),
-        text.index("Settings at their defaults</summary>"),
-    )
-    between = text[first:folded]
-    assert "cache_config.cache_dir" in between and "cache_config.fill" not in between
-    assert "cache_config.fill" in text[folded:]
+def test_settings_that_differ_come_first_and_long_tables_are_folded(long_page: str) -> None:
+    text = unbroken(long_page)
+    differing = part(text, "Settings that differ from the defaults", "Settings at their defaults</summary>")
+    assert "cache_config.cache_dir" in differing and "cache_config.fill" not in differing
+    assert "cache_config.fill" in text.partition("Settings at their defaults</summary>")[2]
     assert text.count("<details>") == text.count("<details") >= 5, "none is open"
     assert "an_option_of_simpletuner_7" in text[text.index("Training configuration</summary>") :]
 
 
-def test_the_ramp_is_drawn_in_steps_and_the_loss_smoothed_over_the_raw_line(tmp_path: Path) -> None:
-    text = build(record_long_run(tmp_path))
-    ramp = text[text.index("<h2>Effective batch</h2>") :]
-    (path,) = re.findall(r'<path class="mark c0"[^>]* d="([^"]*)"', ramp[: ramp.index("</figure>")])
+def test_the_ramp_is_drawn_in_steps_and_the_loss_smoothed_over_the_raw_line(long_page: str) -> None:
+    (path,) = re.findall(r'<path class="mark c0"[^>]* d="([^"]*)"', part(long_page, "Effective batch"))
     assert set(re.findall("[A-Z]", path)) == {"M", "H", "V"}
     assert path.count("V") == 5, "one for each change"
-    loss = text[text.index("<h2>Loss</h2>") :]
-    loss = loss[: loss.index("</figure>")]
+    loss = part(long_page, "Loss")
     assert loss.index('class="raw c0"') < loss.index('class="mark c0"'), "the raw line is behind"
     wiggly, smooth = (re.findall(r"[ML][\d.]+,([\d.]+)", found) for found in re.findall(r' d="([^"]*)"', loss))
     travelled = [sum(abs(float(a) - float(b)) for a, b in pairwise(line)) for line in (wiggly, smooth)]
     assert travelled[1] < travelled[0] / 4
 
 
-def test_one_slow_step_does_not_flatten_the_others(tmp_path: Path) -> None:
-    text = build(record_long_run(tmp_path))
-    figure = text[text.index("<h2>Step time</h2>") :]
-    figure = figure[: figure.index("</figure>")]
+def test_one_slow_step_does_not_flatten_the_others(long_page: str) -> None:
+    figure = part(long_page, "Step time")
     assert "1 step took longer than is drawn, up to 31.2 s." in figure
     whole = [float(y) for y in re.findall(r"[ML][\d.]+,([-\d.]+)", re.findall(r' d="([^"]*)"', figure)[0])]
     assert max(whole) - min(whole) > 1 and sorted(whole)[len(whole) // 2] < 160, "the usual step is well above the axis"
 
 
-def test_planned_memory_stands_beside_what_was_measured(tmp_path: Path) -> None:
-    text = build(record_long_run(tmp_path))
-    assert text.count('class="level ') == 2
-    rows = text[text.index("<h2>Planned against measured</h2>") :]
+def test_planned_memory_stands_beside_what_was_measured(long_page: str) -> None:
+    assert long_page.count('class="level ') == 2
+    rows = part(long_page, "Planned against measured", "</section>")
     assert "75 GiB" in rows and "70 GiB" in rows and "-7%" in rows
 
 
@@ -445,11 +445,10 @@ def test_a_plan_that_is_none_is_passed_over(tmp_path: Path, plan: str) -> None:
     assert "Planned against measured" not in text and "<h2>Loss</h2>" in text
 
 
-def test_the_time_line_has_saving_by_itself(tmp_path: Path) -> None:
-    text = build(record_long_run(tmp_path))
-    bar = text[text.index("<h2>Where the time went</h2>") :]
+def test_the_time_line_has_saving_by_itself(long_page: str) -> None:
+    bar = part(long_page, "Where the time went", "</section>")
     for words in ("loading 42.0 s", "training 5 min 30 s", "checkpoints 30.0 s", "final weights 9.0 s"):
-        assert words in bar[: bar.index("</section>")]
+        assert words in bar
 
 
 @pytest.mark.parametrize("main_end", [{}, {"status": "interrupted"}, {"status": "failed", "reason": "no space"}])
