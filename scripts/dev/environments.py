@@ -183,6 +183,23 @@ def uv_command() -> str | None:
     return str(own / "bin" / "uv")
 
 
+def run_uv(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    own = uv_command()
+    if own is None:
+        raise RuntimeError("uv could not be installed")
+    command = [own, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=without_find_links(), capture_output=True, text=True)
+
+
+def built_wheel(tree: Path, folder: Path) -> Path:
+    """Of a tree, into a folder."""
+    ran = run_uv("build", "--wheel", "--quiet", "--out-dir", folder, tree)
+    if ran.returncode:
+        raise RuntimeError(ran.stderr)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
 def run(command: list[str]) -> None:
     subprocess.run(command, check=True, stdout=sys.stderr)
 

@@ -10,12 +10,7 @@ import pytest
 
 env_file = pytest.importorskip("simpletuner.helpers.configuration.env_file", reason="needs SimpleTuner")
 
-from simpletuner_gh200.config.files import (  # noqa: E402
-    LAST_RESORT,
-    Located,
-    as_mapping,
-    read_training_config,
-)
+from simpletuner_gh200.config.files import LAST_RESORT, Located, as_mapping, read_training_config  # noqa: E402
 from simpletuner_gh200.config.training import Training, read_training  # noqa: E402
 from simpletuner_gh200.plan.machines import MACHINES  # noqa: E402
 from simpletuner_gh200.plan.planning import make_plan, quick_plan  # noqa: E402
@@ -25,23 +20,19 @@ from simpletuner_gh200.upstream.option_table import OptionTable  # noqa: E402
 pytestmark = pytest.mark.real
 
 FLUX = {"model_family": "flux", "pretrained_model_name_or_path": "black-forest-labs/FLUX.1-dev"}
+LORA = {**FLUX, "model_type": "lora"}
 PROJECTS: dict[str, dict[str, Any]] = {
-    "a Flux LoRA": {**FLUX, "model_type": "lora", "lora_rank": 16, "train_batch_size": 2},
-    "a quantised base": {
-        **FLUX,
-        "model_type": "lora",
-        "base_model_precision": "int8-quanto",
-        "optimizer": "torch-adamw",
-    },
-    "with EMA": {**FLUX, "model_type": "lora", "use_ema": True, "ema_device": "accelerator"},
+    "a Flux LoRA": {**LORA, "lora_rank": 16, "train_batch_size": 2},
+    "a quantised base": {**LORA, "base_model_precision": "int8-quanto", "optimizer": "torch-adamw"},
+    "with EMA": {**LORA, "use_ema": True, "ema_device": "accelerator"},
     "a full fine-tune": {
         **FLUX,
         "model_type": "full",
         "mixed_precision": "bf16",
         "optimizer": "adamw_bf16",
+        "resolution": 512,
         "gradient_accumulation_steps": 4,
         "num_processes": 4,
-        "resolution": 512,
         "checkpoints_total_limit": 2,
         "validation_disable": True,
     },

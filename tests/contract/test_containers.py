@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev.environments import uv_command, without_find_links
+from scripts.dev.environments import ROOT, built_wheel
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "containers"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
 DEFINITION = (FOLDER / "gh200.def").read_text(encoding="utf-8")
@@ -65,15 +64,9 @@ def test_what_it_copies_is_enough_for_our_package(name: str, tmp_path: Path) -> 
         place = ROOT / source
         copy = shutil.copytree if place.is_dir() else shutil.copy
         copy(place, tmp_path / source)
-    uv = uv_command()
-    assert uv is not None
-    command = [uv, "build", "--wheel", "--quiet", "--out-dir", str(tmp_path / "dist"), str(tmp_path)]
-    ran = subprocess.run(command, env=without_find_links(), capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    carried = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
-        "force-include"
-    ]
-    assert {Path(source).parts[0] for source in carried} <= set(copied()[name])
+    built_wheel(tmp_path, tmp_path / "dist")
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {Path(source).parts[0] for source in wheel["force-include"]} <= set(copied()[name])
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev.environments import ROOT, uv_command, without_find_links
+from scripts.dev.environments import ROOT, built_wheel, uv_command, without_find_links
 from simpletuner_gh200.upstream.tested import choose, constraints
 
 pytestmark = pytest.mark.matrix
@@ -40,9 +40,8 @@ def fresh(tmp_path) -> Iterator[Run]:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
-    done(run(uv, "build", "--wheel", "--quiet", "--out-dir", str(tmp_path / "dist"), str(ROOT)))
+    wheel = built_wheel(ROOT, tmp_path / "dist")
     done(run(uv, "venv", "--quiet", "--python", sys.executable, str(folder)))
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
     done(run(uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), str(wheel)))
     yield run
     shutil.rmtree(folder)  # gigabytes, which pytest would keep
@@ -74,9 +73,8 @@ def test_the_lines_of_the_readme_give_a_simpletuner_that_trains(fresh):
     assert made["changed"] == planned["changed"]
     after = installed(fresh)
     pinned = dict(line.split("==") for line in constraints(release, cpu=True).splitlines())
-    assert {name: after[name] for name in after.keys() & pinned} == {
-        name: pinned[name] for name in after.keys() & pinned
-    }
+    common = after.keys() & pinned.keys()
+    assert {name: after[name] for name in common} == {name: pinned[name] for name in common}
     assert after["simpletuner-gh200"] == before["simpletuner-gh200"]
     trained = told(done(fresh("gh200", "demo", "--steps", "2", "--json")))
     assert trained["global_step"] == 2

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from scripts.dev import release_notes
-from scripts.dev.environments import uv_command, without_find_links
+from scripts.dev.environments import ROOT, built_wheel
 
-ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "https://example.org/someone/simpletuner-gh200"
 
 
@@ -33,13 +32,7 @@ def metadata(tmp_path: Path, repository: str) -> Message:
     assert project.count('\nrepository = ""\n') == 1
     project = "".join(line for line in project.splitlines(keepends=True) if "simpletuner_gh200/shipped/" not in line)
     (tree / "pyproject.toml").write_text(project.replace('\nrepository = ""\n', f'\nrepository = "{repository}"\n'))
-    uv = uv_command()
-    assert uv is not None
-    command = [uv, "build", "--wheel", "--quiet", "--out-dir", str(tmp_path), str(tree)]
-    ran = subprocess.run(command, env=without_find_links(), capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    (built,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(built) as archive:
+    with zipfile.ZipFile(built_wheel(tree, tmp_path)) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         return Parser().parsestr(archive.read(name).decode("utf-8"))
 
@@ -70,10 +63,8 @@ def test_without_an_address_no_link_is_promised(tmp_path: Path) -> None:
     ],
 )
 def test_a_release_has_a_dated_section(heading: str, expected: str | None) -> None:
-    assert (
-        release_notes.section(f"# Changelog\n\n{heading}\n\n- news\n\n## 0.0.9 (2025-12-01)\n\n- old\n", "0.1.0")
-        == expected
-    )
+    log = f"# Changelog\n\n{heading}\n\n- news\n\n## 0.0.9 (2025-12-01)\n\n- old\n"
+    assert release_notes.section(log, "0.1.0") == expected
 
 
 def test_a_tag_that_is_not_the_version_is_refused() -> None:

@@ -8,19 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev.environments import uv_command, without_find_links
+from scripts.dev.environments import ROOT, run_uv
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
 
 
 def check(schema: str, *files: Path) -> subprocess.CompletedProcess[str]:
-    uv = uv_command()
-    assert uv is not None
-    tool = [uv, "tool", "run", "--quiet", "--constraints", str(ROOT / "constraints" / "tools.txt")]
-    command = [*tool, "check-jsonschema", "--builtin-schema", schema, *map(str, files)]
-    return subprocess.run(command, env=without_find_links(), capture_output=True, text=True)
+    tool = ("tool", "run", "--quiet", "--constraints", ROOT / "constraints" / "tools.txt", "check-jsonschema")
+    return run_uv(*tool, "--builtin-schema", schema, *files)
 
 
 @pytest.mark.parametrize(

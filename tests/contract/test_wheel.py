@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,26 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from scripts.dev.environments import ROOT, built_wheel, run_uv
 from simpletuner_gh200.bench.suites.hooks import PTH_LINE
 from tests.unit.broken_site import write_site
 
-ROOT = Path(__file__).resolve().parents[2]
-UV = ROOT / ".uv" / "bin" / "uv"
-
 
 def uv(*words: str) -> str:
-    environment = {key: value for key, value in os.environ.items() if key != "PIP_FIND_LINKS"}
-    ran = subprocess.run([str(UV), *words], env=environment, cwd=ROOT, capture_output=True, text=True)
+    ran = run_uv(*words)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout + ran.stderr
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    uv("build", "--wheel", "--quiet", "--out-dir", str(folder))
-    (built,) = folder.glob("*.whl")
-    return built
+    return built_wheel(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.integration.probe_plan import install
+
 UNET = {
     "sample_size": 16,
     "in_channels": 4,
@@ -139,14 +141,15 @@ def options(family: str, *, full: bool, checkpointing: bool, precision: str = "n
     }
 
 
-def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
-    """Bytes of weights, gradients, optimizer state, saved tensors, and the most that was alive beyond the weights."""
-    import torch
+def measure(family: str, given: dict[str, Any], record: dict[str, Any]) -> dict[str, int]:
+    """Bytes of weights, gradients, optimizer state, saved tensors, and the most that was alive beyond the weights.
+
+    As ``probe_plan`` counts them into ``record``.
+    """
     from accelerate.state import AcceleratorState
     from simpletuner.helpers.training.trainer import Trainer
 
     from simpletuner_gh200.seams.trace import build
-    from simpletuner_gh200.seams.trace.modes import LiveBytes, SavedBytes, storages
     from simpletuner_gh200.seams.trace.step import make_batch
 
     AcceleratorState._reset_state(True)
@@ -177,37 +180,20 @@ def measure(family: str, given: dict[str, Any]) -> dict[str, int]:
             (BATCH, foundation.LATENT_CHANNEL_COUNT, *latent_of(family)), tokens=TOKENS, config=FAMILIES[family]
         )
         batch = trainer.prepare_batch(batch)
-        given_tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        held = [*model.parameters(), *model.buffers()]
-        known = storages([*held, *given_tensors])
         gc.collect()
-        with LiveBytes(known) as live:
-            saved = SavedBytes(known)
-            with saved.watching():
-                output = trainer.model_predict(prepared_batch=batch)
-                loss = foundation.loss(prepared_batch=batch, model_output=output, apply_conditioning_mask=True)
-            del output
-            forward = live.peak
-            trainer.accelerator.backward(loss)
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        found = {
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "weights": sum(storages(held).values()),
-            "gradients": sum(storages(gradients).values()),
-            "saved": saved.bytes,
-            "forward": forward,
-            "peak": live.peak,
-        }
+        output = trainer.model_predict(prepared_batch=batch)
+        loss = foundation.loss(prepared_batch=batch, model_output=output, apply_conditioning_mask=True)
+        del output
+        trainer.accelerator.backward(loss)
         optimizer.step()
-        inner = getattr(optimizer, "optimizer", optimizer)
-        states = [
-            value for state in inner.state.values() for value in state.values() if isinstance(value, torch.Tensor)
-        ]
-        found["state"] = sum(storages(states).values())
+        parameters = sum(p.numel() for p in model.parameters())
     foundation.set_prepared_model(None)
-    return found
+    return {**record["measured"].pop(), "parameters": parameters, "state": record["state"]}
 
 
 def measure_all(cases: Path, answers: Path) -> None:
     """In a child of the forge, which has imported SimpleTuner: a list of cases, and what was measured of each."""
-    answers.write_text(json.dumps([measure(family, options) for family, options in json.loads(cases.read_text())]))
+    record: dict[str, Any] = {}
+    install(record)
+    measured = [measure(family, options, record) for family, options in json.loads(cases.read_text())]
+    answers.write_text(json.dumps(measured))

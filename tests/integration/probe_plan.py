@@ -33,6 +33,7 @@ def install(record: dict[str, Any]) -> None:
 
     def watched_backward(self: Any, loss: Any, **kwargs: Any) -> Any:
         now["hooks"].close()
+        forward = now["live"].peak
         result = backward(self, loss, **kwargs)
         now["modes"].close()
         gradients = [p.grad for p in now["model"].parameters() if p.grad is not None]
@@ -42,6 +43,7 @@ def install(record: dict[str, Any]) -> None:
                 "gradients": sum(storages(gradients).values()),
                 "saved": now["saved"].bytes,
                 "earlier": now["earlier"],
+                "forward": forward,
                 "peak": now["earlier"] + now["live"].peak,
             }
         )
@@ -53,8 +55,5 @@ def install(record: dict[str, Any]) -> None:
         record["state"] = sum(storages(value for value in states if isinstance(value, torch.Tensor)).values())
         return result
 
-    Trainer.model_predict, Accelerator.backward, AcceleratedOptimizer.step = (
-        watched_predict,
-        watched_backward,
-        watched_step,
-    )
+    Trainer.model_predict, Accelerator.backward = watched_predict, watched_backward
+    AcceleratedOptimizer.step = watched_step

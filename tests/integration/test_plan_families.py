@@ -31,10 +31,6 @@ def nothing_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-FEW = [("sdxl", True, False, "no"), ("flux", False, True, "bf16")]
-"""A UNet that is run whole and a transformer that is extrapolated; both ways, both kinds, both precisions."""
-
-
 def name_here(family: str) -> str:
     """What this release calls it on its command line."""
     from importlib.metadata import version
@@ -44,21 +40,26 @@ def name_here(family: str) -> str:
 
 
 def predicted(cases: list[tuple[str, dict[str, Any]]]) -> list[Counted]:
+    return [trace.whole for trace in traced([(*case, plan_families.latent_of(case[0])) for case in cases], like="cpu")]
+
+
+def traced(cases: list[tuple[str, dict[str, Any], tuple[int, ...]]], *, like: str = "hopper") -> list[traces.Trace]:
+    """Of (family, options, shape of a latent)."""
     questions = [
         traces.step_request(
             options,
             plan_families.FAMILIES[family],
             batch=plan_families.BATCH,
-            latent=plan_families.latent_of(family),
+            latent=latent,
             checkpointing=options["gradient_checkpointing"],
-            like="cpu",
+            like=like,
             tokens=plan_families.TOKENS,
         )
-        for family, options in cases
+        for family, options, latent in cases
     ]
     answers = traces.ask(questions, timeout=3600)
     assert [answer["error"] for answer in answers if "error" in answer] == []
-    return [traces.Trace.from_json(answer).whole for answer in answers]
+    return [traces.Trace.from_json(answer) for answer in answers]
 
 
 def measured(workbench: Workbench, folder: Path, cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -84,16 +85,10 @@ def compare(workbench: Workbench, tmp_path: Path) -> Callable[..., None]:
 
 
 def compare_in(workbench: Workbench, folder: Path, wanted: list[tuple[str, bool, bool, str]], **more: str) -> None:
-    cases = [
-        (
-            family,
-            {
-                **plan_families.options(name_here(family), full=full, checkpointing=checkpointing, precision=precision),
-                **more,
-            },
-        )
-        for family, full, checkpointing, precision in wanted
-    ]
+    cases = []
+    for family, full, checkpointing, precision in wanted:
+        here = plan_families.options(name_here(family), full=full, checkpointing=checkpointing, precision=precision)
+        cases.append((family, {**here, **more}))
     wrong = []
     for case, foreseen, seen in zip(wanted, predicted(cases), measured(workbench, folder, cases), strict=True):
         each = optimizers()["torch-adamw"].bytes_per_parameter("fp32" if case[3] == "no" else "bf16")
@@ -105,11 +100,6 @@ def compare_in(workbench: Workbench, folder: Path, wanted: list[tuple[str, bool,
         pairs["state"] = (round(each * foreseen.stepped), seen["state"])
         wrong += [f"{case} {name}: {a} for {b}" for name, (a, b) in pairs.items() if abs(a - b) > TOLERANCE * b]
     assert wrong == []
-
-
-@pytest.mark.matrix  # test_plan_training.py has a whole run against its plan, traced as these are
-def test_two_that_stand_for_the_others(compare):
-    compare(FEW)
 
 
 @pytest.mark.matrix
@@ -137,25 +127,12 @@ def test_lycoris(compare, tmp_path):
 @pytest.mark.matrix
 def test_what_lies_between_two_shapes_is_on_the_line_between_them():
     """Bytes of a shape in the middle, traced, against the line that a plan draws through both ends."""
-    sides = {"flux": (8, 16, 24), "sdxl": (8, 16, 24), "wan": (8, 16, 24)}
+    edges = (8, 16, 24)
     wrong = []
-    for family, edges in sides.items():
+    for family in ("flux", "sdxl", "wan"):
         options = plan_families.options(family, full=True, checkpointing=False, precision="bf16")
         before = plan_families.latent_of(family)[:-2]
-        questions = [
-            traces.step_request(
-                options,
-                plan_families.FAMILIES[family],
-                batch=plan_families.BATCH,
-                latent=(*before, edge, edge),
-                checkpointing=False,
-                tokens=plan_families.TOKENS,
-            )
-            for edge in edges
-        ]
-        answers = traces.ask(questions, timeout=3600)
-        assert [answer["error"] for answer in answers if "error" in answer] == []
-        low, middle, high = (traces.Trace.from_json(answer) for answer in answers)
+        low, middle, high = traced([(family, options, (*before, edge, edge)) for edge in edges])
         share = (edges[1] ** 2 - edges[0] ** 2) / (edges[2] ** 2 - edges[0] ** 2)
         line, true = between(low, high, share).whole, middle.whole
         wrong += [
