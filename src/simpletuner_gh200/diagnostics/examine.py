@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import simpletuner_gh200
 from simpletuner_gh200.diagnostics.check import Check, CheckResult, CheckStatus, Results, all_checks, warned
 from simpletuner_gh200.diagnostics.context import Context, dotted
-from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.memory.host import host_memory, read_meminfo
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.redact import redact_text
@@ -79,29 +75,17 @@ def runs_of(codes: Sequence[str]) -> list[str]:
 
 
 def examine(context: Context, checks: Sequence[Check] | None = None) -> Examination:
-    rows = [
-        (check, _redacted(check.result(context, _unexamined))) for check in (all_checks() if checks is None else checks)
-    ]
+    def unexamined(what: str) -> CheckResult:
+        return warned(f"could not be examined: {what}", "look at the message; it may be a bug")
+
+    chosen = all_checks() if checks is None else checks
+    rows = ((check, _redacted(check.result(context, unexamined))) for check in chosen)
     return Examination(tuple(rows), describe(context))
-
-
-def _unexamined(what: str) -> CheckResult:
-    return warned(f"could not be examined: {what}", "look at the message; it may be a bug")
 
 
 def _redacted(result: CheckResult) -> CheckResult:
     found, fix = (printable(redact_text(words), lines=True) for words in (result.found, result.fix))
     return CheckResult(result.status, found, fix)
-
-
-def write_report(examination: Examination, path: Path) -> None:
-    """Leave the report in a file; a report that was there is replaced in one step."""
-    waiting = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        waiting.write_text(json.dumps(examination.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        waiting.replace(path)
-    except OSError as refused:
-        raise UsageError(f"cannot write {path}: {refused.strerror}", remedy="name another file with --output") from None
 
 
 # -- what was examined: when, where, which hardware and which versions, for whoever audits --------------------

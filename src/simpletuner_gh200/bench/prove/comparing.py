@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,12 @@ def _judged(arm: Arm, summary: Summary | None, steps: int, output: Path, log: Pa
 
 def _median(recorded: Recorded, name: str) -> float | None:
     values = [value for _step, value in recorded.series(name)]
-    return statistics.median(values[WARM_UP:] or values) if values else None
+    return _middle(values[WARM_UP:] or values)
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.median(found) if found else None
 
 
 def by_command(config: Path, log: Path) -> Summary | None:
@@ -107,14 +112,12 @@ class Compared:
 
     def step(self, name: str) -> float | None:
         """Median over the rounds."""
-        found = [trial.step for trial in self.trials.get(name, ()) if trial.ok and trial.step is not None]
-        return statistics.median(found) if found else None
+        return _middle(trial.step for trial in self.trials.get(name, ()) if trial.ok)
 
     def row(self, arm: Arm) -> dict[str, Any]:
         found = self.trials.get(arm.name, [])
         good, bad = [trial for trial in found if trial.ok], [trial for trial in found if not trial.ok]
         step, stock = self.step(arm.name), self.step("stock")
-        waits = [trial.data_wait for trial in good if trial.data_wait is not None]
         shown = (bad or good)[0].told if found else self.skipped.get(arm.name, "")
         return {
             "name": arm.name,
@@ -122,7 +125,7 @@ class Compared:
             "status": "failed" if bad else "ok" if good else "skip",
             "told": shown,
             "step_s": step,
-            "data_wait_s": statistics.median(waits) if waits else None,
+            "data_wait_s": _middle(trial.data_wait for trial in good),
             "peak_hbm": max((trial.peak_hbm for trial in good if trial.peak_hbm is not None), default=None),
             "vs_stock": step / stock if step is not None and stock else None,
             "runs": [trial.step for trial in good],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen
 from simpletuner_gh200.diagnostics.check import Check, CheckResult
 from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.examine import Examination, examine, runs_of, symbol, write_report
+from simpletuner_gh200.diagnostics.examine import Examination, examine, runs_of, symbol
+from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.importing import check_import
 
@@ -56,7 +58,7 @@ def doctor(
         check_import=lambda: check_import(say_on_a_terminal, refresh=not skip_allocation),
     )
     examination = examine(context)
-    write_report(examination, output)
+    save(json.dumps(examination.to_json(), indent=2, ensure_ascii=False) + "\n", output)
 
     def show() -> None:
         _print(examination, screen(), verbose=verbose, output=output)

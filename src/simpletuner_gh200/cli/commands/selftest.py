@@ -12,6 +12,7 @@ from rich.console import Console
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
+from simpletuner_gh200.draw import save
 
 if TYPE_CHECKING:
     from simpletuner_gh200.diagnostics.selftest.run import SelfTest
@@ -53,12 +54,13 @@ def selftest(
         from simpletuner_gh200.diagnostics.selftest.bench import measure_machine
 
         measured = measure_machine(driver, device)
-    run.write_report(result, output, measured)
+    document = result.to_json() | measured
+    save(json.dumps(document, indent=2) + "\n", output)
     _show(console, result)
     for number, answer in measured.get("questions", {}).items():
         paragraph(console, f"question {number}: {'cannot be answered here' if answer is None else json.dumps(answer)}")
     paragraph(console, f"report in {output}")
-    conclude(result.to_json() | measured, as_json, lambda: paragraph(console, result.closing_line), ok=result.ok)
+    conclude(document, as_json, lambda: paragraph(console, result.closing_line), ok=result.ok)
 
 
 def _show(console: Console, result: SelfTest) -> None:

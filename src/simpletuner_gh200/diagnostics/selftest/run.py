@@ -6,9 +6,8 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200 import __version__
@@ -85,8 +84,3 @@ def selftest(driver: Driver, *, ordinal: int = 0) -> SelfTest:
     bench = Bench(driver, ordinal, emulated=bool(text(EMULATED)))
     rows = tuple((check, check.result(bench, lambda what: failed(what, ""))) for check in CHECKS)
     return SelfTest(rows, asdict(bench.caps), bench.measured, bench.emulated)
-
-
-def write_report(result: SelfTest, path: Path, measured: Mapping[str, Any] | None = None) -> None:
-    """``measured``: what ``--bench`` found besides."""
-    path.write_text(json.dumps({**result.to_json(), **(measured or {})}, indent=2) + "\n")
