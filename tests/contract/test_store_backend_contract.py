@@ -87,21 +87,6 @@ def test_ours_reads_without_the_disk(folder: Path) -> None:
     assert torch.equal(ours.torch_load(str(folder / "t.pt"))["x"], torch.arange(6))
 
 
-@pytest.mark.parametrize("spelling", ["absolute", "relative", "path", "relative path"])
-def test_read_takes_any_spelling(backend: Any, folder: Path, spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    paths = {
-        "absolute": str(folder / "a.txt"),
-        "relative": "a.txt",
-        "path": folder / "a.txt",
-        "relative path": Path("a.txt"),
-    }
-    data = backend.read(paths[spelling])
-    assert type(data) is bytes
-    assert data.decode() == "a caption, größer"
-    assert backend.exists(paths[spelling]) is True
-
-
 def test_read_as_a_file(backend: Any, folder: Path) -> None:
     file = backend.read(str(folder / "a.txt"), as_byteIO=True)
     assert isinstance(file, io.BytesIO)
@@ -143,14 +128,6 @@ def test_a_write_is_on_disk_and_read_back(backend: Any, folder: Path, data: Any)
             )
     leftovers = [name for name in os.listdir(folder) if "tmp" in name]
     assert leftovers == []
-
-
-def test_write_batch(backend: Any, folder: Path) -> None:
-    paths = [str(folder / "a.txt"), str(folder / "new.txt")]
-    backend.write_batch(paths, ["one", "two"])
-    assert [backend.read(path) for path in paths] == [b"one", b"two"]
-    with pytest.raises(ValueError):
-        backend.write_batch(paths, ["one"])
 
 
 def test_torch_save_over_a_staged_file(backend: Any, folder: Path) -> None:
@@ -285,14 +262,6 @@ def test_a_batch_gives_keys_and_images_in_order(backend: Any, folder: Path, dele
     assert backend.read_image_batch([]) == ([], [])
     with pytest.raises(ValueError):
         backend.read_image_batch("not a list")
-
-
-def test_paths_and_folders(backend: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    assert backend.get_abs_path("a.txt") == str(folder / "a.txt")
-    assert backend.get_abs_path(None) == str(folder)
-    backend.create_directory(str(folder / "made"))
-    assert (folder / "made").is_dir()
 
 
 def test_bookkeeping_is_always_read_from_disk(backend: Any, folder: Path) -> None:

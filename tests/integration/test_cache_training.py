@@ -210,24 +210,6 @@ def test_a_latent_with_nan_ends_the_run_as_upstream_does(workbench):
     assert ends[0][0] == [[]]
 
 
-@pytest.mark.one_release("3.")
-def test_entries_that_cannot_be_represented_fall_back(workbench):
-    """A latent whose strides leave gaps comes back with its gaps: that is upstream's to load."""
-
-    def widen(_blocks):
-        path = min((workbench.project.folder / "cache" / "vae").rglob("*.pt"))
-        latent = load_file(str(path)).clone()
-        wide = torch.zeros(*latent.shape[:-1], latent.shape[-1] * 2)
-        wide[..., ::2] = latent
-        torch.save(wide[..., ::2], path)
-
-    run = compare(workbench, plain_config(workbench, max_train_steps=EPOCH), before=widen)
-    (report,) = reports(run)
-    assert report["vae-tiny-images"]["fallbacks"].get("strides with gaps or overlap", 0) >= 1
-    assert report["vae-tiny-images"]["misses"] >= 1
-    assert report["vae-tiny-images"]["hits"] >= 20
-
-
 @pytest.mark.one_release("4.")
 def test_a_budget_that_holds_a_part(workbench):
     run = compare(
@@ -254,23 +236,6 @@ def test_lazy_fill_and_memory_only(workbench):
     assert report["vae-tiny-images"]["misses"] >= 24
     assert report["vae-tiny-images"]["published"] == 24, "what was asked for is taken in, some at a time"
     assert not (workbench.project.output / "gh200" / "cache").exists()
-
-
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        pytest.param({"cache_config": {"vae_cache_type": "standard"}}, marks=pytest.mark.one_release("3.")),
-        pytest.param(
-            {**UNIFIED, "gh200_optimizations": {"enable_uvm_hints": False}}, marks=pytest.mark.one_release("4.")
-        ),
-    ],
-    ids=["standard", "no hints"],
-)
-def test_off_returns_to_upstream(workbench, blocks):
-    workbench.configure(blocks=blocks, max_train_steps=2)
-    run = workbench.train()
-    assert run.ok, run.explain()
-    assert run.summaries[0]["features"]["caches"] == "off: not asked for"
 
 
 @pytest.mark.one_release("4.")

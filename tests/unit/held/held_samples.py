@@ -7,8 +7,10 @@ import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from simpletuner_gh200.config.blocks import InMemorySettings
@@ -71,6 +73,19 @@ def measure() -> None:
     _dataset, report = staged(Path(job["folder"]), **job["settings"])
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     print(json.dumps({"grown": grown, "broken": report.problems.broken, "checked": report.images_checked}))
+
+
+def in_child(work: Callable[[], object]) -> bool:
+    """Does a forked child find it true? It has twenty seconds."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(20)
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def open_memfds() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +13,7 @@ from simpletuner_gh200.held.buffers import SMALLEST
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.fill import Filler
 from simpletuner_gh200.held.source import normal
+from tests.unit.held.held_samples import in_child
 
 LARGE = SMALLEST // 4 + 1000
 """Elements of a float32 tensor whose hits lie in memory that is used again."""
@@ -79,16 +79,15 @@ def test_a_forked_child_reads_on_and_writes_without_effect(cache, held, saved):
     value = torch.arange(LARGE, dtype=torch.float32)
     path, changed = held(value), held(torch.zeros(3), "changed.pt")
     expected = value.numpy().copy()
-    child = os.fork()
-    if child == 0:
-        # numpy only: torch's thread pool does not survive a fork.
-        got = cache.get(path).numpy()
+
+    def work():
+        got = cache.get(path).numpy()  # numpy only: torch's thread pool does not survive a fork
         right = (got == expected).all()
         got[:] = -1
         os.unlink(changed)
-        right = right and cache.get(changed) is MISSING
-        os._exit(0 if right and (cache.get(path).numpy() == expected).all() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return right and cache.get(changed) is MISSING and (cache.get(path).numpy() == expected).all()
+
+    assert in_child(work)
     assert torch.equal(cache.get(path), value)
     assert cache.get(changed) is MISSING, "the parent sees it by itself"
 
@@ -171,8 +170,4 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_threads(cache, held):
     """They may be filling, watching or joining a batch when a data loader forks."""
     path = held(torch.arange(LARGE, dtype=torch.float32))
     with cache._watching, cache._buffers._lock, cache.shelf._lock:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            os._exit(0 if cache.get(path).numpy()[-1] == LARGE - 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert in_child(lambda: cache.get(path).numpy()[-1] == LARGE - 1)

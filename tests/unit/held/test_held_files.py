@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import xxhash
 
 from simpletuner_gh200.config.blocks import InMemorySettings
 from simpletuner_gh200.held.files import HASHED_AT_ONCE, Forgotten, HeldFiles, checksum
-from simpletuner_gh200.held.segment import key_of
 from simpletuner_gh200.held.shelf import Board
 from simpletuner_gh200.held.staging import stage
-from tests.unit.held.held_samples import fill, image, roomy, staged
+from tests.unit.held.held_samples import fill, image, in_child, roomy, staged
 
 
 def test_any_spelling_of_a_path_finds_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,20 +52,6 @@ def test_names_that_are_no_text_are_found(tmp_path: Path) -> None:
     fill(tmp_path, {name: b"strange"})
     dataset, _report = staged(tmp_path)
     assert dataset.view(f"{tmp_path}/{name}") == b"strange"
-
-
-def test_what_was_forgotten_is_left_to_the_disk_in_every_process(tmp_path: Path) -> None:
-    fill(tmp_path, {"a.txt": b"1", "b.txt": b"2"})
-    dataset, _report = staged(tmp_path)
-    assert dataset.view(str(tmp_path / "a.txt")) == b"1"
-    child = os.fork()
-    if child == 0:
-        dataset.forget(tmp_path / "a.txt")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert not dataset.holds(tmp_path / "a.txt")
-    assert dataset.view(str(tmp_path / "a.txt")) is None
-    assert dataset.view(tmp_path / "b.txt") == b"2"
 
 
 def test_what_is_written_before_it_is_staged_is_never_served(tmp_path: Path) -> None:
@@ -124,13 +108,14 @@ def test_another_rank_serves_the_same_memory_and_tells_of_its_writes(tmp_path: P
     forgotten, board = Forgotten.alone(), Board.create(2)
     leader = HeldFiles(board, 0, forgotten)
     leader.publish(stage(root, InMemorySettings(compression="lz4"), host=roomy)[0])
-    child = os.fork()
-    if child == 0:
+
+    def work() -> bool:
         mine = HeldFiles(Board.attach(os.dup(board.fd)), 1, forgotten)
         fine = mine.view(root / "b.txt") == b"text " * 100 and mine.view(root / "a.png") == image()
         mine.forget(root / "b.txt")
-        os._exit(0 if fine else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return fine
+
+    assert in_child(work)
     assert leader.view(root / "b.txt") is None, "the other rank wrote it"
     assert leader.holds(root / "a.png")
 
@@ -150,18 +135,6 @@ def test_a_child_that_is_forked_while_something_is_published_waits_for_nobody(tm
     thread = threading.Thread(target=publishing)
     thread.start()
     assert locked.wait(20)
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        os._exit(0 if other.view(tmp_path / "a.txt") == b"1" else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_child(lambda: other.view(tmp_path / "a.txt") == b"1")
     done.set()
     thread.join()
-
-
-def test_where_two_paths_have_one_byte_both_are_read_from_disk() -> None:
-    forgotten = Forgotten.alone()
-    assert key_of("/a") not in forgotten
-    forgotten.add(key_of("/a"))
-    assert key_of("/a") in forgotten
-    assert sum(key_of(f"/{number}") in forgotten for number in range(1000)) <= 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 import threading
 from types import SimpleNamespace
@@ -58,20 +56,6 @@ def test_the_budget_holds_to_the_byte_and_is_reported_once(saved, caplog, budget
     lost = 8 - len(cache.shelf)
     assert lost and cache.statistics.fallbacks == {"over budget": lost}
     assert len([record for record in caplog.records if "further entries are read from disk" in record.message]) == 1
-
-
-def test_gzipped_files_are_read(tmp_path):
-    out = io.BytesIO()
-    torch.save({"prompt_embeds": torch.ones(2, 3)}, out)
-    (tmp_path / "a.pt").write_bytes(gzip.compress(out.getvalue()))
-    assert torch.equal(filled(str(tmp_path / "a.pt")).get(tmp_path / "a.pt")["prompt_embeds"], torch.ones(2, 3))
-
-
-def test_an_unreadable_file_is_left_to_upstream(tmp_path):
-    (tmp_path / "broken.pt").write_bytes(b"not a tensor")
-    cache = filled(str(tmp_path / "broken.pt"))
-    assert cache.get(tmp_path / "broken.pt") is MISSING
-    assert any(reason.startswith("unreadable") for reason in cache.statistics.fallbacks)
 
 
 class Evil:

@@ -21,6 +21,7 @@ from simpletuner_gh200.held.pack_place import PackPlace, folder_for
 from simpletuner_gh200.held.packs import PackFolder
 from simpletuner_gh200.held.segment import HEADER_SIZE, MAGIC, SCHEMA, DamagedEntry, SegmentWriter
 from tests.unit.held.conftest import filled, packed_at
+from tests.unit.held.held_samples import in_child
 
 COUNT = 5
 
@@ -217,31 +218,25 @@ def test_a_run_survives_what_is_done_to_its_packs(packed, harm):
     """In a child: what is wrong here would end it by a signal. An entry that was served before is no exception."""
     folder, paths = packed
     (pack,) = folder.glob("*.pack")
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            cache, _ = load(folder)
-            entries = cache.find_all(paths)
-            size = pack.stat().st_size
-            pack.chmod(0o600)
-            if harm == "remove":
-                pack.unlink()
-                right = [(cache.get(path)["latents"].numpy() == number).all() for number, path in enumerate(paths)]
-                assert all(right)
-            else:
-                with pack.open("r+b") as file:
-                    file.truncate(0)
-                    file.write(b"x" * (size if harm == "overwrite" else 0))
-                with pytest.raises(DamagedEntry):
-                    entries[2].copy_into(BufferPool().get(entries[2].length), 0)
-                assert all(cache.get(path) is MISSING for path in paths)
-                Filler(cache).fill(paths)
-                assert all(cache.get(path) is not MISSING for path in paths)
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def work():
+        cache, _ = load(folder)
+        entries = cache.find_all(paths)
+        size = pack.stat().st_size
+        pack.chmod(0o600)
+        if harm == "remove":
+            pack.unlink()
+            return all((cache.get(path)["latents"].numpy() == number).all() for number, path in enumerate(paths))
+        with pack.open("r+b") as file:
+            file.truncate(0)
+            file.write(b"x" * (size if harm == "overwrite" else 0))
+        with pytest.raises(DamagedEntry):
+            entries[2].copy_into(BufferPool().get(entries[2].length), 0)
+        assert all(cache.get(path) is MISSING for path in paths)
+        Filler(cache).fill(paths)
+        return all(cache.get(path) is not MISSING for path in paths)
+
+    assert in_child(work)
 
 
 def test_an_index_that_comes_in_pieces_is_whole(packed, monkeypatch):

@@ -10,13 +10,10 @@ import pytest
 
 from simpletuner_gh200.held.segment import (
     PLAIN,
-    SCHEMA,
-    DamagedEntry,
     DamagedSegment,
     Segment,
     SegmentFull,
     SegmentWriter,
-    UntrustedSegment,
     checksum_of,
     key_of,
 )
@@ -119,41 +116,6 @@ def test_a_damaged_one_is_refused(damage: str, tmp_path: Path, entries: dict[str
     path.write_bytes(content[:size] + (b"x" if damage == "grown" else b""))
     with pytest.raises(DamagedSegment):
         open_pack(path)
-
-
-def test_other_versions_are_told_from_damaged_ones(tmp_path: Path, entries: dict[str, bytes]) -> None:
-    path = on_disk(tmp_path / "pack", entries)
-    content = bytearray(path.read_bytes())
-    for schema, refusal in ((SCHEMA - 1, DamagedSegment), (SCHEMA + 1, UntrustedSegment)):
-        content[8] = schema
-        path.write_bytes(content)
-        with pytest.raises(refusal):
-            open_pack(path)
-
-
-def test_what_others_could_have_written_is_not_trusted(tmp_path: Path, entries: dict[str, bytes]) -> None:
-    path = on_disk(tmp_path / "pack", entries)
-    path.chmod(0o620)
-    with pytest.raises(UntrustedSegment, match="written by others"):
-        open_pack(path)
-
-
-@pytest.mark.parametrize("damage", ["overwritten", "cut short"])
-def test_what_is_done_to_a_pack_in_use_costs_the_entries_that_it_hits(
-    damage: str, tmp_path: Path, entries: dict[str, bytes]
-) -> None:
-    path = on_disk(tmp_path / "pack", entries)
-    segment = open_pack(path)
-    row = segment.keys().index(key_of("/c"))
-    with open(path, "r+b") as file:
-        if damage == "cut short":
-            file.truncate(int(segment.rows[row]["offset"]) + 100)
-        else:
-            file.seek(int(segment.rows[row]["offset"]) + 100)
-            file.write(b"damage")
-    with pytest.raises(DamagedEntry):
-        segment.payload(row)
-    assert segment.payload(segment.keys().index(key_of("/a"))).tobytes() == b"first"
 
 
 def test_an_empty_one_holds_nothing() -> None:

@@ -74,14 +74,6 @@ def test_given_back_is_given_back_by_all_ranks() -> None:
     assert payload(one, "a") is None and one.segments == []
 
 
-def test_a_value_that_was_handed_out_outlives_its_shelf() -> None:
-    one, _ = two_ranks()
-    one.publish(segment_of(a=b"1"))
-    found = one.get(key_of("a"))
-    one.clear()
-    assert found is not None and found[0].payload(found[1]).tobytes() == b"1"
-
-
 def test_another_process_attaches_by_the_board_and_reads_on_when_its_maker_has_gone() -> None:
     board = Board.create(2)
     ready, go = os.pipe(), os.pipe()
@@ -121,12 +113,3 @@ def test_a_row_that_is_not_all_there_is_looked_at_again() -> None:
     assert other.refresh() and payload(other, "a") is None
     one.board._rows[0, 0] = right
     assert other.refresh() and payload(other, "a") == b"1"
-
-
-def test_a_forked_child_finds_what_its_parent_had_found() -> None:
-    one, _ = two_ranks()
-    one.publish(segment_of(a=b"1"))
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if payload(one, "a") == b"1" else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -28,6 +28,15 @@ def delivery(**keys):
     return feature._delivery()
 
 
+@pytest.mark.parametrize(
+    "block", [{"vae_cache_type": "standard"}, {"vae_cache_type": "unified_memory", "hints": False}], ids=str
+)
+def test_standard_caches_and_no_hints_return_to_upstream(block):
+    hints = {"enable_uvm_hints": False} if "hints" in block else {}
+    chosen = {"cache_config": {"vae_cache_type": block["vae_cache_type"]}, "gh200_optimizations": hints}
+    assert CachesFeature().request(resolve(chosen, {}), {}) == "off"
+
+
 def test_without_a_device_batches_stay_on_the_cpu_and_an_explicit_wish_is_answered(caplog):
     assert isinstance(delivery(), HostDelivery)
     assert caplog.text == ""

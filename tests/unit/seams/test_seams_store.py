@@ -43,6 +43,11 @@ def feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreFeature:
     return made
 
 
+def entry(folder: Path, name: str = "a", **more: Any) -> dict[str, Any]:
+    """A dataset entry; ``in_memory`` among ``more`` is its block."""
+    return {"id": name, "type": "in_memory", "instance_data_dir": str(folder), **more}
+
+
 def create(feature: StoreFeature, name: str) -> Any:
     builder = SimpleNamespace(accelerator=None, _get_compression_setting=lambda _config: True)
     return feature.create_backend(builder, SimpleNamespace(id=name))
@@ -63,15 +68,9 @@ def test_off_unless_a_dataset_asks(feature: StoreFeature) -> None:
 @pytest.mark.parametrize("kind", ["image", "video", "audio", "conditioning", "caption", "eval"])
 def test_upstream_sees_a_local_dataset(feature: StoreFeature, tmp_path: Path, kind: str) -> None:
     fill(tmp_path / "data", {"a.png": image()})
-    entry = {
-        "id": "a",
-        "type": "in_memory",
-        "dataset_type": kind,
-        "instance_data_dir": str(tmp_path / "data"),
-        "crop": True,
-    }
-    seen = feature.dataset_entries([{**entry, "in_memory": {"compression": "lz4"}}, {"id": "b", "type": "local"}])
-    assert seen == [{**entry, "type": "local"}, {"id": "b", "type": "local"}]
+    given = entry(tmp_path / "data", dataset_type=kind, crop=True)
+    seen = feature.dataset_entries([{**given, "in_memory": {"compression": "lz4"}}, {"id": "b", "type": "local"}])
+    assert seen == [{**given, "type": "local"}, {"id": "b", "type": "local"}]
     backend = create(feature, "a")
     arrive(feature)
     assert backend.staged.view(tmp_path / "data/a.png") == image()
@@ -82,14 +81,9 @@ def test_upstream_sees_a_local_dataset(feature: StoreFeature, tmp_path: Path, ki
 
 def test_entries_over_one_folder_hold_it_once(feature: StoreFeature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image()})
-    entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data")}
-    feature.dataset_entries(
-        [
-            {**entry, "id": "512", "resolution": 512},
-            {**entry, "id": "1024", "resolution": 1024},
-            {**entry, "id": "packed", "in_memory": {"compression": "lz4"}},
-        ]
-    )
+    folder = tmp_path / "data"
+    packed = entry(folder, "packed", in_memory={"compression": "lz4"})
+    feature.dataset_entries([entry(folder, "512", resolution=512), entry(folder, "1024", resolution=1024), packed])
     first, second, packed = (create(feature, name) for name in ("512", "1024", "packed"))
     assert second.staged is first.staged
     assert packed.staged is not first.staged
@@ -98,13 +92,13 @@ def test_entries_over_one_folder_hold_it_once(feature: StoreFeature, tmp_path: P
 @pytest.mark.parametrize("kind", ["text_embeds", "image_embeds", "distillation_cache"])
 def test_caches_are_staged_from_their_folder_if_it_is_there(feature: StoreFeature, tmp_path: Path, kind: str) -> None:
     cache = tmp_path / "cache"
-    entry = {"id": "c", "type": "in_memory", "dataset_type": kind, "cache_dir": str(cache)}
-    feature.dataset_entries([entry])
+    given = {"id": "c", "type": "in_memory", "dataset_type": kind, "cache_dir": str(cache)}
+    feature.dataset_entries([given])
     backend = create(feature, "c")
     fill(cache, {"x.pt": b"tensor"})
     assert backend.staged.view(cache / "x.pt") is None, "it was not there when the node looked"
     feature.start(None)
-    feature.dataset_entries([entry])
+    feature.dataset_entries([given])
     assert create(feature, "c").staged.view(cache / "x.pt") == b"tensor"
 
 
@@ -120,25 +114,20 @@ def test_the_unified_cache_wins_over_in_memory_text_embeds(feature: StoreFeature
 
 
 def test_disabled_entries_are_not_staged(feature: StoreFeature, tmp_path: Path) -> None:
-    entry = {"id": "d", "type": "in_memory", "instance_data_dir": str(tmp_path), "disabled": True}
-    (seen,) = feature.dataset_entries([entry])
+    (seen,) = feature.dataset_entries([entry(tmp_path, "d", disabled=True)])
     assert seen["type"] == "local"
     assert create(feature, "d") is None
 
 
 def test_a_wrong_key_names_the_nearest(feature: StoreFeature, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dataset 'a'.in_memory.compresion.*did you mean 'compression'"):
-        feature.dataset_entries(
-            [{"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path), "in_memory": {"compresion": "lz4"}}]
-        )
+        feature.dataset_entries([entry(tmp_path, in_memory={"compresion": "lz4"})])
 
 
 def test_broken_files_are_listed_beside_the_output(feature: StoreFeature, tmp_path: Path, caplog) -> None:
     fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
     block = {"max_corruption_rate": 0.9, "wait": True}
-    feature.dataset_entries(
-        [{"id": "my/set", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": block}]
-    )
+    feature.dataset_entries([entry(tmp_path / "data", "my/set", in_memory=block)])
     create(feature, "my/set")
     assert "bad.png" in (tmp_path / "out/gh200/staging-my_set.json").read_text()
     assert "1 image does not open" in caplog.text
@@ -148,8 +137,7 @@ def test_broken_files_are_listed_beside_the_output(feature: StoreFeature, tmp_pa
 
 def test_broken_files_are_listed_even_if_they_stop_the_run(feature: StoreFeature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image(), "bad.png": b"x"})
-    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"wait": True}}
-    feature.dataset_entries([entry])
+    feature.dataset_entries([entry(tmp_path / "data", in_memory={"wait": True})])
     with pytest.raises(DatasetCorrupt, match="1 of 2 files are broken"):
         create(feature, "a")
     assert "bad.png" in (tmp_path / "out/gh200/staging-a.json").read_text()
@@ -157,30 +145,25 @@ def test_broken_files_are_listed_even_if_they_stop_the_run(feature: StoreFeature
 
 def test_too_large_a_dataset_stops_the_run(feature: StoreFeature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.bin": bytes(100_000)})
-    block = {"memory_limit_gb": 1e-6}
-    feature.dataset_entries(
-        [{"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": block}]
-    )
+    feature.dataset_entries([entry(tmp_path / "data", in_memory={"memory_limit_gb": 1e-6})])
     with pytest.raises(DatasetTooLarge):
         create(feature, "a")
 
 
 def test_a_second_run_in_the_process_starts_afresh(feature: StoreFeature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image()})
-    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data")}
-    feature.dataset_entries([entry])
+    feature.dataset_entries([entry(tmp_path / "data")])
     assert create(feature, "a") is not None
     feature.close()
     feature.start(None)
-    feature.dataset_entries([{**entry, "type": "local"}])
+    feature.dataset_entries([{**entry(tmp_path / "data"), "type": "local"}])
     assert create(feature, "a") is None
     assert feature.summary() == {}
 
 
 def test_a_second_run_finds_the_memory_of_the_first_given_back(feature: StoreFeature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image()})
-    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data")}
-    feature.dataset_entries([entry])
+    feature.dataset_entries([entry(tmp_path / "data")])
     held = weakref.ref(create(feature, "a").staged)
     arrive(feature)
     feature.start(None)  # the Web UI closes nothing between two runs
@@ -194,12 +177,9 @@ def test_what_simpletuner_never_deals_is_held_whole_and_what_it_did_not_deal_is_
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     fill(tmp_path / "data", {"a.png": image(), "a.wav": b"sound"})
-    entry = {
-        "type": "in_memory",
-        "instance_data_dir": str(tmp_path / "data"),
-        "in_memory": {"per_node": "shard", "wait": True},
-    }
-    feature.dataset_entries([{**entry, "id": "sound", "dataset_type": "audio"}, {**entry, "id": "pictures"}])
+    block = {"per_node": "shard", "wait": True}
+    sound = entry(tmp_path / "data", "sound", dataset_type="audio", in_memory=block)
+    feature.dataset_entries([sound, entry(tmp_path / "data", "pictures", in_memory=block)])
     assert create(feature, "sound").staged.count == 2
     assert create(feature, "pictures").staged.count == 0
     feature.before_train(SimpleNamespace(state={}))
@@ -213,8 +193,8 @@ def test_a_shard_is_staged_at_the_first_deal_and_refused_where_nobody_tells_of_d
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     fill(tmp_path / "data", {"a.png": image(), "a.txt": b"words", "b.png": image(), "b.txt": b"words"})
-    entry = {"type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": {"per_node": "shard"}}
-    feature.dataset_entries([{**entry, "id": "pictures"}, {**entry, "id": "refused", "resolution": 1}])
+    shard = entry(tmp_path / "data", "pictures", in_memory={"per_node": "shard"})
+    feature.dataset_entries([shard, {**shard, "id": "refused", "resolution": 1}])
     backend = create(feature, "pictures")
     dealt = {"1.0": [str(tmp_path / "data" / "a.png")]}
     feature.samples_dealt(SimpleNamespace(id="pictures", aspect_ratio_bucket_indices=dealt))
@@ -249,9 +229,7 @@ def test_a_list_of_broken_files_that_can_not_be_written_ends_no_run(feature, tmp
     fill(tmp_path / "data", {"bad.png": b"x", **{f"{number}.png": image() for number in range(200)}})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "gh200").write_text("no folder can be made here")
-    block = {"wait": True}
-    entry = {"id": "a", "type": "in_memory", "instance_data_dir": str(tmp_path / "data"), "in_memory": block}
-    feature.dataset_entries([entry])
+    feature.dataset_entries([entry(tmp_path / "data", in_memory={"wait": True})])
     assert create(feature, "a").staged.view(tmp_path / "data/0.png") == image()
     assert "dataset a: 1 image does not open; the list could not be written: " in caplog.text
     feature.close()
