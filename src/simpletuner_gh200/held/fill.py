@@ -36,7 +36,7 @@ from simpletuner_gh200.held.segment import (
     key_of,
     keys_of,
 )
-from simpletuner_gh200.held.tensor_files import MOST_FILES, MOST_SHAPES, FileTaker, Shapes
+from simpletuner_gh200.held.tensor_files import MOST_FILES, MOST_SHAPES, FileTaker, Shapes, look_at
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.background import AT_ONCE, Pace
 from simpletuner_gh200.memory.mapping import MAP_NOW, advise_pages, create_memfd
@@ -169,10 +169,9 @@ class Filler:
     def take_one(self, path: str) -> int:
         """The old way: loaded by torch, taken apart in Python. Bytes read."""
         statistics = self.cache.statistics
+        before = look_at([path])
         try:
-            before = os.stat(path)
             record = encode(load_file(path), look_for_nan=self.cache.look_for_nan)
-            after = os.stat(path)
         except FileNotFoundError:
             return 0
         except Unrepresentable as odd:
@@ -181,20 +180,18 @@ class Filler:
         except Exception as failed:  # noqa: BLE001 - a file that doesn't load is upstream's to report; counted by kind
             statistics.fall_back(f"unreadable: {type(failed).__name__}")
             return 0
-        rows = np.zeros(1, TENSORS)
-        for name, seen in (("size", "st_size"), ("mtime_ns", "st_mtime_ns"), ("ctime_ns", "st_ctime_ns")):
-            rows[name] = getattr(before, seen)
-            if getattr(before, seen) != getattr(after, seen) or before.st_ino != after.st_ino:
-                statistics.fall_back("changed while it was read")
-                return 0
-        rows["inode"], rows["flags"], rows["length"] = before.st_ino, FINITE * record.finite, record.size
+        if look_at([path]) != before:
+            statistics.fall_back("changed while it was read")
+            return 0
+        rows = _rows_for(before)
+        rows["flags"], rows["length"] = FINITE * record.finite, record.size
 
         def put(writer: SegmentWriter, offsets: np.ndarray) -> None:
             for at, piece in record.pieces:
                 writer.write(int(offsets[0]) + at, piece)
 
         self.hold(rows, [path], [record.layout], put)
-        return before.st_size
+        return int(before["size"][0])
 
     def hold(
         self,
@@ -300,6 +297,14 @@ class Filler:
             )
 
 
+def _rows_for(looks: np.ndarray) -> np.ndarray:
+    """Rows of files that looked like this."""
+    rows = np.zeros(len(looks), TENSORS)
+    for name in ("size", "mtime_ns", "ctime_ns", "inode"):
+        rows[name] = looks[name]
+    return rows
+
+
 class _Batches:
     """One filling thread's work: batches of files taken apart natively. ``shapes`` is shared by all threads."""
 
@@ -335,9 +340,7 @@ class _Batches:
     def _hold(self, files: np.ndarray, taken: np.ndarray, paths: Sequence[str]) -> int:
         chosen, shapes = files[taken], self._shapes.known
         kinds = chosen["shape"].astype(np.intp)
-        rows = np.zeros(len(taken), TENSORS)
-        for name in ("size", "mtime_ns", "ctime_ns", "inode"):
-            rows[name] = chosen[name]
+        rows = _rows_for(chosen)
         rows["flags"] = chosen["finite"] * FINITE
         rows["length"] = np.array([shape.payload_size for shape in shapes], np.uint64)[kinds]
 

@@ -374,12 +374,10 @@ def _refuse_untrusted(path: Path, found: os.stat_result) -> None:
 
 
 def _read_whole(fd: int, length: int, at: int) -> memoryview:
-    """So many bytes, or what there is of them. One call gives 2 GiB at most: the index of ten million entries."""
-    parts = []
-    while length and (part := os.pread(fd, length, at)):
-        parts.append(part)
-        at, length = at + len(part), length - len(part)
-    return memoryview(b"".join(parts))
+    """So many bytes, or what there is of them, however many calls that takes."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(at)
+        return memoryview(file.read(length))
 
 
 def _read_checked(fd: int, buffer: Bytes, offset: int, checksum: int) -> bool:

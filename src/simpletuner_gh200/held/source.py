@@ -23,8 +23,6 @@ from simpletuner_gh200.memory.regular_files import open_regular
 SECOND_NS = 1_000_000_000
 
 _ZIP_END = struct.Struct("<4s4H2LH")
-_ZIP64_LOCATOR = struct.Struct("<4sLQL")
-_ZIP64_END = struct.Struct("<4sQ2H2L4Q")
 _ZIP_TAIL = 4096
 """The directory of nearly every cache file is in so many bytes at its end."""
 _MOST_DIRECTORY = 16 << 20
@@ -144,19 +142,11 @@ def fingerprint(fd: int, size: int) -> int:
 
 
 def _zip_directory(fd: int, size: int, start: int, tail: bytes) -> bytes | None:
-    """The central directory of a zip file without a comment; None for anything else."""
+    """The central directory of a zip file without a comment; None for anything else, 4 GiB and more among it."""
     end = len(tail) - _ZIP_END.size
     if end < 0 or not tail.startswith(b"PK\x05\x06", end):
         return None
     *_, length, at, _comment = _ZIP_END.unpack_from(tail, end)
-    if 0xFFFFFFFF in (length, at):
-        if end < _ZIP64_LOCATOR.size:
-            return None
-        _, _, record, _ = _ZIP64_LOCATOR.unpack_from(tail, end - _ZIP64_LOCATOR.size)
-        raw = os.pread(fd, _ZIP64_END.size, record) if record < size else b""
-        if len(raw) < _ZIP64_END.size:
-            return None
-        *_, length, at = _ZIP64_END.unpack(raw)
     if length == 0 or length > _MOST_DIRECTORY or at + length > size:
         return None
     directory = tail[at - start : at - start + length] if at >= start else os.pread(fd, length, at)
