@@ -119,7 +119,7 @@ def this_machine(*, output: str | None = None, driver: Driver | None = None, roo
 
 
 def _as_found(like: Machine, found: Mapping[str, Any], **more: Any) -> Machine:
-    sources = {**like.sources, **dict.fromkeys(found, "measured: asked here")}
+    sources = {**like.sources, **dict.fromkeys(found, "measured: read here")}
     return replace(like, name="this", **found, **more, sources=sources)
 
 

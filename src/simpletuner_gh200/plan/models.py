@@ -166,19 +166,11 @@ def published(weights: str, family: str) -> dict[str, ModelPart]:
     return {part.name: part for part in parts}
 
 
-@dataclass(frozen=True)
-class PublishedTraces:
-    """Of one sample of ``area`` pixels (times frames), by whether blocks are checkpointed."""
-
-    area: int
-    parameters: int
-    traces: Mapping[bool, Trace]
-
-
-def published_traces(weights: str, family: str, *, full: bool) -> PublishedTraces | None:
+def published_traces(weights: str, family: str, *, full: bool) -> tuple[int, int, dict[bool, Trace]] | None:
+    """Pixels (times frames) of the sample, the model's parameters, and traces by whether blocks are checkpointed."""
     model, _named = published_model(weights, family) or ({"names": [""]}, False)
     entry = _data(PUBLISHED_TRACES)["models"].get(model["names"][0])
     if entry is None:
         return None
     traces = {name == "checkpointed": Trace.from_json(made) for name, made in entry["full" if full else "lora"].items()}
-    return PublishedTraces(entry["area"], model["parameters"], traces)
+    return entry["area"], model["parameters"], traces

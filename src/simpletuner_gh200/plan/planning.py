@@ -1,4 +1,4 @@
-"""From a configuration to a plan: read, ask, calculate. The quick way asks nobody and needs no torch."""
+"""From a configuration to a plan: read, trace, calculate. The quick way traces nothing and needs no torch."""
 
 from __future__ import annotations
 

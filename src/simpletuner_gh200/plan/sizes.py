@@ -78,7 +78,7 @@ def read_sizes(
         **_step_requests(facts, denoiser, machine, [shape.latent(*factors) for shape in ends(shapes)]),
         **_vae_request(vae, ends(shapes)[1]),
         **{
-            part.name: traces.count_request(part.config)
+            part.name: {"kind": "count", "model": dict(part.config)}
             for part in parts
             if part.config and not part.parameters and part.kind != "denoiser"
         },
@@ -113,10 +113,10 @@ def read_sizes(
 def _with_published(sizes: ModelSizes, facts: RunFacts) -> ModelSizes:
     """With traces of a published model that were made before, scaled to this shape: a good guess, and marked as one."""
     known = published_traces(model_of(facts.options), facts.family, full=facts.full)
-    if known is None or known.parameters != sizes.denoiser.parameters:
+    if known is None or known[1] != sizes.denoiser.parameters:
         return sizes  # another model of the same family
-    batch = known.area / ends(sizes.shapes)[1].area
-    return replace(sizes, traces=known.traces, traced_batch=batch, guessed=True)
+    area, _parameters, found = known
+    return replace(sizes, traces=found, traced_batch=area / ends(sizes.shapes)[1].area, guessed=True)
 
 
 def _parts(facts: RunFacts, notes: list[str]) -> list[ModelPart]:
@@ -170,7 +170,8 @@ def _vae_request(vae: ModelPart | None, shape: SampleShape) -> dict[str, dict[st
     if vae is None or not vae.config or shape.frames:
         return {}
     channels = int(vae.config.get("in_channels") or 3)
-    return {"vae work": traces.vae_request(vae.config, (1, channels, shape.height, shape.width))}
+    pixels = [1, channels, shape.height, shape.width]
+    return {"vae work": {"kind": "vae", "model": dict(vae.config), "pixels": pixels}}
 
 
 def _answers(requests: Mapping[str, dict[str, Any]], *, trace: bool, notes: list[str]) -> dict[str, Any]:

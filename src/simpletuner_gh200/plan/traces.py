@@ -131,14 +131,6 @@ def step_request(
     }
 
 
-def vae_request(model: Mapping[str, Any], pixels: Sequence[int]) -> dict[str, Any]:
-    return {"kind": "vae", "model": dict(model), "pixels": list(pixels)}
-
-
-def count_request(model: Mapping[str, Any]) -> dict[str, Any]:
-    return {"kind": "count", "model": dict(model)}
-
-
 def remembered(request: Mapping[str, Any]) -> dict[str, Any] | None:
     """The answer, if there was one before."""
     found = user_cache.load(_KIND, _entry(request))

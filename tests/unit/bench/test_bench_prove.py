@@ -148,7 +148,7 @@ def test_an_arm_that_failed_is_not_tried_again(good):
 
     def run(arm: Arm) -> Trial:
         found = clock.run(arm)
-        return replace(found, ok=arm.name != "b" or clock.order.count("b") <= good, told="broken")
+        return replace(found, ok=arm.name != "b" or clock.order.count("b") <= good, reason="broken")
 
     found = compare(THREE, {}, run, seconds=1000, clock=clock)
     assert clock.order.count("b") == good + 1
@@ -182,7 +182,7 @@ def test_a_trial_is_the_median_of_its_steps_without_the_first(tmp_path):
 def test_a_run_that_did_not_do_it_does_not_count(tmp_path, change, told):
     found = trial(BY_NAME["state"], written(tmp_path, BY_NAME["state"]), 8, training(change))
     assert not found.ok
-    assert told in found.told
+    assert told in found.reason
 
 
 # -- what is trained -----------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ def test_this_machine_is_what_the_driver_says():
     assert (found.name, found.hbm, found.has_device) == ("this", 144 * 10**9, True)
     assert found.h2d == MACHINES["gh200-144"].h2d
     pool = this_machine(driver=MachineDriver(MACHINES["gb10"]))
-    assert (pool.one_pool, pool.rate_sources["grace"]) == (True, "measured: asked here")
+    assert (pool.one_pool, pool.rate_sources["grace"]) == (True, "measured: read here")
     assert this_machine(driver=MachineDriver(MACHINES["h100"])).h2d == MACHINES["h100"].h2d
     with pytest.raises(UsageError, match="gh200-96"):
         machine("gh300")

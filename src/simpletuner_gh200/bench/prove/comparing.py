@@ -34,7 +34,7 @@ class Trial:
     """One run of an arm. ``step``: median seconds of its steps; None where it failed."""
 
     ok: bool
-    told: str
+    reason: str
     """What shows that the arm was on, or why the run does not count."""
     seconds: float
     step: float | None = None
@@ -50,12 +50,12 @@ def trial(arm: Arm, config: Path, steps: int, train: Train) -> Trial:
     summary = train(config, log)
     seconds = time.monotonic() - started
     try:
-        told, recorded = _judged(arm, summary, steps, output, log)
+        shown, recorded = _judged(arm, summary, steps, output, log)
     except GH200Error as failed:
         return Trial(False, failed.message, seconds)
     peak = max((int(value) for _step, value in recorded.series("device/reserved")), default=None)
     waited = _median(recorded, "data_wait_seconds")
-    return Trial(True, told, seconds, _median(recorded, "step_seconds"), waited, peak)
+    return Trial(True, shown, seconds, _median(recorded, "step_seconds"), waited, peak)
 
 
 def _judged(arm: Arm, summary: Summary | None, steps: int, output: Path, log: Path) -> tuple[str, Recorded]:
@@ -65,11 +65,11 @@ def _judged(arm: Arm, summary: Summary | None, steps: int, output: Path, log: Pa
     if summary.get("status") != "completed" or int(summary.get("global_step") or 0) < steps:
         why = summary.get("reason") or summary.get("status")
         raise RunFailed(f"reached step {summary.get('global_step')} of {steps}: {why}")
-    on, told = arm.verdict(summary)
+    on, shown = arm.verdict(summary)
     recorded = read_run(output) if on else None
     if recorded is None or not recorded.series("step_seconds"):
-        raise RunFailed("its telemetry has no steps" if on else told)
-    return told, recorded
+        raise RunFailed("its telemetry has no steps" if on else shown)
+    return shown, recorded
 
 
 def _median(recorded: Recorded, name: str) -> float | None:
@@ -118,12 +118,11 @@ class Compared:
         found = self.trials.get(arm.name, [])
         good, bad = [trial for trial in found if trial.ok], [trial for trial in found if not trial.ok]
         step, stock = self.step(arm.name), self.step("stock")
-        shown = (bad or good)[0].told if found else self.skipped.get(arm.name, "")
         return {
             "name": arm.name,
             "title": arm.title,
             "status": "failed" if bad else "ok" if good else "skip",
-            "told": shown,
+            "told": (bad or good)[0].reason if found else self.skipped.get(arm.name, ""),
             "step_s": step,
             "data_wait_s": _middle(trial.data_wait for trial in good),
             "peak_hbm": max((trial.peak_hbm for trial in good if trial.peak_hbm is not None), default=None),
@@ -159,7 +158,7 @@ def compare(
         found.trials.setdefault(arm.name, []).append(trial)
         taken[arm.name] = max(trial.seconds, taken.get(arm.name, 0.0))
         if not trial.ok:
-            report(f"{arm.name} failed: {trial.told}")
+            report(f"{arm.name} failed: {trial.reason}")
 
     for arm in arms:
         if arm.name in left_out:

@@ -13,7 +13,7 @@ QUESTIONS = {
     "1": "what is memory in Grace to the driver, and how fast is a copy from it to HBM?",
     "2": "how fast are kernels that read and write it where it is?",
     "3": "how fast are AdamW's kernels over state in Grace?",
-    "4": "do copies from Grace run beside computation? 1: entirely, 0: one after the other",
+    "4": "do copies from Grace run during computation? 1: entirely, 0: one after the other",
     "5": "how much of HBM goes to the CUDA context and the libraries' workspaces?",
     "6": "where Grace is full, is there an error or a kill?",
     "7": "what does the first use of new memory cost?",

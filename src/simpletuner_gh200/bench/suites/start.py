@@ -70,11 +70,9 @@ def _starts(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
                 "vs_stock": ratio(runs[name], stock, data_phase),
                 "first_step_vs_stock": ratio(runs[name], stock, lambda run: run.wall[FIRST_STEP]),
                 "cpu_vs_stock": ratio(runs[name], stock, lambda run: run.cpu[DATA_ENDS] - run.cpu[DATA_BEGINS]),
-                "data_s": statistics.median(map(data_phase, runs[name])),
             }
             for name in VARIANTS
         },
-        "stock": {"data_s": statistics.median(map(data_phase, stock))},
         "captions": {
             "vs_stock": ratio(runs["packs"], stock, lambda run: run.wall[CAPTIONS_END] - run.wall[CAPTIONS_BEGIN])
         },

@@ -174,15 +174,15 @@ def measure_index(keys: int, repeats: int) -> dict[str, float]:
     before = _resident()
     held = HeldFiles.alone(FileSegment.in_memory(writer.fd))
     size = _resident() - before
-    asked = random.Random(3).choices(paths, k=min(keys, 100_000))
+    wanted = random.Random(3).choices(paths, k=min(keys, 100_000))
 
     def look_up() -> None:
-        for path in asked:
+        for path in wanted:
             held.holds(path)
 
     look_up()
     seconds = measure({"look_up": look_up}, repeats=repeats).thread["look_up"]
-    return {"bytes_per_key": size / keys, "lookup_us": seconds / len(asked) * 1e6}
+    return {"bytes_per_key": size / keys, "lookup_us": seconds / len(wanted) * 1e6}
 
 
 def _resident() -> int:

@@ -39,7 +39,7 @@ def by_hand(report: Mapping[str, Any]) -> int:
 
 
 def _edit(repository: Repository, base: str, fork: str, path: str, kept: bool) -> dict[str, Any]:
-    """Without hunks, as a deleted or binary file is told, the whole of it has to be looked at."""
+    """Without hunks, as a deleted or binary file is reported, the whole of it has to be looked at."""
     before, after = _functions(repository.text(base, path)), _functions(repository.text(fork, path))
     diff = repository.git("diff", "--unified=0", "--no-renames", base, fork, "--", path)
     seams = {spec.qualname: name for name, spec in all_specs().items() if path in candidate_paths(spec.module)}

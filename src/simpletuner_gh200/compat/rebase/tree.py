@@ -17,7 +17,7 @@ from simpletuner_gh200.errors import RunFailed
 HOME = "simpletuner/gh200"
 VENDOR = f"{HOME}/vendor"
 PAGES = "documentation/gh200"
-"""Where our pages go; upstream keeps its own beside it."""
+"""Where our pages go; upstream keeps its own next to it."""
 
 HOOKED = "simpletuner/__init__.py"
 HOOK = (

@@ -93,7 +93,7 @@ def _page(bench: Bench) -> str:
 def _moved_system_memory(bench: Bench) -> str:
     region = _system_memory(bench)
     outcome = advice.prefetch(bench.driver, bench.caps, (region.address, MIB), 0)
-    # An emulated device moves no real pages, and the kernel, asked, says so: the outcome must not claim otherwise.
+    # An emulated device moves no real pages, and the kernel reports that: the outcome must not claim otherwise.
     movable = bench.caps.mode == "numa" and bench.caps.advises_system_memory and not bench.emulated
     expect(bool(outcome) == movable, outcome.reason)
     return outcome.reason
