@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.compat import shipped
 from simpletuner_gh200.errors import UsageError
 
@@ -65,7 +65,5 @@ def test_the_wheel_is_told_to_carry_all_of_it():
 
 
 def test_the_command_lists_them():
-    done = subprocess.run(
-        [sys.executable, "-m", "simpletuner_gh200", "examples", "--json"], capture_output=True, text=True, check=True
-    )
+    done = CliRunner().invoke(build_app(), ["examples", "--json"])
     assert set(json.loads(done.stdout.splitlines()[-1])["files"]) >= OF_THE_GUIDES
