@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.workbench import RANKS, UNIFIED, JobResult, ramp
+from tests.integration.workbench import RANKS, JobResult
 
 GRACE = {"activations": "grace", "activation_min_tensor_kb": 0}
 FAMILIES = Path(__file__).with_name("activation_families.py")
-RAMP = ramp(2, 4, 3)
 OTHERS = ("sd3", "sdxl", "qwen", "wan", "pixart", "z_image")
 
 
@@ -51,21 +50,6 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     assert found["surprises"] <= 2
     assert found["fetched_late"] < learned * found["tensors"] / steps + 2 * steps, "else ahead of use"
     assert (found["failed"], found["stayed_for_want_of_room"]) == (0, 0)
-
-
-@pytest.mark.matrix  # test_ramp_interplay.py has everything at once
-@pytest.mark.parametrize("world", [1, 2])
-def test_everything_else_on_as_well(workbench, world: int) -> None:
-    """A full fine-tune with EMA, ramp, accumulation and unified caches."""
-    other = {"model_type": "full", "use_ema": True, "gradient_accumulation_steps": 2, "max_train_steps": 3}
-    workbench.configure(blocks={"gh200_optimizations": RAMP, "cache_config": UNIFIED}, **other)
-    reference = workbench.known(world=world)
-    assert reference.ok, reference.explain()
-    workbench.configure(blocks={"gh200_optimizations": {**RAMP, **GRACE}, "cache_config": UNIFIED}, **other)
-    run = workbench.train(world=world)
-    assert told(run)["moved"] > 0
-    assert run.losses == reference.losses
-    assert weights(run) == weights(reference)
 
 
 @pytest.mark.one_release("3.")

@@ -1,4 +1,4 @@
-"""The ramp in one run with everything else: no number changes when data and caches move into memory."""
+"""The ramp in one run with everything else: no number changes when data, caches and activations move into memory."""
 
 from __future__ import annotations
 
@@ -56,16 +56,18 @@ def test_everything_at_once_changes_no_number(workbench, tmp_path):
 
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "filled", folder)
-    everything = {**ramp, "cache_config": {**UNIFIED, "cache_dir": str(tmp_path / "packs")}}
+    everything = {
+        "gh200_optimizations": {**RAMP, "activations": "grace", "activation_min_tensor_kb": 0},
+        "cache_config": {**UNIFIED, "cache_dir": str(tmp_path / "packs")},
+    }
     in_memory = datasets(workbench, type="in_memory")
     workbench.configure(blocks=everything, datasets=in_memory, max_train_steps=STEPS, **COMPANIONS)
     run = workbench.train(probe=PROBE)
     assert run.ok, run.explain()
 
     features = run.summaries[0]["features"]
-    assert {name: features[name] for name in ("ramp", "store", "caches")} == dict.fromkeys(
-        ("ramp", "store", "caches"), "on"
-    )
+    assert {features[name] for name in ("ramp", "store", "caches", "activations")} == {"on"}
+    assert run.summaries[0]["details"]["activations"]["moved"] > 0
     record = run.records[0]
     windows = GH200GradientRamp(2, 8, 8, train_batch_size=2, curve="linear").windows(STEPS)
     assert record["windows"] == [window.accumulation for window in windows]

@@ -158,18 +158,3 @@ def test_a_run_by_epochs_has_as_many_steps_as_its_data_have_windows(workbench, w
     assert rates[0] > rates[-1] == pytest.approx(min(rates)), "the rate falls to its end"
     assert f"{each} micro-batches per rank are {steps} optimizer steps" in run.log()
     assert "num_train_epochs 2 says how long the run is" in run.log()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        pytest.param({"max_train_steps": 0, "num_train_epochs": 0}, "max_train_steps", marks=pytest.mark.matrix),
-        ({"optimizer_release_gradients": True}, "optimizer_release_gradients"),
-    ],
-)
-def test_impossible_runs_stop_at_the_start(workbench, overrides, named):
-    workbench.configure(blocks=block(), **overrides)
-    run = workbench.train()
-    assert run.exit_codes == [2], run.explain()
-    assert named in run.summaries[0]["reason"]
-    assert run.losses == [[]]

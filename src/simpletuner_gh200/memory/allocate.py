@@ -160,13 +160,12 @@ class SlabMaker:
         if self.choice.kind != "registered":
             return self.choice
         try:
-            self.driver.register_host(slab.address, slab.size, self.ordinal)
+            register(self.driver, slab, self.ordinal)
         except DriverError as refused:
             if self.requested != "auto":
                 raise
             logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
             return SlabChoice("host", f"registering failed: {refused.message}")
-        slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
         return self.choice
 
     def _advise(self, slab: Slab) -> str:
@@ -175,6 +174,12 @@ class SlabMaker:
         # The mapping is whole pages, whatever the slab's size: the last one is ours too.
         page = self.caps.page_size
         return advice.prefer(self.driver, self.caps, (slab.address, -(-slab.size // page) * page), "cpu").reason
+
+
+def register(driver: Driver, slab: Slab, ordinal: int) -> None:
+    """Let the device know of a slab, for as long as its memory lives."""
+    driver.register_host(slab.address, slab.size, ordinal)
+    slab.region.before_release(partial(_unregister, driver, slab.address, ordinal, os.getpid()))
 
 
 def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:
@@ -216,8 +221,7 @@ def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dic
         with maker.make(size, label="measured", shared=True) as slab:
             slab.array[::PAGE] = 1  # a page that was never touched has no place yet
             plain, _ = driver.copy_rates(slab.address, size, ordinal)
-            driver.register_host(slab.address, size, ordinal)
-            slab.region.before_release(partial(_unregister, driver, slab.address, ordinal, os.getpid()))
+            register(driver, slab, ordinal)
             return {"host": plain, "registered": driver.copy_rates(slab.address, size, ordinal)[0]}
     except MemoryRoomError:
         return {}  # a full device, say: the choice is then made from capabilities alone, and its reason says so

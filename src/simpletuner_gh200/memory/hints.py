@@ -174,13 +174,6 @@ class BatchReport:
     def __bool__(self) -> bool:
         return self.helped > 0
 
-    def add(self, result: HintResult) -> None:
-        if result:
-            self.helped += 1
-        else:
-            self.not_helped += 1
-            self.reasons[result.reason] += 1
-
 
 def side_of(key: str = "", parent: str = "") -> Side | None:
     """Where a tensor under this key belongs; None where it isn't ours to say."""
@@ -202,8 +195,11 @@ def optimize_batch_for_gh200(batch: Any, access_pattern: str | None = None) -> B
         side = side_of(*keys[:-3:-1])
         if side is None:
             report.untouched += 1
+        elif result := _place(tensor, side, pattern):
+            report.helped += 1
         else:
-            report.add(_place(tensor, side, pattern))
+            report.not_helped += 1
+            report.reasons[result.reason] += 1
     return report
 
 

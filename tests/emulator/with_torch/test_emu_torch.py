@@ -19,17 +19,6 @@ from simpletuner_gh200.memory.slab import Bytes, Slab
 from tests.emulator.emulation import Emulator
 
 MIB = 1 << 20
-DTYPES = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-]
 
 
 @pytest.fixture
@@ -42,25 +31,6 @@ def slab(driver: Driver) -> Iterator[Slab]:
     made = SlabMaker(driver, measured={}).make(MIB, label="latents")
     yield made
     made.close()
-
-
-def test_torch_runs_on_the_emulated_device(driver: Driver) -> None:
-    assert driver.name == "cuda"
-    assert "Emulated" in torch.cuda.get_device_name(0)
-    tensor = torch.arange(64.0).pin_memory().to("cuda", non_blocking=True)
-    assert torch.equal(tensor.cpu(), torch.arange(64.0))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_cached_dtype_arrives_as_a_cuda_tensor(driver: Driver, slab: Slab, dtype: torch.dtype) -> None:
-    slab.array[256 : 256 + 16] = 1
-    copier = Copier(CudaLane(torch.device("cuda", 0)))
-    buffer = copier.copy([slab.bytes_at(256, 16)])
-    assert buffer is not None
-    view = buffer.view(dtype)
-    assert view.is_cuda
-    assert bool((view.cpu().view(torch.uint8) == 1).all())
-    copier.close()
 
 
 def test_statistics_on_another_thread_do_not_block_the_pool(driver: Driver, pool: GracePool) -> None:

@@ -419,22 +419,16 @@ def test_batches_of_other_sizes_follow_the_same_order() -> None:
 
 
 def test_shapes_that_were_not_seen_for_long_are_forgotten() -> None:
-    model, engine = layers(2), Engine()
-    for number in range(MOST_SHAPES + 20):
-        engine.run(lambda: model(X), model.parameters(), [X], f"shape {number}")
-        engine.run(lambda: model(X), model.parameters(), [X], "often")
-    assert len(engine.shapes) == MOST_SHAPES
-    assert engine.shapes["often"].steps == MOST_SHAPES + 20
-    assert "shape 0" not in engine.shapes
-
-
-def test_a_shape_that_is_asked_for_counts_as_seen() -> None:
-    """A batch that fits as it is gets no step of ours: it is only asked about."""
+    """One that fits as it is gets no step of ours: it is only asked about."""
     model, engine = layers(2), Engine()
     engine.run(lambda: model(X), model.parameters(), [X], "fits")
     for number in range(MOST_SHAPES + 20):
         engine.run(lambda: model(X), model.parameters(), [X], f"shape {number}")
+        engine.run(lambda: model(X), model.parameters(), [X], "often")
         assert engine.mix_now("fits") is not None
+    assert len(engine.shapes) == MOST_SHAPES
+    assert engine.shapes["often"].steps == MOST_SHAPES + 20
+    assert "shape 0" not in engine.shapes
 
 
 def test_what_hbm_has_room_for_stays_from_the_end() -> None:
@@ -474,14 +468,13 @@ def test_needs_are_read_when_backward_ends_and_at_no_other_time(monkeypatch: pyt
 
 
 def test_beyond_its_limits_tensors_stay() -> None:
-    model = layers(4)
+    model, engine = layers(4), Engine(limit=2048)
+    assert engine.arena.held == 0
     plain = gradients(model(X), model.parameters())
-    for engine in (Engine(limit=2048),):
-        for _ in range(3):
-            assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
-        assert engine.moved < engine.saved
-        assert engine.arena.held <= 64 << 20
-    assert Engine(limit=2048).arena.held == 0
+    for _ in range(3):
+        assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
+    assert engine.moved < engine.saved
+    assert engine.arena.held <= 64 << 20
 
 
 class Slow(Lane):

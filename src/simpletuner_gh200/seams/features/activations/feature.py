@@ -18,7 +18,7 @@ from simpletuner_gh200.memory.ceilings import activations_allowance, activations
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.memory.nested import tensors_in
-from simpletuner_gh200.model.activations.policy import Comparison
+from simpletuner_gh200.model.activations.policy import Comparison, counted
 from simpletuner_gh200.model.activations.shape import Shape, summary_of
 from simpletuner_gh200.model.refusals import activations_device_refusal, activations_refusal
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from simpletuner_gh200.model.activations.offload import Offloader
 
 logger = logging.getLogger("simpletuner_gh200")
+
+COUNTED = ("tensors", "saved", "moved", "brought", "shared", "surprises", "failed")
+"""Of the engine's counters, those that the summary has under the same names."""
 
 
 class ActivationsFeature(Feature):
@@ -178,8 +181,8 @@ class ActivationsFeature(Feature):
         if self._reported.get(shape) == reported:
             return
         self._reported[shape] = reported
-        counted = {choice: known.block_choices.count(choice) for choice in ("keep", "offload", "recompute")}
-        blocks = f"; of {len(known.block_choices)} checkpointed blocks {counted}" if known.block_choices else ""
+        chosen = known.block_choices
+        blocks = f"; of {len(chosen)} checkpointed blocks {counted(chosen)}" if chosen else ""
         # Without a device there is no HBM, and nothing fits into it.
         level = logging.INFO if known.mix.fits or not self._on_device else logging.WARNING
         logger.log(level, "gh200: activations of batches of %s: %s%s", shape, known.mix.why, blocks)
@@ -236,14 +239,8 @@ class ActivationsFeature(Feature):
             "mode": self._settings.activations,
             "chosen": self._verdict(),
             "gain": verdict.gain if verdict is not None else None,
-            "tensors": engine.tensors,
-            "saved": engine.saved,
-            "moved": engine.moved,
-            "brought": engine.brought,
-            "shared": engine.shared,
+            **{name: getattr(engine, name) for name in COUNTED},
             "fetched_late": engine.late,
-            "surprises": engine.surprises,
-            "failed": engine.failed,
             "stayed_for_want_of_room": engine.full,
             "slabs": engine.arena.slabs,
             "held_bytes": engine.arena.held,
