@@ -107,24 +107,20 @@ def prefetch_to_device(tensor: torch.Tensor, device_index: Any = None) -> HintRe
 
 
 def _hint(name: str, tensor: Any, act: Callable[..., HintResult], device_index: Any = None) -> HintResult:
-    result = _attempt(tensor, act, device_index)
+    if not gh200_uvm_enabled():
+        result = HintResult(False, f"hints are off: no configuration asks for them, nor does {HINTS}")
+    elif isinstance(span := span_of(tensor), str):
+        result = HintResult(False, span)
+    else:
+        driver = detect.current()
+        try:
+            result = act(driver, driver.capabilities(_ordinal(tensor, device_index, driver.home)), span)
+        except MemoryRoomError as unknown:
+            result = HintResult(False, f"the device can't be asked: {unknown.message}")
     if not result and (name, result.reason) not in _reported:
         _reported.add((name, result.reason))
         logger.info("gh200: %s did nothing: %s (said once)", name, result.reason)
     return result
-
-
-def _attempt(tensor: Any, act: Callable[..., HintResult], device_index: Any) -> HintResult:
-    if not gh200_uvm_enabled():
-        return HintResult(False, f"hints are off: no configuration asks for them, nor does {HINTS}")
-    span = span_of(tensor)
-    if isinstance(span, str):
-        return HintResult(False, span)
-    driver = detect.current()
-    try:
-        return act(driver, driver.capabilities(_ordinal(tensor, device_index, driver.home)), span)
-    except MemoryRoomError as unknown:
-        return HintResult(False, f"the device can't be asked: {unknown.message}")
 
 
 def span_of(tensor: Any) -> Span | str:

@@ -144,41 +144,35 @@ def test_memory_goes_back_when_state_goes(pool: GracePool, roomy: Emulator) -> N
     assert pool.state().held == taken, "used again, not taken anew"
 
 
-@pytest.mark.parametrize("careful", [True, False])
-def test_streamed_state_arrives_in_order(
-    pool: GracePool, roomy: Emulator, careful: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Deferred work shows a missing wait: without the lane's events a step would see what the buffer held before."""
-    optimizer = Moments(parameters(5))
+def streaming(pool: GracePool, count: int, **without: Any) -> tuple[Moments, StreamedOptimizer]:
+    """An optimizer whose state is in the pool, and its streaming step over lanes that lack a call."""
+    optimizer = Moments(parameters(count))
     caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
     caught.step(optimizer.step)
     sides = CudaLane(DEVICE), CudaLane(DEVICE)
-    if not careful:
-        for lane in sides:
-            monkeypatch.setattr(lane, "wait", lambda ticket: None)
-    streamed = StreamedOptimizer(caught, sides, room=2 * SIZE)
+    for lane in sides:
+        vars(lane).update(without)
+    return optimizer, StreamedOptimizer(caught, sides, room=2 * SIZE)
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_streamed_state_arrives_in_order(pool: GracePool, roomy: Emulator, careful: bool) -> None:
+    """Deferred work shows a missing wait: without the lane's events a step would see what the buffer held before."""
+    optimizer, streamed = streaming(pool, 5, **({} if careful else {"wait": lambda ticket: None}))
     roomy.defer()
     streamed.step(optimizer.step)
     seen = [state["exp_avg"].cpu().unique().tolist() for state in optimizer.state.values()]
     right = seen == [[float(number + 1)] for number in range(5)]
     assert right == careful, seen
     assert streamed.steps == 1
-    assert caught.tally.tensors == 10, "all of it is home again"
+    assert streamed._caught.tally.tensors == 10, "all of it is home again"
 
 
 @pytest.mark.parametrize("careful", [True, False])
-def test_a_streamed_step_that_fails_leaves_state_at_home(
-    pool: GracePool, roomy: Emulator, careful: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_streamed_step_that_fails_leaves_state_at_home(pool: GracePool, roomy: Emulator, careful: bool) -> None:
     """Copies of what was stepped before are waited for; what was never stepped has its bytes."""
-    optimizer = Moments(parameters(5))
-    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
-    caught.step(optimizer.step)
+    optimizer, streamed = streaming(pool, 5, **({} if careful else {"settle": lambda: None}))
     homes = [state[name].data_ptr() for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    sides = CudaLane(DEVICE), CudaLane(DEVICE)
-    if not careful:
-        for lane in sides:
-            monkeypatch.setattr(lane, "settle", lambda: None)
     turns: list[int] = []
 
     def fails_in_the_third_chunk() -> None:
@@ -189,7 +183,7 @@ def test_a_streamed_step_that_fails_leaves_state_at_home(
 
     roomy.defer()
     with pytest.raises(ValueError, match="a kernel"):
-        StreamedOptimizer(caught, sides, room=2 * SIZE).step(fails_in_the_third_chunk)
+        streamed.step(fails_in_the_third_chunk)
     states = list(optimizer.state.values())
     assert [state[name].data_ptr() for state in states for name in ("exp_avg", "exp_avg_sq")] == homes
     stepped = [state["exp_avg"].cpu().unique().tolist() for state in states[:2]]
@@ -198,12 +192,9 @@ def test_a_streamed_step_that_fails_leaves_state_at_home(
 
 
 def test_streaming_costs_two_buffers_of_hbm(pool: GracePool, roomy: Emulator) -> None:
-    optimizer = Moments(parameters(6))
-    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
-    caught.step(optimizer.step)
+    optimizer, streamed = streaming(pool, 6)
     torch.cuda.empty_cache()
     before = roomy.counter("hbm_used")
-    streamed = StreamedOptimizer(caught, (CudaLane(DEVICE), CudaLane(DEVICE)), room=2 * SIZE)
     streamed.step(optimizer.step)
     assert roomy.counter("hbm_used") - before == 2 * 2 * SIZE
     assert streamed.staged_bytes == 12 * SIZE

@@ -477,44 +477,6 @@ def test_beyond_its_limits_tensors_stay() -> None:
     assert engine.arena.held <= 64 << 20
 
 
-class Slow(Lane):
-    """Copies that are under way until somebody waits for them; knows how many of them there were at once."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.tickets = 0
-        self.under_way: dict[int, int] = {}
-        self.at_most: list[list[int]] = []
-
-    def copy(self, moves: Any, *after: Any) -> int:
-        super().copy(moves, *after)
-        self.tickets += 1
-        self.under_way[self.tickets] = sum(size for _to, _source, size in moves)
-        self.at_most.append(list(self.under_way.values()))
-        return self.tickets
-
-    def done(self, ticket: Any) -> bool:
-        return ticket not in self.under_way
-
-    def wait(self, ticket: Any, brought: torch.Tensor | None = None) -> None:
-        self.under_way.pop(ticket, None)
-
-
-def test_a_tensor_larger_than_what_may_be_under_way_goes_alone() -> None:
-    model = layers(4)
-    plain = gradients(model(X), model.parameters())
-    lane = Slow()
-    engine = Engine(out=lane, in_flight=200)
-    for _ in range(3):
-        assert same(engine.run(lambda: model(X), model.parameters(), [X]), plain)
-    assert {len(sizes) for sizes in lane.at_most if max(sizes) > 200} == {1}
-    assert all(sum(sizes) <= 200 for sizes in lane.at_most if len(sizes) > 1)
-    whole = Engine()
-    for _ in range(3):
-        whole.run(lambda: model(X), model.parameters(), [X])
-    assert engine.moved == whole.moved
-
-
 def test_a_graph_without_backward_gives_its_memory_back() -> None:
     model = layers()
     engine = Engine()

@@ -145,21 +145,6 @@ def test_every_call_fails_once(change: Callable[[Momentum], None]) -> None:
         bench.is_home()
 
 
-def test_a_step_after_one_that_failed_goes_as_any_other() -> None:
-    unharmed = Faults()
-    Bench(unharmed, Momentum.step).step()
-    for nth in range(1, unharmed.calls + 1, 7):
-        bench = Bench(Faults(nth), Momentum.step)
-        with pytest.raises(Trouble):
-            bench.step()
-        plain = {key: value.clone() for key, value in bench.values().items()}
-        bench.step()
-        bench.is_home()
-        for weight in bench.weights:
-            assert weight.grad is not None
-            assert bench.expected[weight, "momentum"].equal(plain[weight, "momentum"] + weight.grad)
-
-
 def test_what_no_copy_can_bring_home_keeps_its_bytes() -> None:
     """The device is as good as lost; should it not be, a later step goes on from there."""
     unharmed = Faults()

@@ -23,7 +23,7 @@ from simpletuner_gh200.seams.features.activations.feature import ActivationsFeat
 from simpletuner_gh200.seams.points.trainer import SEAMS
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.upstream.features import ON
-from tests.unit.model.saving import FixedRoom
+from tests.unit.model.saving import FixedRoom, same
 
 CPU = NullDriver("a test").capabilities(0)
 GPU = replace(CPU, mode="numa", name="a GPU")
@@ -158,7 +158,7 @@ def test_it_moves_and_changes_nothing() -> None:
     plain = gradients(trainer)
     with Run(trainer, activations="grace") as run:
         for _ in range(3):
-            assert all(torch.equal(one, other) for one, other in zip(run.step(), plain, strict=True))
+            assert same(run.step(), plain)
         told = run.feature.telemetry()
         assert told["moved_bytes"] > 0
         assert told["held_bytes"] > 0
@@ -186,7 +186,7 @@ def test_checkpointing_is_past_in_a_step_and_put_back_after_the_run(caplog: pyte
     batch = {**BATCH, "noisy_latents": BATCH["noisy_latents"].clone().requires_grad_()}
     with caplog.at_level(logging.INFO), Run(trainer, activations="grace") as run:
         for _ in range(2):
-            assert all(torch.equal(one, other) for one, other in zip(run.step(batch), plain, strict=True))
+            assert same(run.step(batch), plain)
         (shape,) = run.feature.summary()["shapes"]
         assert shape["blocks"] == {"keep": 0, "offload": 1, "recompute": 0}
     assert torch.utils.checkpoint.checkpoint is original
@@ -223,7 +223,7 @@ def test_auto_keeps_what_is_faster(
     with caplog.at_level(logging.INFO), Run(trainer, activations="auto") as run:
         for _ in range(40):
             before = run.feature.summary()["tensors"]
-            assert all(torch.equal(one, other) for one, other in zip(run.step(batch), plain, strict=True))
+            assert same(run.step(batch), plain)
             went = "with" if run.feature.summary()["tensors"] > before else "without"
             now[0] += 2.0 if went == slower else 1.0
         summary = run.feature.summary()
@@ -255,7 +255,7 @@ def test_auto_without_checkpointing_decides_for_each_shape(monkeypatch: pytest.M
         moved(small)
         assert engine.tensors == tensors, "left as SimpleTuner has it"
         assert all(moved(large) > 0 for _ in range(20))
-        assert all(torch.equal(one, other) for one, other in zip(run.step(large), plain, strict=True))
+        assert same(run.step(large), plain)
         assert moved(small) == 0
         chosen = "moved to Grace for 1 of 2 shapes of batches: steps of the others fit into HBM"
         assert run.feature.summary()["chosen"] == chosen
@@ -290,7 +290,7 @@ def test_checkpointing_is_past_what_stands_before_it(monkeypatch: pytest.MonkeyP
     trainer.config.gradient_checkpointing = True
     batch = {**BATCH, "noisy_latents": BATCH["noisy_latents"].clone().requires_grad_()}
     with Run(trainer, activations="grace") as run:
-        assert all(torch.equal(one, other) for one, other in zip(run.step(batch), plain, strict=True))
+        assert same(run.step(batch), plain)
         assert run.feature.summary()["moved"] > 0
 
 

@@ -175,7 +175,7 @@ class DeviceRoom(Room):
 
     def begin(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = self._lasting()
+        self._before = torch.cuda.memory_allocated(self._device) - self._gradients()  # there for the whole step
 
     def end(self) -> None:
         self._needs = max(self._needs, torch.cuda.max_memory_allocated(self._device) - self._before)
@@ -185,10 +185,6 @@ class DeviceRoom(Room):
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         cached = max(cached - self._idle_in_grace(), 0)
         return activations_room(free + cached + self._gradients(), total, self._needs, self._reserve)
-
-    def _lasting(self) -> int:
-        """Allocated now and for the whole step."""
-        return int(torch.cuda.memory_allocated(self._device)) - self._gradients()
 
     def _gradients(self) -> int:
         return sum(weight.grad.nbytes for weight in self._trained() if weight.grad is not None)

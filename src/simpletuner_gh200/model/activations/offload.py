@@ -113,9 +113,7 @@ class Offloader:
             self._weights = Weights(weights())
         if known.mix is None:
             self._room.begin()
-        step = Step(known, self._out)
-        step.stays_out(self._weights.storages, identities(inputs))
-        self.step_now = step
+        step = self.step_now = Step(known, self._out, self._weights.storages, identities(inputs))
         self._unlearned.append(step)
         known.steps += 1
         complete = False

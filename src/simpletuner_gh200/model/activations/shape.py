@@ -19,9 +19,6 @@ from simpletuner_gh200.model.activations.policy import Block, Choice, Mix, Rates
 ROOM_CHANGED = 0.1
 """Share of the room by which it must differ before a mix is chosen anew."""
 MOST_ORDERS = 8
-ANOTHER_BLOCK = 1.5
-"""A block is started plainly while Grace has so many times the room that the largest one before it took."""
-
 
 AT_LEAST, AT_MOST = 2, 4
 """So many are fetched ahead of use ..."""
@@ -104,11 +101,6 @@ class Shape:
     def recomputes(self) -> frozenset[int]:
         return frozenset(at for at, choice in enumerate(self.block_choices) if choice == "recompute")
 
-    def learn_order(self, order: LearnedOrder) -> None:
-        """It holds for mixes that recompute the same blocks."""
-        self.orders.insert(0, order)
-        del self.orders[MOST_ORDERS:]
-
     def order_like(self, sizes: Sequence[int]) -> LearnedOrder | None:
         """A known order of steps that saved these ``sizes``, else of ones that saved as many things of other sizes.
 
@@ -118,10 +110,11 @@ class Shape:
         return next((known for known in alike if known.sizes == wanted), alike[0] if alike else None)
 
     def choose(self, *, room: int, grace_limit: int, rates: Rates | None) -> None:
-        """Choose the mix; the order stays while the same blocks are recomputed, and is learned again where not."""
-        before = self._recomputed_when_measured() if self.mix is None else self.recomputes()
-        blocks = self._blocks()
-        self.mix = choose(blocks, hbm_room=room, grace_limit=grace_limit, rates=rates)
+        """Choose the mix; an order holds for mixes that recompute the same blocks, and is learned again for others."""
+        inside = [part for part in self.measured if part.inside]
+        measured = frozenset(at for at, part in enumerate(inside) if part.recomputed)
+        before = measured if self.mix is None else self.recomputes()
+        self.mix = choose(self._blocks(), hbm_room=room, grace_limit=grace_limit, rates=rates)
         self.room = room
         chosen = list(zip(self.measured, self.mix.choices, strict=True))
         self.block_choices = tuple(choice for part, choice in chosen if part.inside)
@@ -131,10 +124,6 @@ class Shape:
 
     def room_differs(self, room: int) -> bool:
         return abs(room - self.room) > ROOM_CHANGED * max(self.room, room)
-
-    def _recomputed_when_measured(self) -> frozenset[int]:
-        inside = [part for part in self.measured if part.inside]
-        return frozenset(at for at, part in enumerate(inside) if part.recomputed)
 
     def _blocks(self) -> list[Block]:
         """A block that was recomputed while measuring is taken for another like the last that was not."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.memory.lane import Lane, Ticket
 from simpletuner_gh200.model.activations.saved_tensors import Layout, let_go
-from simpletuner_gh200.model.activations.shape import ANOTHER_BLOCK, NOTHING, Ahead, LearnedOrder, Measured, Shape
+from simpletuner_gh200.model.activations.shape import MOST_ORDERS, NOTHING, Ahead, LearnedOrder, Measured, Shape
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from simpletuner_gh200.model.activations.arena import Place
     from simpletuner_gh200.model.activations.offload import Offloader
 
+ANOTHER_BLOCK = 1.5
+"""A block is started plainly while Grace has so many times the room that the largest one before it took."""
 A_FEW, MOSTLY = 2, 0.25
 """So many, and that share of what was saved, may come late before an order is learned anew; a right one leaves one."""
 
@@ -63,7 +65,8 @@ class Saved:
 class Step:
     """From the forward pass to the end of the graph."""
 
-    def __init__(self, shape: Shape, lane: Lane) -> None:
+    def __init__(self, shape: Shape, lane: Lane, weights: Mapping[int, Any], inputs: Mapping[int, Any]) -> None:
+        """``weights``, ``inputs``: storages that never leave, with the weak references that keep their identities."""
         self.shape = shape
         self.some_stay = "keep" in shape.block_choices or "keep" in shape.other_choices
         self._lane = lane
@@ -71,11 +74,11 @@ class Step:
         self.sizes: list[int] = []
         self.stayed: list[int] = []
         """Of what was saved, the numbers of those that did not leave."""
-        self.known: dict[Any, Saved | None] = {}
+        self.known: dict[Any, Saved | None] = dict.fromkeys((*weights, *inputs))
         """By storage, or by part of one; None: it belongs to weights or inputs, and never leaves."""
         self.held: list[int] = []
         """Weak references to the storages that ``known`` has got: while they are held, no other gets their identity."""
-        self._inputs: Mapping[int, Any] = {}
+        self._inputs = inputs
         self.requested: list[int] = []
         self.late = 0
         """Of those that left, so many were not there when they were asked for."""
@@ -100,12 +103,6 @@ class Step:
         self.blocks = self._others = self._largest = 0
 
     # -- forward -----------------------------------------------------------------------------------------
-
-    def stays_out(self, weights: Mapping[int, Any], inputs: Mapping[int, Any]) -> None:
-        """Storages that never leave, with the weak references that keep their identities theirs."""
-        self._inputs = inputs
-        self.known = dict.fromkeys(weights)
-        self.known.update(dict.fromkeys(inputs))
 
     def measure(self, size: int) -> None:
         """So much was saved, by the block that runs or between blocks."""
@@ -220,7 +217,8 @@ class Step:
             self._read_times()
             shape.measured = self.measured
         if self._ahead is None:
-            shape.learn_order(LearnedOrder(self.sizes, self.requested))
+            shape.orders.insert(0, LearnedOrder(self.sizes, self.requested))
+            del shape.orders[MOST_ORDERS:]
 
     def _read_times(self) -> None:
         for part, began, ended in self._marks:
