@@ -20,7 +20,6 @@ from simpletuner_gh200.model.optimizer_table import (
     optimizers,
     seconds_in_place,
     seconds_streamed,
-    state_bytes,
     streaming_wins,
 )
 
@@ -112,7 +111,7 @@ def optimizer_row(facts: OptimizerFacts) -> str:
     if facts.fails is not None:
         return f"| `{facts.name}` | | | | | does not run by itself: {facts.fails} |"
     kept = " / ".join("–" if each is None else f"{each:g}" for each in (facts.bytes_bf16, facts.bytes_fp32))
-    size = state_bytes(facts.name, 10**9) or 0
+    size = round((facts.bytes_per_parameter("bf16") or 0) * 10**9)
     in_place, streamed = seconds_in_place(facts, size, READ, WRITTEN), seconds_streamed(size, READ, WRITTEN)
     seconds = f"{in_place:.3f} / {streamed:.3f}" if facts.streamable else f"{in_place:.3f}"
     wins = "yes" if streaming_wins(facts, size, READ, WRITTEN) else "no gain"
