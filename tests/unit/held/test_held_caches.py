@@ -151,15 +151,6 @@ def test_what_is_asked_for_or_made_is_taken_in_by_and_by(files, opened, saved, w
     assert values(opened(), files[:9]) == [*EVERYTHING[:7], None, EVERYTHING[8]]
 
 
-def test_lazy_has_no_background_and_serves_packs(packed, opened):
-    caches = opened()
-    caches.fill("lazy")
-    assert caches.report()["vae-x"]["filling"] == "done"
-    assert values(caches, packed) == EVERYTHING
-    caches.save()
-    assert caches.caches["vae-x"].held_bytes == 0
-
-
 def test_a_cache_that_simpletuner_makes_anew_is_dropped_and_filled_again(files, opened):
     caches = opened(allowed=200_000)
     caches.fill()
@@ -229,19 +220,6 @@ def test_what_has_no_room_in_memory_is_read_in_packs(packed, opened):
     assert caches.wait_until_filled(20)
     where = [caches.caches["vae-x"].find(path).address is not None for path in packed]
     assert 0 < sum(where) < COUNT
-    assert values(caches, packed) == EVERYTHING
-
-
-def test_a_file_that_was_copied_is_recognised_and_copied_for_the_device(packed, opened, tmp_path):
-    import shutil
-
-    shutil.copytree(tmp_path / "vae", tmp_path / "copy")  # other inodes, other change times
-    shutil.rmtree(tmp_path / "vae")
-    (tmp_path / "copy").rename(tmp_path / "vae")
-    caches = opened(copies=True)
-    caches.fill()
-    assert caches.wait_until_filled(20)
-    assert all(caches.caches["vae-x"].find(path).address for path in packed)
     assert values(caches, packed) == EVERYTHING
 
 

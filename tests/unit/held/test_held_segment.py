@@ -14,7 +14,6 @@ from simpletuner_gh200.held.segment import (
     Segment,
     SegmentFull,
     SegmentWriter,
-    checksum_of,
     key_of,
 )
 from simpletuner_gh200.memory.mapping import create_memfd
@@ -49,17 +48,6 @@ def open_pack(path: Path) -> Segment:
 @pytest.fixture
 def entries() -> dict[str, bytes]:
     return {"/a": b"first", "/b": b"", "/c": BIG}
-
-
-def test_what_was_put_is_found_by_its_key_with_path_and_layout(entries: dict[str, bytes], tmp_path: Path) -> None:
-    for segment in (in_memory(entries), open_pack(on_disk(tmp_path / "pack", entries))):
-        assert len(segment) == 3 and segment.made_by == "maker"
-        assert segment.keys() == [key_of(path) for path in entries]
-        for path, payload in entries.items():
-            row = segment.keys().index(key_of(path))
-            assert segment.path(row) == path and segment.layout(row) == b"[]"
-            assert segment.payload(row).tobytes() == payload
-            assert segment.rows[row]["checksum"] == checksum_of(payload)
 
 
 def test_the_same_bytes_are_a_pack_and_a_segment_in_memory(entries: dict[str, bytes], tmp_path: Path) -> None:
