@@ -75,6 +75,8 @@ def test_what_was_packed_is_served_after_a_start(packed):
     assert cache.statistics.fallbacks == {}
     with open("/proc/self/maps") as maps:
         assert ".pack" not in maps.read(), "a mapping of a file that is cut short ends a process"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.pack")] == [0o400]
 
 
 def test_batches_are_read_from_packs_and_are_joined_on_the_host(tmp_path, saved):
@@ -92,12 +94,6 @@ def test_batches_are_read_from_packs_and_are_joined_on_the_host(tmp_path, saved)
         leaves = [entry.layout.single or entry.layout.named["latents"] for entry in entries]
         assert torch.equal(assemble(entries, leaves, BufferPool()), torch.stack(latents))
         assert torch.equal(DeviceDelivery(copier=None).rows(entries, leaves), torch.stack(latents))
-
-
-def test_packs_are_private_and_read_only(packed):
-    folder, _ = packed
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.pack")] == [0o400]
 
 
 def test_entries_whose_source_changed_or_vanished_are_not_served(packed):
