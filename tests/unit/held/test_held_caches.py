@@ -164,7 +164,7 @@ def test_packs_are_written_and_read_at_the_next_start(files, opened):
         report = caches.report()["vae-x"]
         assert (report["entries"], report["hits"], report["misses"], report["hit_rate"]) == (COUNT, COUNT, 0, 1.0)
         assert report["packs"]["entries"] == COUNT * turn
-        assert report["bytes"] >= COUNT * 400 * (1 - turn) and report["fill_seconds"] > 0
+        assert turn or (report["bytes"] >= COUNT * 400 and report["fill_seconds"] > 0)
         caches.save()
         assert caches.report()["vae-x"]["packs"]["damaged"] == 0
         caches.close()
