@@ -155,8 +155,7 @@ def activate(environment: MutableMapping[str, str]) -> None:
     """
     settled, notes = carried_over(environment)
     for name in ALLOCATOR:
-        if name in environment and name not in settled:
-            del environment[name]
+        environment.pop(name, None)
     environment.update({name: value for name, value in settled.items() if environment.get(name) != value})
     for note in notes:
         logger.warning("gh200: %s", note)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -21,8 +21,7 @@ from simpletuner_gh200.operate.run_lock import in_use
 from simpletuner_gh200.telemetry.numbers import numbers_of
 from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.ranks import RankTable
-from simpletuner_gh200.telemetry.reading import last_values
-from simpletuner_gh200.telemetry.view import RECENT, RunStatus, RunView
+from simpletuner_gh200.telemetry.view import RECENT, RunView
 from simpletuner_gh200.units import format_bytes, format_seconds
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -54,9 +53,9 @@ def wait_for(run: Path, every: float, say: Callable[[str], None]) -> Path:
         time.sleep(every)
 
 
-def screen_of(view: RunView, *, width: int = 80, ascii_only: bool = False) -> RenderableType:
-    """Everything on one screen that is ``width`` columns wide."""
-    parts: list[RenderableType] = [_heading(view, view.status()), _bar(view, width), _curves(view, width, ascii_only)]
+def screen_of(view: RunView, console: Console) -> RenderableType:
+    """Everything on one screen, as wide as the console."""
+    parts: list[RenderableType] = [_heading(view), _bar(view, console.width), _curves(view, console)]
     if (ranks := view.ranks(latest=RECENT)) is not None:
         parts.append(_ranks(ranks))
     found = view.alerts()
@@ -90,10 +89,12 @@ def _usual_range(values: Sequence[float]) -> tuple[float, float]:
     return (min(beyond), max(beyond)) if beyond else (ordered[0], ordered[-1])
 
 
-def _heading(view: RunView, status: RunStatus) -> RenderableType:
+def _heading(view: RunView) -> RenderableType:
     (_status, words), (_step, step), *times = view.progress()
     facts = [f"step {step}", *(f"{text} {what}" for what, text in times)]
-    return Text(printable(words), style=_STATES[status.state]).append("\n" + "   ".join(facts), "not bold default")
+    return Text(printable(words), style=_STATES[view.status().state]).append(
+        "\n" + "   ".join(facts), "not bold default"
+    )
 
 
 def _bar(view: RunView, width: int) -> RenderableType:
@@ -105,12 +106,12 @@ def _bar(view: RunView, width: int) -> RenderableType:
     return line
 
 
-def _curves(view: RunView, width: int, ascii_only: bool) -> RenderableType:
+def _curves(view: RunView, console: Console) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     rows = [(number.title, number.unit(points[-1][1]), points) for number, points in numbers_of(view.run)]
-    room = width - _FRAME - sum(max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    room = console.width - _FRAME - sum(max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     for title, value, points in rows:
-        curve = spark(last_values(points, max(1, room)), room, ascii_only=ascii_only)
+        curve = spark([value for _step, value in points[-room:]], room, ascii_only=console.options.ascii_only)
         shown = Text(curve, "green", no_wrap=True, overflow="crop")
         table.add_row(Text(title, "bold", no_wrap=True), Text(value, no_wrap=True), shown)
     return table

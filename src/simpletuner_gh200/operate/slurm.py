@@ -101,7 +101,8 @@ def train_sbatch(wish: Wish) -> str:
         "PROJECT": shlex.quote(str(folder)),
         "CONFIG": shlex.quote(str(folder / "config" / "config.json")),
         "OUTPUT": shlex.quote(str(folder / "output")),
-        "GH200": _command(wish),
+        # The installation that made the script, where no container has one of its own.
+        "GH200": f"{shlex.quote(sys.executable)} -m simpletuner_gh200" if wish.container == "none" else "gh200",
         "CONTAINER": _container(wish),
     }
     return re.sub(r"@([A-Z0-9]+)@", lambda found: values[found.group(1)], TEMPLATE.read_text(encoding="utf-8"))
@@ -134,30 +135,22 @@ def _described(wish: Wish) -> str:
     return f"{nodes}, {each} each{within}"
 
 
-def _command(wish: Wish) -> str:
-    """The installation that made the script, where no container has one of its own."""
-    return "gh200" if wish.container != "none" else f"{shlex.quote(sys.executable)} -m simpletuner_gh200"
-
-
 def _folders(wish: Wish) -> list[Path]:
     return [folder.absolute() for folder in dict.fromkeys((wish.folder, wish.data, *wish.model.folders))]
-
-
-def _image(named: str) -> str:
-    """A file is found from wherever the job is submitted."""
-    return str(Path(named).absolute()) if Path(named).is_file() else named
 
 
 def _container(wish: Wish) -> str:
     runtime = RUNTIMES[wish.container]
     lines = ["step_options=()", "on_node=()"]
     if wish.image:
+        # A file is found from wherever the job is submitted.
+        image = str(Path(wish.image).absolute()) if Path(wish.image).is_file() else wish.image
         mounts = runtime.joined.join(runtime.mount.format(each) for each in (*_folders(wish), MODELS))
         lines = [
             "# Models as they were downloaded, and the token for them: an image has neither.",
             'export HF_HOME="${HF_HOME:-$HOME/.cache/huggingface}"',
             'mkdir -p "$HF_HOME"',
-            f"image={shlex.quote(_image(wish.image))}",
+            f"image={shlex.quote(image)}",
             f"step_options=({runtime.step.format(mounts=mounts)})",
             f"on_node=({runtime.node.format(mounts=mounts)})",
         ]

@@ -93,17 +93,9 @@ class Number(NamedTuple):
 
     def of_the_run(self, values: list[float]) -> str:
         """The first step is left out of medians and means: it pays for the others' warm-up."""
-        settled = values[1:] or values
-        match self.whole:
-            case "median":
-                return self.unit(median(settled))
-            case "mean":
-                return self.unit(mean(settled))
-            case "least":
-                return self.unit(min(values))
-            case "most":
-                return self.unit(max(values))
-        return self.unit(values[-1])
+        if self.whole in ("median", "mean"):
+            return self.unit((median if self.whole == "median" else mean)(values[1:] or values))
+        return self.unit({"last": values[-1], "least": min(values), "most": max(values)}[self.whole])
 
 
 NUMBERS = (

@@ -108,7 +108,8 @@ class Recorded:
 
     def latest(self, name: str, count: int = 1, *, after: int = 0) -> list[float]:
         """The last values of a series, without its first ``after``."""
-        return last_values(self.series(name), count, after=after)
+        points = self.series(name)
+        return [value for _step, value in points[max(after, len(points) - count) :]]
 
     def last(self, name: str) -> float | None:
         return next(iter(self.latest(name)), None)
@@ -137,10 +138,6 @@ class Recorded:
         if isinstance(resumed, int):
             self.steps = [step for step in self.steps if step["step"] <= resumed]
             self._curves.clear()
-
-
-def last_values(points: list[Point], count: int, *, after: int = 0) -> list[float]:
-    return [value for _step, value in points[max(after, len(points) - count) :]]
 
 
 def dig(record: dict[str, Any], name: str) -> Any:

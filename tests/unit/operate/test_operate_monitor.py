@@ -25,7 +25,7 @@ from tests.unit.telemetry.run_samples import healthy, run_of, write_ranks
 
 def shown(view: RunView, *, width: int = 100) -> str:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(screen_of(view, width=width))
+    console.print(screen_of(view, console))
     return console.export_text()
 
 

@@ -165,7 +165,7 @@ def refreshing(folder: Path, steps: int) -> tuple[int, str]:
 
     def look() -> None:
         view.refresh()
-        drawn[:] = [screen_of(view, width=120)]
+        drawn[:] = [screen_of(view, console)]
 
     look()
     for sink in sinks:

@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,9 +17,6 @@ from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.operate.monitor import screen_of, wait_for
 from simpletuner_gh200.operate.run_folder import newest_run, telemetry_of
 from simpletuner_gh200.telemetry.view import RECENT, RunView
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def monitor(
@@ -43,7 +40,7 @@ def monitor(
     console = screen()
     if as_json or once:
         view = RunView.read(telemetry_of(run) if run is not None else newest_run(Path()))
-        print(json.dumps(_document(view))) if as_json else console.print(_screen(view, console))
+        print(json.dumps(_document(view))) if as_json else console.print(screen_of(view, console))
         return
     try:
         _watch(RunView.follow(wait_for(run, every, say) if run is not None else newest_run(Path())), console, every)
@@ -65,16 +62,12 @@ def _document(view: RunView) -> dict[str, Any]:
     }
 
 
-def _screen(view: RunView, console: Console) -> RenderableType:
-    return screen_of(view, width=console.width, ascii_only=console.options.ascii_only)
-
-
 def _watch(view: RunView, console: Console, every: float) -> None:
     """Until the run ends or the reader does."""
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         while True:
             view.refresh()
-            live.update(_screen(view, console))
+            live.update(screen_of(view, console))
             if view.run.end:
                 return
             time.sleep(every)

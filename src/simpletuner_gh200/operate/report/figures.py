@@ -32,6 +32,8 @@ class _Plot(NamedTuple):
     unit: Callable[[float], str]
     foreseen: str = ""
     """The series for which a plan may have said a value."""
+    steps: bool = False
+    """Drawn in steps: it stays until it changes."""
 
 
 _MEMORY = (
@@ -66,8 +68,16 @@ _MEMORY = (
         format_bytes,
     ),
 )
-_LEARNING_RATE = _Plot("Learning rate", "As the optimizer used it.", {"learning rate": "learning_rate"}, plain)
-
+_SCHEDULE = (
+    _Plot(
+        "Effective batch",
+        "Samples per optimizer step, over all ranks.",
+        {"effective batch": "effective_batch"},
+        plain,
+        steps=True,
+    ),
+    _Plot("Learning rate", "As the optimizer used it.", {"learning rate": "learning_rate"}, plain),
+)
 
 _Made = tuple[str, str, Picture | None]
 
@@ -76,15 +86,12 @@ def figures(view: RunView, foreseen: Mapping[str, float]) -> list[Figure]:
     """Every figure that the records have numbers for. ``foreseen``: bytes that were planned, by series."""
     run = view.run
     waits = plot([Line("data wait", data_wait_shares(run))], label="Data wait", unit=percent)
-    ramp = plot([Line("effective batch", run.series("effective_batch"), steps=True)], label="Ramp", unit=plain)
     made: list[_Made] = [
         _loss(run),
         _step_time(run),
         ("Data wait", "Share of each step, saving left out, spent waiting for data.", waits),
         _by_rank([run, *view.others]),
-        *(_series(run, each, foreseen) for each in _MEMORY),
-        ("Effective batch", "Samples per optimizer step, over all ranks.", ramp),
-        _series(run, _LEARNING_RATE, foreseen),
+        *(_series(run, each, foreseen) for each in (*_MEMORY, *_SCHEDULE)),
         _hit_rates(run),
     ]
     return [Figure(title, caption, picture) for title, caption, picture in made if picture is not None]
@@ -103,7 +110,9 @@ def time_line(run: Recorded) -> str:
 
 
 def _series(run: Recorded, wanted: _Plot, foreseen: Mapping[str, float]) -> _Made:
-    lines = [Line(name, points) for name, path in wanted.series.items() if (points := run.series(path))]
+    lines = [
+        Line(name, points, steps=wanted.steps) for name, path in wanted.series.items() if (points := run.series(path))
+    ]
     if lines and foreseen.get(wanted.foreseen):
         lines.append(Line("planned for this run", [(0, foreseen[wanted.foreseen])], level=True))
     binary = wanted.unit is format_bytes
