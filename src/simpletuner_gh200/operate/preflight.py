@@ -30,7 +30,7 @@ from simpletuner_gh200.seams.feature import all_features, decide, losses
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 from simpletuner_gh200.upstream.check import check_installed
 from simpletuner_gh200.upstream.checkpoints import checkpoints
-from simpletuner_gh200.upstream.importing import ImportVerdict, check_import, trusted_import
+from simpletuner_gh200.upstream.importing import ImportVerdict, check_import
 from simpletuner_gh200.upstream.option_table import Checker
 from simpletuner_gh200.upstream.tested import setup_command
 
@@ -228,7 +228,7 @@ def _oversized(training: Training, notes: list[str]) -> Iterator[Problem]:
 def check_installation(say: Say, *, trusting: bool = False) -> ImportVerdict:
     """SimpleTuner is here, new enough, and imports. ``trusting``: for commands that don't import it themselves."""
     check_release()
-    found = (trusted_import if trusting else check_import)(say)
+    found = check_import(say, trusting=trusting)
     found.stop_unless_it_imports()
     return found
 

@@ -6,7 +6,7 @@ may lie outside of Python, a system library say, and the cache may be that of an
 ``gh200 setup`` import anew even where it did; not the doctor at the start of a cluster's job (``--skip-allocation``).
 
 A start is never slower for it: ``train`` and ``config check`` need the options anyway. The commands that don't
-(``trusted_import``) ask the child only where versions are not those that were tested.
+(``trusting``) ask the child only where versions are not those that were tested.
 """
 
 from __future__ import annotations
@@ -91,20 +91,24 @@ class ImportVerdict:
             raise UsageError(self.in_a_line())
 
 
-def check_import(
-    say: Say = lambda _words: None, *, refresh: bool = False, deadline: float | None = None
-) -> ImportVerdict:
-    """What is known of the SimpleTuner an import would find; ``say`` is told before it takes long."""
+def check_import(say: Say = lambda _words: None, *, refresh: bool = False, trusting: bool = False) -> ImportVerdict:
+    """What is known of the SimpleTuner an import would find; ``say`` hears of it before it takes long.
+
+    ``trusting`` is whoever has no other need of an import: versions that were tested are trusted, and the
+    verdict may be open. That the import fails even so is found by the doctor, or at the start of a run.
+    """
     package, version = find_package("simpletuner"), installed_version("simpletuner")
     if package is None or version is None:
         note = "SimpleTuner is not installed here, so its own options were not checked"
         return ImportVerdict(False, NOT_INSTALLED, notes=(note,))
     entry = _key(package, version)
     kept = None if refresh else _kept(entry, version)
+    if kept is None and trusting and differing(version) == {}:
+        return ImportVerdict(None, "versions as tested", version)
     if kept is not None:
         return kept
     say(f"importing SimpleTuner {version} in a process of its own, {'anew' if refresh else 'once'} ...")
-    answer = _ask(DEADLINE_SECONDS if deadline is None else deadline)
+    answer = _ask()
     verdict = _verdict(answer, version)
     refused = user_cache.store(KIND, entry, answer) if verdict.table is not None else None
     if refused is None:
@@ -113,28 +117,22 @@ def check_import(
     return replace(verdict, notes=(f"{note} (name a folder you may write to in XDG_CACHE_HOME)",))
 
 
-def trusted_import(say: Say) -> ImportVerdict:
-    """The same for whoever has no other need of an import: versions that were tested are trusted.
-
-    Undecided then. That the import fails even so is found by the doctor, or at the start of a run.
-    """
-    package, version = find_package("simpletuner"), installed_version("simpletuner")
-    if package is not None and version is not None and differing(version) == {}:
-        return _kept(_key(package, version), version) or ImportVerdict(None, "versions as tested", version)
-    return check_import(say)
-
-
-def _ask(deadline: float) -> dict[str, Any]:
+def _ask() -> dict[str, Any]:
     """The child's answer, see ``seams/probe.py``; ``undecided`` where it gave none. SimpleTuner leaves files behind."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="gh200-probe-") as folder:
             ended = subprocess.run(
-                PROBE, cwd=folder, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline
+                PROBE,
+                cwd=folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=DEADLINE_SECONDS,
             )
         answer = _answer(ended)
     except subprocess.TimeoutExpired:
-        answer = {"undecided": f"importing it was not done after {deadline:g} s"}
+        answer = {"undecided": f"importing it was not done after {DEADLINE_SECONDS:g} s"}
     except OSError as refused:
         answer = {"undecided": f"no process could be started to import it: {refused}"}
     return {**answer, "seconds": time.monotonic() - started}
@@ -162,9 +160,8 @@ def _verdict(answer: Mapping[str, Any], version: str) -> ImportVerdict:
     reason = answer.get("undecided") or answer.get("cause")
     imports = None if "undecided" in answer else answer.get("cause") is None
     unread = f"SimpleTuner's own options were not checked: {reason or answer.get('unread') or 'it is no table'}"
-    return ImportVerdict(
-        imports, reason, version, float(answer.get("seconds") or 0), table, () if table is not None else (unread,)
-    )
+    notes = () if table is not None else (unread,)
+    return ImportVerdict(imports, reason, version, float(answer.get("seconds") or 0), table, notes)
 
 
 def _kept(entry: str, version: str) -> ImportVerdict | None:
@@ -184,15 +181,11 @@ def _key(package: Path, version: str) -> str:
     """What the answer depends on: the release and where it is, its sources, what is installed, the kind of machine."""
     digest = hashlib.blake2b(digest_size=20)
     libraries = text("LD_LIBRARY_PATH")
-    here = (SCHEMA, version, package.absolute(), sys.version, platform.machine(), _has_gpu(), libraries)
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*"))  # some values are offered only where there is one
+    here = (SCHEMA, version, package.absolute(), sys.version, platform.machine(), has_gpu, libraries)
     for part in (*here, *sorted(installed_distributions().items()), *_states(package)):
         digest.update(f"{part}\0".encode())
     return digest.hexdigest()
-
-
-def _has_gpu() -> bool:
-    """Some values are offered only where there is a GPU to use them on."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _states(package: Path) -> Iterator[tuple[str, int, int]]:

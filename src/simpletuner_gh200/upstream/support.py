@@ -84,19 +84,14 @@ def support_document(releases: Releases) -> dict[str, Any]:
     }
 
 
-def replace_block(page: str, table: str) -> str:
-    """``page`` with the text between the two markers replaced."""
+def write_page(path: Path) -> bool:
+    """Renew the table between the two markers in ``path``; whether that changed anything."""
+    page = path.read_text(encoding="utf-8")
     before, begin, rest = page.partition(BEGIN)
     _old, end, after = rest.partition(END)
     if not begin or not end:
-        raise UsageError(f"the page has no block between {BEGIN} and {END}", remedy="put the two markers back")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
-
-
-def write_page(path: Path) -> bool:
-    """Renew the table in ``path``; whether that changed anything."""
-    page = path.read_text(encoding="utf-8")
-    renewed = replace_block(page, support_table(known_releases()))
+        raise UsageError(f"{path} has no block between {BEGIN} and {END}", remedy="put the two markers back")
+    renewed = f"{before}{BEGIN}\n{support_table(known_releases())}\n{END}{after}"
     if renewed != page:
         path.write_text(renewed, encoding="utf-8")
     return renewed != page

@@ -15,8 +15,6 @@ from importlib import resources
 
 from simpletuner_gh200.errors import UsageError
 
-FOLDER = "constraints"
-
 
 @dataclass(frozen=True)
 class Tested:
@@ -53,7 +51,7 @@ def tested_versions(release: str, *, cpu: bool = False) -> dict[str, str]:  # no
 def constraints(release: str, *, cpu: bool = False) -> str:
     """For `pip install -c`: plain ``name==version`` lines, sorted."""
     names = [f"simpletuner-{find(release).release}{part}.txt" for part in (("",) if cpu else ("", "-cuda"))]
-    texts = (resources.files(__package__).joinpath(FOLDER, name).read_text(encoding="utf-8") for name in names)
+    texts = (resources.files(__package__).joinpath("constraints", name).read_text(encoding="utf-8") for name in names)
     return "".join(f"{line}\n" for line in sorted(line for text in texts for line in text.splitlines()))
 
 
@@ -81,7 +79,7 @@ def choose(python: str, machine: str) -> Tested:
     )
 
 
-# -- what is installed, beside that
+# -- what is installed
 
 FIRST = ("torch", "torchvision", "torchaudio", "transformers", "diffusers", "accelerate", "peft", "numpy")
 """Named first where versions differ: what SimpleTuner's import fails over."""
@@ -117,27 +115,23 @@ def differing(release: str) -> dict[str, tuple[str | None, str]] | None:
     return {
         name: (found, tested)
         for name, (found, tested) in pairs.items()
-        if (name in FIRST if found is None else _public(found) != _public(tested))
+        if (name in FIRST if found is None else found.partition("+")[0] != tested.partition("+")[0])
     }
 
 
 def versions_in_words(release: str) -> str:
-    """What is here beside what was tested, in a few words."""
+    """How what is here differs from what was tested, in a few words."""
     different = differing(release)
     if different is None:
         return f"not among the tested releases, {', '.join(tested_releases())}"
     if not different:
         return "versions as tested"
     ordered = sorted(different, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
-    told = [f"{name} {different[name][0] or 'missing'}, tested {different[name][1]}" for name in ordered[:SHOWN]]
-    more = [f"{len(ordered) - SHOWN} more differ"] if len(ordered) > SHOWN else []
-    return "; ".join([*told, *more])
+    words = [f"{name} {different[name][0] or 'missing'}, tested {different[name][1]}" for name in ordered]
+    more = [f"{len(words) - SHOWN} more differ"] if len(words) > SHOWN else []
+    return "; ".join([*words[:SHOWN], *more])
 
 
 def setup_command(release: str | None = None) -> str:
     """What installs a tested SimpleTuner: this release, where it is one."""
     return f"gh200 setup --release {release}" if release in tested_releases() else "gh200 setup"
-
-
-def _public(version: str) -> str:
-    return version.partition("+")[0]

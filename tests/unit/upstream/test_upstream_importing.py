@@ -10,7 +10,7 @@ import pytest
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import importing, user_cache
 from simpletuner_gh200.upstream import tested as versions
-from simpletuner_gh200.upstream.importing import check_import, trusted_import
+from simpletuner_gh200.upstream.importing import check_import
 from tests.unit.broken_site import HIDDEN, LAZILY_BROKEN, write_site
 from tests.unit.few_options import TABLE
 
@@ -69,7 +69,9 @@ def test_a_failure_is_never_kept(site: Path, trainer: str) -> None:
 
 def test_a_deadline_that_passed_decides_nothing(site: Path) -> None:
     write_site(site, trainer="import time; time.sleep(600)")
-    verdict = check_import(deadline=0.2)
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(importing, "DEADLINE_SECONDS", 0.2)
+        verdict = check_import()
     assert verdict.imports is None and "not done after 0.2 s" in str(verdict.cause)
     verdict.stop_unless_it_imports()
     rewrite_trainer(site, LAZILY_BROKEN)
@@ -116,7 +118,7 @@ def test_without_bytecode_an_import_takes_a_minute_more(monkeypatch: pytest.Monk
 
 def test_not_installed_is_the_same_kind_of_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing, "find_package", lambda _name: None)
-    for verdict in (check_import(), trusted_import(print)):
+    for verdict in (check_import(), check_import(trusting=True)):
         assert verdict.imports is False and verdict.table is None and "is not installed" in verdict.notes[0]
         with pytest.raises(UsageError, match="SimpleTuner is not installed in this environment: `gh200 setup`"):
             verdict.stop_unless_it_imports()
@@ -128,9 +130,9 @@ def test_not_installed_is_the_same_kind_of_verdict(monkeypatch: pytest.MonkeyPat
 def test_tested_versions_are_trusted(few_options: None, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importing, "differing", lambda _release: {})
     said: list[str] = []
-    assert trusted_import(said.append).imports is None
+    assert check_import(said.append, trusting=True).imports is None
     check_import()
-    assert trusted_import(said.append).imports is True and said == []
+    assert check_import(said.append, trusting=True).imports is True and said == []
 
 
 def test_what_differs_from_what_was_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,16 @@ from simpletuner_gh200.upstream import support
 PAGE = Path(__file__).parents[3] / "docs" / "support.md"
 
 
-def test_the_page_is_current() -> None:
+def test_the_page_is_current_and_only_its_block_is_written(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    renewed = support.replace_block(page, support.support_table(support.known_releases()))
-    assert renewed == page, "run: gh200 upstream support --write docs/support.md"
+    copy = tmp_path / "support.md"
+    copy.write_text(page)
+    assert not support.write_page(copy), "run: gh200 upstream support --write docs/support.md"
+    copy.write_text(page.replace(support.BEGIN, f"{support.BEGIN}\nold\n"))
+    assert support.write_page(copy) and copy.read_text(encoding="utf-8") == page
+    copy.write_text("nothing")
+    with pytest.raises(UsageError, match="no block"):
+        support.write_page(copy)
 
 
 def test_executed_releases_are_known() -> None:
@@ -28,10 +34,3 @@ def test_releases_that_differ_get_rows_and_reasons_of_their_own() -> None:
     assert "| 5.0 to 5.1 | 2 |" in table
     assert "| 5.2 | 1 | source | ramp is off: seam trainer.train: 2 with-blocks |" in table
     assert support.support_rows({"5.0": {}})[0][3].startswith("all ")
-
-
-def test_only_the_block_is_replaced() -> None:
-    page = f"before\n{support.BEGIN}\nold\n{support.END}\nafter\n"
-    assert support.replace_block(page, "new") == f"before\n{support.BEGIN}\nnew\n{support.END}\nafter\n"
-    with pytest.raises(UsageError, match="no block"):
-        support.replace_block("nothing", "new")

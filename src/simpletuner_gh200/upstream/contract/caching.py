@@ -40,11 +40,7 @@ SPECS = (
         f"{CACHING}.vae:VAECache._read_from_storage",
         f"caches: {SERVED}",
         fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
-        fact(
-            "existence is asked of the instance",
-            calls("self.cache_data_backend.exists", arguments=1),
-            "VAECache.encode_images",
-        ),
+        fact("existence too", calls("self.cache_data_backend.exists", arguments=1), "VAECache.encode_images"),
         # No other way leads from a file name to its latent.
         fact("reading goes through encode_images", calls("self.encode_images"), "VAECache.retrieve_from_cache"),
         # A batch's latents are found by the names of their cache files.
@@ -61,18 +57,14 @@ SPECS = (
         f"caches: {SERVED}",
         fact("torch_load is looked up on the instance", calls("self.data_backend.torch_load", arguments=1)),
         # What is written is known to our cache at once.
-        fact(
-            "torch_save is looked up on the instance",
-            mentions("self.data_backend.torch_save"),
-            "TextEmbeddingCache.process_write_batch",
-        ),
+        fact("torch_save too", mentions("self.data_backend.torch_save"), "TextEmbeddingCache.process_write_batch"),
     ),
     seam(
         "caching.image_embed_read",
         f"{CACHING}.image_embed:ImageEmbedCache.retrieve_from_cache",
         f"caches: {SERVED}",
         fact("torch_load is looked up on the instance", calls("self.cache_data_backend.torch_load", arguments=1)),
-        fact("existence is asked of the instance", calls("self.cache_data_backend.exists", arguments=1)),
+        fact("existence too", calls("self.cache_data_backend.exists", arguments=1)),
     ),
     seam(
         "collate.compute_latents",

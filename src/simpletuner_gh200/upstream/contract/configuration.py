@@ -79,7 +79,7 @@ SPECS = (
         fact(
             "caches: knows the text cache and the arguments",
             methods(
-                *("get_args(cls)", "get_accelerator(cls)", "get_vaecache(cls, id)"), "get_default_text_embed_cache(cls)"
+                "get_args(cls)", "get_accelerator(cls)", "get_vaecache(cls, id)", "get_default_text_embed_cache(cls)"
             ),
         ),
     ),

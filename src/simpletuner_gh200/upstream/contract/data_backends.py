@@ -110,10 +110,7 @@ SPECS = (
         "store, caches: our backend is a subclass of it, and the caches wrap its methods on the instance",
         fact("the fifteen methods", methods(*METHODS)),
         # Our subclass is made the same way.
-        fact(
-            "store: made with accelerator, id and compression",
-            methods("__init__(self, accelerator, id, compress_cache)"),
-        ),
+        fact("store: made of these", methods("__init__(self, accelerator, id, compress_cache)")),
         # Upstream compares this string in dozens of places.
         fact("store: its type is local", assigns_constant("self.type", "local"), "LocalDataBackend.__init__"),
         # A child process falls back to the files on disk.

@@ -82,17 +82,14 @@ SPECS = (
         fact("ramp: manual validation is polled in the loop", calls("self._consume_manual_validation_request")),
         # The wait for a batch begins there, and the loop is left there after a checkpoint that a signal asked for.
         fact(
-            "telemetry, preemption: looks for a stop signal at the top of every turn",
+            "telemetry, preemption: looks for a stop signal at the top of a turn",
             calls("self._exit_on_signal", times=1),
         ),
         # A signal's checkpoint is written there, by all ranks.
-        fact(
-            "preemption: asks for a manual checkpoint after an optimizer step",
-            calls("self._consume_manual_checkpoint_request"),
-        ),
+        fact("preemption: polls manual checkpoints after a step", calls("self._consume_manual_checkpoint_request")),
         # prefetch_depth is set there, as SimpleTuner's own option.
         fact(
-            "prefetch: prefetches as the configuration says when it begins",
+            "prefetch: as the configuration says when it begins",
             mentions("self.config.dataloader_prefetch", "self.config.dataloader_prefetch_qlen"),
         ),
     ),
