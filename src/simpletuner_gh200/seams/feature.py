@@ -125,6 +125,12 @@ class Feature:
         """The model is about to predict with gradients on, for a backward pass to come; what to do it in."""
         return nullcontext()
 
+    def turn_began(self) -> None:
+        """The loop turned: the next batch is fetched from now on."""
+
+    def micro_batch_done(self) -> None:
+        """Forward, backward and, at the end of a window, the optimizer are through."""
+
     def metrics(self, values: dict[str, Any]) -> None:
         """Values are on their way to the trackers, or into a status event; add to them in place."""
 

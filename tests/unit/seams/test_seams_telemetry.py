@@ -19,6 +19,7 @@ from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
 from simpletuner_gh200.seams.features.telemetry.sources import _device_numbers
+from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.upstream.features import ON
@@ -93,6 +94,7 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for seam in runtime.seams.values():
         seam.status = ON
     runtime.configure(resolve({}, {}))
+    LoopWatch(trainer, runtime).install()
     runtime.call("before_train", trainer)
 
     def step(number: int, **more: Any) -> dict[str, Any]:
@@ -166,26 +168,18 @@ def test_a_feature_that_raises_ends_telemetry_and_not_training(loop, tmp_path: P
     assert len(read_run(tmp_path).steps) == 1
 
 
-def test_the_loop_is_left_as_it_was(loop) -> None:
-    runtime, trainer, _talkative, step = loop
-    step(1)
-    assert "accumulate" in vars(trainer.accelerator)
-    runtime.call("after_train", trainer)
-    assert "accumulate" not in vars(trainer.accelerator)
-    assert "_exit_on_signal" not in vars(trainer)
-
-
 @pytest.mark.parametrize(
     ("switch", "blocks", "wanted"),
-    [(None, {}, "off"), ("1", {}, "auto"), ("0", {"gh200_optimizations": {"enable_uvm_hints": True}}, "off")],
+    [
+        (None, {}, "off"),
+        (None, {"gh200_optimizations": {"enable_uvm_hints": True}}, "auto"),
+        ("1", {}, "auto"),
+        ("0", {"gh200_optimizations": {"enable_uvm_hints": True}}, "off"),
+    ],
 )
 def test_off_unless_something_of_ours_is_on(switch: str | None, blocks: dict[str, Any], wanted: str) -> None:
     environment = {} if switch is None else {"SIMPLETUNER_GH200_TELEMETRY": switch}
     assert TelemetryFeature().request(resolve(blocks, {}), environment) == wanted
-
-
-def test_any_block_switches_it_on() -> None:
-    assert TelemetryFeature().request(resolve({"gh200_optimizations": {"enable_uvm_hints": True}}, {}), {}) == "auto"
 
 
 def test_a_switch_that_is_none_is_a_configuration_error() -> None:

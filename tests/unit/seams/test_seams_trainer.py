@@ -13,11 +13,10 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.ramp.windows import Windows
-from simpletuner_gh200.seams.features.telemetry.sources import LoopWatch
+from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.patch import Patches
 from simpletuner_gh200.seams.points.trainer import extend_log
 from simpletuner_gh200.seams.runtime import Launch, Runtime
-from simpletuner_gh200.telemetry.measure import StepClock
 from simpletuner_gh200.upstream.features import ON
 
 
@@ -123,18 +122,18 @@ def test_a_failure_while_caching_is_recorded_where_upstream_swallows_it(runtime)
     assert runtime.outcome.reason.splitlines()[-1].startswith("  cause: ")
 
 
-def test_ramp_and_telemetry_leave_the_accelerator_as_it_was():
+def test_ramp_and_loop_leave_the_accelerator_as_it_was(runtime):
     accelerator = Accelerator()
     trainer = SimpleNamespace(accelerator=accelerator, _exit_on_signal=lambda: None)
     ramp = GH200GradientRamp(2, 4, 4, train_batch_size=2)
     windows = Windows(accelerator, SimpleNamespace(), ramp.target_accumulation, lambda: ramp.window(0))
-    loop = LoopWatch(StepClock())
+    loop = LoopWatch(trainer, runtime)
     patches = Patches()
     patches.install(windows.patch())
-    loop.watch(trainer)
+    loop.install()
     with accelerator.accumulate():
         assert windows.current is not None
-    loop.leave()
+    loop.remove()
     patches.remove()
     windows.let_go()
     assert "accumulate" not in vars(accelerator)

@@ -22,6 +22,7 @@ from simpletuner_gh200.bench.suite import Suite, measure
 from simpletuner_gh200.config.environment import SWITCH, for_child
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
+from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.points.trainer import extend_log
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.upstream.features import ON
@@ -140,6 +141,7 @@ def _recording(output: str) -> tuple[_Trainer, Callable[[], None]]:
     trainer: _Trainer = module.Trainer(output)
     runtime.trainer = trainer
     extend_log(trainer.accelerator, runtime)
+    LoopWatch(trainer, runtime).install()
     runtime.call("before_train", trainer)
     return trainer, runtime.close
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.checkpoints import init_resume_checkpoint
+from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.patch import wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
 from simpletuner_gh200.seams.runtime import Runtime
-from simpletuner_gh200.seams.saving import SavingWatch
 from simpletuner_gh200.seams.seam import Seam, wrapping
 
 
@@ -94,8 +94,8 @@ def _train(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any
     outcome = runtime.outcome
     outcome.status = "training"
     outcome.global_step = int(instance.state.get("global_step", 0))
-    preemption, saving = Preemption(instance), SavingWatch(instance, runtime)
-    saving.install()
+    preemption, loop = Preemption(instance), LoopWatch(instance, runtime)
+    loop.install()
     runtime.enters("training", checkpoints=runtime.lifeline is not None and preemption.install())
     runtime.call("before_train", instance)
     outcome.max_train_steps = int(getattr(instance.config, "max_train_steps", 0) or 0)
@@ -119,9 +119,9 @@ def _train(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any
         raise
     finally:
         outcome.global_step = int(instance.state.get("global_step", 0))
-        saving.conclude(completed=outcome.status == "completed")
+        loop.conclude(completed=outcome.status == "completed")
         runtime.unwind("after_train", instance)
-        saving.remove()
+        loop.remove()
         preemption.uninstall()
 
 

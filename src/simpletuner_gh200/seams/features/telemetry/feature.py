@@ -13,7 +13,7 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.telemetry.records import end_record, start_record, step_record, tracked
-from simpletuner_gh200.seams.features.telemetry.sources import LoopWatch, sources
+from simpletuner_gh200.seams.features.telemetry.sources import sources
 from simpletuner_gh200.telemetry.measure import Sampler, StepClock
 from simpletuner_gh200.telemetry.reading import FILE
 from simpletuner_gh200.telemetry.sink import JsonLines
@@ -48,7 +48,6 @@ class TelemetryFeature(Feature):
     def __init__(self) -> None:
         self.broken = False
         self._clock = StepClock()
-        self._loop = LoopWatch(self._clock)
         self._sink: JsonLines | None = None
         self._sampler: Sampler | None = None
         self._trainer: Any = None
@@ -73,8 +72,16 @@ class TelemetryFeature(Feature):
         self._sink.write(start_record(self.runtime, trainer))
         self._sampler = Sampler(sources(trainer))
         self._sampler.start()
-        self._loop.watch(trainer)
+        self._clock.batch_requested()
         self._clock.step_done()  # the first step begins here, not when the process did
+
+    @harmless
+    def turn_began(self) -> None:
+        self._clock.batch_requested()
+
+    @harmless
+    def micro_batch_done(self) -> None:
+        self._clock.batch_done()
 
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         self._count(batch)
@@ -110,13 +117,8 @@ class TelemetryFeature(Feature):
     def event_sent(self, values: dict[str, Any]) -> None:
         values.update(self._last)
 
-    @harmless
-    def after_train(self, trainer: Any) -> None:
-        self._loop.leave()
-
     def close(self) -> None:
         """Thread and file go, broken or not; the end is recorded only where what came before it was."""
-        self._loop.leave()
         if self._sampler is not None:
             self._sampler.stop()
         self._record_end()

@@ -1,59 +1,20 @@
-"""Where telemetry's numbers come from: the turns of the training loop, and what host and device tell of themselves.
-
-No seam gives the two moments of the loop that the clock needs: it turns, and a micro-batch is through. Both are wrapped
-on the objects of this run only. Upstream looks for a stop signal at the top of every turn, right before it fetches a
-batch, and runs each micro-batch inside ``accelerator.accumulate``.
-"""
+"""Where telemetry's numbers come from, as far as they are the machine's: what host and device tell of themselves."""
 
 from __future__ import annotations
 
 import logging
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver.nvml import NvmlDevice
 from simpletuner_gh200.memory.host import host_memory
-from simpletuner_gh200.seams.patch import Patches, wrap_method
-from simpletuner_gh200.telemetry.measure import Source, StepClock
+from simpletuner_gh200.telemetry.measure import Source
 
 logger = logging.getLogger("simpletuner_gh200")
-
-
-class LoopWatch:
-    """Tells the clock of each turn of one trainer's loop."""
-
-    def __init__(self, clock: StepClock) -> None:
-        self._clock = clock
-        self._patches = Patches()
-
-    def watch(self, trainer: Any) -> None:
-        self._patches.install(
-            wrap_method(trainer, "_exit_on_signal", self._top_of_loop),
-            wrap_method(trainer.accelerator, "accumulate", self._micro_batch),
-        )
-        self._clock.batch_requested()
-
-    def leave(self) -> None:
-        self._patches.remove()
-
-    def _top_of_loop(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        result = wrapped(*args, **kwargs)
-        self._clock.batch_requested()
-        return result
-
-    @contextmanager
-    def _timed(self, block: AbstractContextManager[None]) -> Iterator[None]:
-        with block:
-            yield
-        self._clock.batch_done()
-
-    def _micro_batch(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> AbstractContextManager[None]:
-        return self._timed(wrapped(*args, **kwargs))
 
 
 def sources(trainer: Any) -> dict[str, Source]:

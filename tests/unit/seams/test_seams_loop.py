@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from simpletuner_gh200.seams import loop
 from simpletuner_gh200.seams import runtime as runtimes
-from simpletuner_gh200.seams import saving
 from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.runtime import Launch, Runtime
-from simpletuner_gh200.seams.saving import SavingWatch
 from simpletuner_gh200.telemetry.measure import StepClock
 
 
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (runtimes, saving):
+    for module in (runtimes, loop):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -73,7 +73,7 @@ def run(clock: Clock) -> Any:
     runtime, trainer, told = Runtime(Launch()), Trainer(clock), Told()
     runtime.phases = runtimes.Phases(_since=clock.now)
     runtime._on = (told,)
-    watch = SavingWatch(trainer, runtime)
+    watch = LoopWatch(trainer, runtime)
     watch.install()
     for _step in range(3):
         with trainer.accelerator.accumulate():
