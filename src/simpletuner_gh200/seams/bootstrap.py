@@ -20,9 +20,8 @@ import wrapt
 
 from simpletuner_gh200.config import allocator
 from simpletuner_gh200.config.files import locate_training_config, take
-from simpletuner_gh200.errors import OwnershipError
 from simpletuner_gh200.memory.numa import stay_on_cpu_nodes
-from simpletuner_gh200.seams.patch import raise_together
+from simpletuner_gh200.seams.patch import uninstall_all
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
 from simpletuner_gh200.telemetry.printable import keep_log_printable
@@ -98,13 +97,7 @@ def deactivate() -> None:
         return
     runtime.close()
     atexit.unregister(runtime.close)
-    not_ours: list[OwnershipError] = []
-    for seam in reversed(list(runtime.seams.values())):
-        try:
-            seam.uninstall()
-        except OwnershipError as failure:
-            not_ours.append(failure)
-    raise_together(not_ours)
+    uninstall_all(reversed(list(runtime.seams.values())))
 
 
 def _on_import(runtime: Runtime, seam: InstalledSeam, module: ModuleType) -> None:

@@ -16,15 +16,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
-from simpletuner_gh200.seams.patch import Patch, wrap_method
 from simpletuner_gh200.upstream.checkpoints import GUARD, checkpoints, flaw
 from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
 
@@ -84,17 +82,17 @@ def from_main_process(accelerator: Any, ask: Callable[[], T]) -> T:
         return ask()
     from accelerate.utils import broadcast_object_list
 
-    answer_and_failure: list[Any] = [None, None]
+    shared: list[Any] = [None, None]  # the answer, or why there is none
     if accelerator.is_main_process:
         try:
-            answer_and_failure[0] = ask()
+            shared[0] = ask()
         except GH200Error as failure:
-            answer_and_failure[1] = failure.message, failure.remedy
-    broadcast_object_list(answer_and_failure)
-    if answer_and_failure[1] is not None:
-        raise RunFailed(answer_and_failure[1][0], remedy=answer_and_failure[1][1])
-    answer: T = answer_and_failure[0]
-    return answer
+            shared[1] = failure.message, failure.remedy
+    broadcast_object_list(shared)
+    answer, failed = shared
+    if failed is not None:
+        raise RunFailed(failed[0], remedy=failed[1])
+    return cast(T, answer)
 
 
 def write_state(folder: Path, sections: Mapping[str, Any]) -> None:
@@ -161,12 +159,8 @@ def resumption(requested: str, output: Path) -> ResumedFrom:
             whole = path.name
             break
         incomplete.append((path, missing))
-    if requested != LATEST:
-        _refuse_if_broken(requested, output, whole)
-    return ResumedFrom(whole if incomplete and requested == LATEST else requested, tuple(incomplete))
-
-
-def _refuse_if_broken(requested: str, output: Path, whole: str) -> None:
+    if requested == LATEST:
+        return ResumedFrom(whole if incomplete else requested, tuple(incomplete))
     named = output / Path(requested.rstrip("/")).name  # as SimpleTuner finds it
     missing = flaw(named) if named.is_dir() and "://" not in requested else None
     if missing is not None:
@@ -174,6 +168,7 @@ def _refuse_if_broken(requested: str, output: Path, whole: str) -> None:
         unless = f"; if all of it is there, and another release wrote it: touch {named / GUARD}"
         remedy = instead + (unless if GUARD in missing else "")
         raise UsageError(f"resume_from_checkpoint: {named} is incomplete: {missing}", remedy=remedy)
+    return ResumedFrom(requested, tuple(incomplete))
 
 
 def move_aside(checkpoint: Path) -> Path:
@@ -203,20 +198,16 @@ def _put_right(requested: str, output: Path) -> str:
     return found.start
 
 
-def init_resume_checkpoint(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
+def resume_from_whole(trainer: Any, runtime: Runtime) -> None:
     """SimpleTuner is about to look for a checkpoint, in every rank."""
-
-    def before(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        config = instance.config
-        requested, output = config.resume_from_checkpoint, config.output_dir
-        if requested and output:
-            try:
-                start = from_main_process(instance.accelerator, lambda: _put_right(str(requested), Path(output)))
-            except GH200Error as failure:
-                runtime.outcome.fail(failure)
-                raise
-            if start != requested:
-                config.resume_from_checkpoint = start or None
-        return wrapped(*args, **kwargs)
-
-    return [wrap_method(module.Trainer, "init_resume_checkpoint", before)]
+    config = trainer.config
+    requested, output = config.resume_from_checkpoint, config.output_dir
+    if not requested or not output:
+        return
+    try:
+        start = from_main_process(trainer.accelerator, lambda: _put_right(str(requested), Path(output)))
+    except GH200Error as failure:
+        runtime.outcome.fail(failure)
+        raise
+    if start != requested:
+        config.resume_from_checkpoint = start or None

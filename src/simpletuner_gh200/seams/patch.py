@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 import wrapt
 
@@ -56,8 +57,9 @@ class Patch:
         if not self.installed:
             return
         if not self.in_place:
+            owner = getattr(self.owner, "__name__", type(self.owner).__name__)
             raise OwnershipError(
-                f"{self._where()} was replaced by someone else after us",
+                f"{owner}.{self.attribute} was replaced by someone else after us",
                 remedy="take the other patch out first, in the reverse order of installation",
             )
         self._put(self._original)
@@ -76,20 +78,11 @@ class Patch:
         return None if isinstance(self.owner, MutableMapping) else getattr(self.owner, self.attribute, None)
 
     def _put(self, value: Any) -> None:
-        match value is _ABSENT, isinstance(self.owner, MutableMapping):
-            case True, True:
-                del self.owner[self.attribute]
-            case True, False:
-                delattr(self.owner, self.attribute)
-            case False, True:
-                self.owner[self.attribute] = value
-            case _:
-                setattr(self.owner, self.attribute, value)
-
-    def _where(self) -> str:
-        if isinstance(self.owner, MutableMapping):
-            return f"registry entry {self.attribute!r}"
-        return f"{getattr(self.owner, '__name__', type(self.owner).__name__)}.{self.attribute}"
+        mapping = isinstance(self.owner, MutableMapping)
+        if value is _ABSENT:
+            (operator.delitem if mapping else delattr)(self.owner, self.attribute)
+        else:
+            (operator.setitem if mapping else setattr)(self.owner, self.attribute, value)
 
 
 def wrap_method(owner: Any, attribute: str, wrapper: Wrapper) -> Patch:
@@ -133,20 +126,13 @@ class Patches:
                 patch.install()
                 done.append(patch)
         except BaseException:
-            for patch in reversed(done):
-                patch.uninstall()
+            uninstall_all(reversed(done))
             raise
         self._installed += done
 
     def uninstall(self) -> None:
-        """Take all out; one OwnershipError at the end for those that others have replaced."""
-        not_ours: list[OwnershipError] = []
-        while self._installed:
-            try:
-                self._installed.pop().uninstall()
-            except OwnershipError as failure:
-                not_ours.append(failure)
-        raise_together(not_ours)
+        taken, self._installed = self._installed, []
+        uninstall_all(reversed(taken))
 
     def remove(self) -> None:
         """For objects of one run: take out what is still ours. Who wrapped ours since keeps his, and calls through."""
@@ -158,7 +144,17 @@ class Patches:
                 patch.give_up()
 
 
-def raise_together(failures: Iterable[OwnershipError]) -> None:
-    found = list(failures)
-    if found:
-        raise OwnershipError("; ".join(failure.message for failure in found), remedy=found[0].remedy)
+class Uninstallable(Protocol):
+    def uninstall(self) -> None: ...
+
+
+def uninstall_all(installed: Iterable[Uninstallable]) -> None:
+    """Take all out; one OwnershipError at the end for those that others have replaced."""
+    failures: list[OwnershipError] = []
+    for each in installed:
+        try:
+            each.uninstall()
+        except OwnershipError as failure:
+            failures.append(failure)
+    if failures:
+        raise OwnershipError("; ".join(failure.message for failure in failures), remedy=failures[0].remedy)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.seams.checkpoints import init_resume_checkpoint, move_aside, resumption
+from simpletuner_gh200.seams.checkpoints import move_aside, resume_from_whole, resumption
 from tests.unit.nobody import as_nobody
 from tests.unit.upstream.test_upstream_checkpoints import write
 
@@ -69,35 +69,16 @@ class Accelerator:
     is_main_process = True
 
 
-def trainer_of(seen: list[Any]) -> tuple[ModuleType, type]:
-    class Trainer:
-        accelerator = Accelerator()
-
-        def __init__(self, output: Path, asked: str | None) -> None:
-            self.config = SimpleNamespace(output_dir=str(output), resume_from_checkpoint=asked)
-
-        def init_resume_checkpoint(self, lr_scheduler: Any) -> Any:
-            seen.append(self.config.resume_from_checkpoint)
-            return lr_scheduler
-
-    module = ModuleType("trainer")
-    module.Trainer = Trainer  # type: ignore[attr-defined]
-    return module, Trainer
-
-
 @pytest.fixture
 def resume():
-    """SimpleTuner's call with ours before it: what it was asked for then, and the failures of the run."""
-    seen: list[Any] = []
+    """What is resumed from, after what was requested; and the failures of the run."""
     failures: list[BaseException] = []
-    module, trainer = trainer_of(seen)
     runtime: Any = SimpleNamespace(outcome=SimpleNamespace(fail=failures.append))
-    for patch in init_resume_checkpoint(module, runtime):
-        patch.install()
 
     def call(output: Path, asked: str | None) -> Any:
-        assert trainer(output, asked).init_resume_checkpoint(lr_scheduler="scheduler") == "scheduler"
-        return seen.pop()
+        config = SimpleNamespace(output_dir=str(output), resume_from_checkpoint=asked)
+        resume_from_whole(SimpleNamespace(config=config, accelerator=SimpleNamespace(num_processes=1)), runtime)
+        return config.resume_from_checkpoint
 
     call.failures = failures  # type: ignore[attr-defined]
     return call

@@ -5,10 +5,11 @@ from __future__ import annotations
 import resource
 import tracemalloc
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
+
+import psutil
 
 from simpletuner_gh200.config.datasets import IN_MEMORY, with_in_memory_for_all
 from simpletuner_gh200.seams.patch import Patch, put
@@ -90,19 +91,10 @@ class Untraced:
         """(now, at most) in bytes: of what is traced, or of the process."""
         if tracemalloc.is_tracing() or not self._spares():
             return tracemalloc.get_traced_memory()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-        return _resident(peak), peak
+        return psutil.Process().memory_info().rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
     def __getattr__(self, name: str) -> Any:
         return getattr(tracemalloc, name)
-
-
-def _resident(otherwise: int) -> int:
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return otherwise
-    return int(pages) * resource.getpagesize()
 
 
 SEAMS = (

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from simpletuner_gh200.errors import GH200Error
-from simpletuner_gh200.seams.checkpoints import init_resume_checkpoint
+from simpletuner_gh200.seams.checkpoints import resume_from_whole
 from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.patch import wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN, CheckpointWritten, Preemption
 from simpletuner_gh200.seams.runtime import Runtime
-from simpletuner_gh200.seams.seam import Seam, wrapping
+from simpletuner_gh200.seams.seam import wrapping
 
 
 def _parse_arguments(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -86,6 +86,11 @@ def _init_ema_model(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kw
         for moment in runtime.moment("making_ema"):
             making.enter_context(moment(instance))
         return wrapped(*args, **kwargs)
+
+
+def _init_resume_checkpoint(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    resume_from_whole(instance, runtime)
+    return wrapped(*args, **kwargs)
 
 
 def _train(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -163,7 +168,7 @@ SEAMS = (
     wrapping("trainer.init_data_backend", _init_data_backend),
     wrapping("trainer.init_hooks", _init_hooks),
     wrapping("trainer.init_ema_model", _init_ema_model),
-    Seam("trainer.init_resume_checkpoint", init_resume_checkpoint),
+    wrapping("trainer.init_resume_checkpoint", _init_resume_checkpoint),
     wrapping("trainer.train", _train),
     wrapping("trainer.prepare_batch", _prepare_batch),
     wrapping("trainer.model_predict", _model_predict),
