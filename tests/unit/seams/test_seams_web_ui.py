@@ -16,7 +16,6 @@ from jinja2 import DictLoader, Environment, TemplateNotFound
 from simpletuner_gh200.config.blocks import parts_of
 from simpletuner_gh200.config.form import fields_of
 from simpletuner_gh200.seams.web_ui import panel as panel_module
-from simpletuner_gh200.seams.web_ui import routes
 from simpletuner_gh200.seams.web_ui.fields import fold_into, split_form
 from simpletuner_gh200.seams.web_ui.panel import BackgroundCommand, Panel, live_numbers, opened_configuration, output_of
 from simpletuner_gh200.seams.web_ui.templates_of_ours import EDITS, PageLoader, edited
@@ -105,16 +104,18 @@ class TestPanel:
         told = {"training_status": status, "training_config": {"--output_dir": str(tmp_path)}}
         api = SimpleNamespace(APIState=SimpleNamespace(get_state=told.get))
         monkeypatch.setitem(sys.modules, "simpletuner.simpletuner_sdk.api_state", api)
-        assert routes._job() == (tmp_path, working)
+        assert panel_module.job() == (tmp_path, working)
         told["training_status"] = None
-        assert routes._job() == (None, False)
+        assert panel_module.job() == (None, False)
 
-    def test_it_knows_the_open_configuration_and_its_output(self, tmp_path):
+    def test_it_knows_the_open_configuration_and_its_output(self, monkeypatch, tmp_path):
         file = tmp_path / "config.json"
         store = SimpleNamespace(get_active_config=lambda: "tiny", _get_config_path=lambda name: file)
-        assert opened_configuration(store) is None
+        service = SimpleNamespace(get_config_store=lambda: store)
+        monkeypatch.setitem(sys.modules, f"{panel_module._SERVICES}.training_service", service)
+        assert opened_configuration() is None
         file.write_text('{"output_dir": "out"}')
-        assert opened_configuration(store) == file
+        assert opened_configuration() == file
         assert output_of(file) == Path("out")
         file.write_text("{oops")
         assert output_of(file) is None
@@ -145,10 +146,10 @@ class TestPanel:
         assert words.startswith(str(tmp_path / "out")) and words.endswith("cannot be read: Not a directory")
 
     def test_a_report_without_a_readable_configuration_says_why(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(routes, "_same_door", list)
-        monkeypatch.setattr(routes, "_opened", lambda: tmp_path)
-        monkeypatch.setattr(routes, "_job", lambda: (None, False))
-        (report,) = (one.endpoint for one in routes.router().routes if one.path.endswith("/report"))
+        monkeypatch.setattr(panel_module, "_same_door", list)
+        monkeypatch.setattr(panel_module, "opened_configuration", lambda: tmp_path)
+        monkeypatch.setattr(panel_module, "job", lambda: (None, False))
+        (report,) = (one.endpoint for one in panel_module.router().routes if one.path.endswith("/report"))
         with pytest.raises(HTTPException) as refused:
             report()
         assert refused.value.status_code == 409
@@ -157,8 +158,8 @@ class TestPanel:
     def test_an_output_folder_may_begin_with_a_dash(self, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
         code = "import pathlib, sys; pathlib.Path(sys.argv[4]).write_text(sys.argv[2])"
-        monkeypatch.setattr(routes, "COMMAND", (sys.executable, "-c", code))
-        assert routes._report(Path("-out")) == (True, str(tmp_path / "-out"))
+        monkeypatch.setattr(panel_module, "COMMAND", (sys.executable, "-c", code))
+        assert panel_module.report_page(Path("-out")) == (True, str(tmp_path / "-out"))
 
     def test_nothing_is_started_by_being_asked(self):
         state = Panel().state(None, None, working=False)

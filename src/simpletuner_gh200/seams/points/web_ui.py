@@ -32,7 +32,7 @@ from simpletuner_gh200.seams.web_ui.fields import (
     split_form,
     values_for_page,
 )
-from simpletuner_gh200.seams.web_ui.routes import router
+from simpletuner_gh200.seams.web_ui.panel import router
 from simpletuner_gh200.upstream.check import check_installed
 from simpletuner_gh200.upstream.features import FEATURES
 
