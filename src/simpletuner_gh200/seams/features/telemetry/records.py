@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 PREFIX = "gh200/"
-_TRACKED = (
-    "step_seconds",
-    "data_wait_seconds",
-    "compute_seconds",
-    "samples_per_second",
-    "major_faults",
-    "slab_bytes",
-)
+_TRACKED = ("step_seconds", "data_wait_seconds", "compute_seconds", "samples_per_second", "major_faults", "slab_bytes")
 
 
 def start_record(runtime: Runtime, trainer: Any) -> dict[str, Any]:
