@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from simpletuner_gh200 import __version__
 from simpletuner_gh200.config.environment import text
@@ -103,9 +106,11 @@ def disk_full(failure: BaseException, places: Iterable[str]) -> str | None:
         return None
     named = [str(each.filename) for each in chain if isinstance(each, OSError) and isinstance(each.filename, str)]
     for place in (*named, *places, os.getcwd(), text("TMPDIR") or "/tmp"):
-        free = _free(place)
-        if free is not None and free < FULL:
-            return f"the disk of {place} is full ({format_bytes(free)} left)"
+        path = Path(place).absolute()
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free
+            if free < FULL:
+                return f"the disk of {place} is full ({format_bytes(free)} left)"
     return "a disk is full, or its quota used up" if certain else None
 
 
@@ -115,15 +120,3 @@ def _chain(failure: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(failure))
         yield failure
         failure = failure.__cause__ or failure.__context__
-
-
-def _free(place: str) -> int | None:
-    """Of the nearest folder above ``place`` that exists."""
-    path = os.path.abspath(place)
-    while not os.path.isdir(path) and path != "/":
-        path = os.path.dirname(path)
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize

@@ -14,13 +14,14 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
-from simpletuner_gh200.upstream.importing import dataset_words
+from simpletuner_gh200.upstream import syntax
+from simpletuner_gh200.upstream.importing import dataset_words, words_in
 from simpletuner_gh200.upstream.option_table import TABLES, Kind, Media, ModelFamily, Option, OptionTable
 
 TRAINER = "simpletuner.helpers.training.trainer"
@@ -91,13 +92,9 @@ def _optimizers() -> list[str]:
     A description is known by its precision; there are several tables of them, some filled in only on certain machines.
     """
     module = importlib.import_module("simpletuner.helpers.training.optimizer_param")
-    found = set(module.optimizer_choices)
-    for table in ast.walk(ast.parse(inspect.getsource(module))):
-        for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
-            described = value.keys if isinstance(value, ast.Dict) else ()
-            if isinstance(key, ast.Constant) and "precision" in {getattr(word, "value", None) for word in described}:
-                found.add(str(key.value))
-    return sorted(found)
+    tables = map(syntax.string_keys, ast.walk(ast.parse(inspect.getsource(module))))
+    described = {name for table in tables for name, value in table.items() if "precision" in syntax.string_keys(value)}
+    return sorted({*module.optimizer_choices, *described})
 
 
 def _families(options: dict[str, Option]) -> Iterator[tuple[str, ModelFamily]]:
@@ -107,25 +104,14 @@ def _families(options: dict[str, Option]) -> Iterator[tuple[str, ModelFamily]]:
     for name, found in sorted(registry.model_families().items()):
         if name not in choices:
             continue
-        model = getattr(found, "MODEL_CLASS", None)
-        pipelines = (
-            getattr(kind, "__name__", "") for kind in (getattr(found, "PIPELINE_CLASSES", None) or {}).values()
-        )
-        yield (
-            name,
-            ModelFamily(
-                {str(flavour): str(weights) for flavour, weights in (found.HUGGINGFACE_PATHS or {}).items()},
-                getattr(found, "DEFAULT_MODEL_FLAVOUR", None),
-                tuple(dict.fromkeys(filter(None, pipelines))),
-                tuple(getattr(model, "_no_split_modules", None) or ()),
-                _media(found),
-            ),
-        )
-
-
-def _media(family: Any) -> Media:
-    bases = " ".join(base.__name__ for base in getattr(family, "__mro__", ()))
-    return "audio" if "AudioModel" in bases else "video" if "VideoModel" in bases else "image"
+        flavours = {str(flavour): str(weights) for flavour, weights in (found.HUGGINGFACE_PATHS or {}).items()}
+        kinds = (getattr(found, "PIPELINE_CLASSES", None) or {}).values()
+        pipelines = dict.fromkeys(filter(None, (getattr(kind, "__name__", "") for kind in kinds)))
+        blocks = tuple(getattr(getattr(found, "MODEL_CLASS", None), "_no_split_modules", None) or ())
+        bases = " ".join(base.__name__ for base in getattr(found, "__mro__", ()))
+        media: Media = "audio" if "AudioModel" in bases else "video" if "VideoModel" in bases else "image"
+        default = getattr(found, "DEFAULT_MODEL_FLAVOUR", None)
+        yield name, ModelFamily(flavours, default, tuple(pipelines), blocks, media)
 
 
 def _option(action: Any) -> Option:
@@ -191,32 +177,16 @@ def _with_rewritten_values(option: Option, cmd_args: ModuleType, cli_utils: Modu
         return value in option.choices
 
     folded = all(arrives(choice.swapcase()) for choice in option.choices)
-    words = {word for module in (cmd_args, cli_utils) for word in _words_in(module)} - set(option.choices)
+    spelt = {word for module in (cmd_args, cli_utils) for word in words_in(inspect.getsource(module))}
+    words = filter(_WORD.fullmatch, spelt - set(option.choices))
     translated = sorted(word for word in words if arrives(word))
     return replace(option, choices=(*option.choices, *translated), folded=folded)
-
-
-def _words_in(module: ModuleType) -> Iterator[str]:
-    """Every word that a function of ``module`` spells."""
-    for function in vars(module).values():
-        if inspect.isfunction(function) and function.__module__ == module.__name__:
-            yield from _constants(function.__code__)
-
-
-def _constants(code: CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _constants(constant)
-        for word in constant if isinstance(constant, tuple | frozenset) else (constant,):
-            if isinstance(word, str) and _WORD.fullmatch(word):
-                yield word
 
 
 def _older_flags(rewritten: set[str], options: dict[str, Option], cmd_args: ModuleType) -> Iterator[str]:
     """Flags that the parser does not have and that SimpleTuner turns into one it has."""
     for name in sorted(rewritten - set(options)):
-        arrived = _at_the_parser(cmd_args, [f"--{name}=true"])
-        if all(word.removeprefix("--").partition("=")[0] in options for word in arrived):
+        if _all_known(_at_the_parser(cmd_args, [f"--{name}=true"]), options):
             yield name
 
 
@@ -224,9 +194,12 @@ def _other_keys(options: dict[str, Option], cli_utils: ModuleType) -> Iterator[s
     """Keys of a file that are no options and that SimpleTuner translates, or passes over."""
     registry = importlib.import_module("simpletuner.simpletuner_sdk.server.services.field_registry.registry")
     for name in sorted({*cli_utils._LEGACY_ARG_HANDLERS, *registry.field_registry._fields} - set(options)):
-        passed_on = cli_utils.mapping_to_cli_args({name: "1"})
-        if all(word.removeprefix("--").partition("=")[0] in options for word in passed_on):
+        if _all_known(cli_utils.mapping_to_cli_args({name: "1"}), options):
             yield name
+
+
+def _all_known(words: Iterable[str], options: dict[str, Option]) -> bool:
+    return all(word.removeprefix("--").partition("=")[0] in options for word in words)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ Nothing is printed here: what a person is to read goes to ``say``, at the moment
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from simpletuner_gh200.config.environment import SUMMARY_FOLDER, rank, switched_off, text
-from simpletuner_gh200.config.files import take
+from simpletuner_gh200.config.files import find_package, take
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.seams.bootstrap import activate, point_at
 from simpletuner_gh200.seams.lifeline import Lifeline
@@ -128,10 +127,10 @@ def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:
 
 def train_script() -> Path:
     """SimpleTuner's train.py, found without importing SimpleTuner."""
-    spec = importlib.util.find_spec("simpletuner")
-    if spec is None or not spec.submodule_search_locations:
+    package = find_package("simpletuner")
+    if package is None:
         raise UsageError("SimpleTuner is not installed in this environment", remedy="gh200 setup")
-    return Path(next(iter(spec.submodule_search_locations))) / "train.py"
+    return package / "train.py"
 
 
 def _run_script(script: Path, flags: list[str]) -> None:

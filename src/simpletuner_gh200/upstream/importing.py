@@ -199,12 +199,14 @@ def _states(package: Path) -> Iterator[tuple[str, int, int]]:
 def dataset_words(package: Path) -> frozenset[str]:
     """Every word in the code for datasets that could be a key: texts, and fields of data classes. Some are none."""
     sources = (path for folder in FOLDERS for path in sorted((package / "helpers" / folder).rglob("*.py")))
-    return frozenset(word for path in sources for word in _words(path.read_text(encoding="utf-8")))
+    words = {word for path in sources for word in words_in(path.read_text(encoding="utf-8"))}
+    return frozenset(word for word in words if _KEY.fullmatch(word))
 
 
-def _words(source: str) -> Iterator[str]:
+def words_in(source: str) -> Iterator[str]:
+    """What the source spells as a text, or names as a field."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _KEY.fullmatch(node.value):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id

@@ -107,11 +107,12 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path, monkeypatch):
     ],
     ids=["torch 2.9", "torch 2.14", "safetensors"],
 )
-def test_a_full_disk_is_the_cause_and_comes_last(monkeypatch, words):
-    monkeypatch.setattr(outcomes, "_free", lambda place: 4096 if place == "/full/output" else 1 << 40)
-    outcome = RunOutcome(output_dir="/full/output")
+def test_a_full_disk_is_the_cause_and_comes_last(monkeypatch, tmp_path, words):
+    usage = {tmp_path: SimpleNamespace(free=4096)}
+    monkeypatch.setattr(outcomes.shutil, "disk_usage", lambda folder: usage.get(folder, SimpleNamespace(free=1 << 40)))
+    outcome = RunOutcome(output_dir=str(tmp_path / "not there yet"))
     outcome.fail(RuntimeError(words))
-    assert outcome.reason.splitlines()[-1] == "  cause: the disk of /full/output is full (4 KiB left)"
+    assert outcome.reason.splitlines()[-1] == f"  cause: the disk of {outcome.output_dir} is full (4 KiB left)"
     outcome.fail(DatasetTooLarge("too large", needed=2, allowed=1))
     assert "cause" not in outcome.reason
 
