@@ -89,8 +89,6 @@ class FormField:
             return ""
         if isinstance(value, str):
             return value
-        if self.kind == "list" and isinstance(value, list | tuple):
-            return ", ".join(map(str, value))
         return json.dumps(value)
 
     def typed(self, text: str) -> Any:
@@ -107,8 +105,6 @@ class FormField:
         boolean = self.kind == "switch" or self.choices == ("true", "false")
         if boolean:
             return flag_from_text(text)
-        if self.kind == "list":
-            return [piece.strip() for piece in text.split(",") if piece.strip()]
         if self.kind == "decimal":
             number = float(text)
             return int(text) if text.lstrip("-").isdigit() else number

@@ -73,10 +73,6 @@ class RunView:
         for each in (self.run, *self._others.values()):
             each.poll()
 
-    def close(self) -> None:
-        for each in (self.run, *self._others.values()):
-            each.close()
-
     def _find_others(self) -> None:
         for path in rank_files(self.run.path.parent):
             if path not in self._others:

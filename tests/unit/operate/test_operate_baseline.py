@@ -6,16 +6,13 @@ import json
 import os
 import random
 import stat
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from simpletuner_gh200.cli.commands.baseline import app
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching
 from simpletuner_gh200.operate.baseline import capture, compare, estimate, parse_tolerance, regressed
@@ -159,15 +156,13 @@ def test_a_baseline_holds_what_it_promises(tmp_path: Path, config: Path, monkeyp
         capture(folder, flags, steps=20, doctor={}, run=run)
 
 
-def test_capture_in_json_is_one_line_with_its_metrics(
-    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capture_in_json_is_one_line_with_its_metrics(tmp_path: Path, config: Path, monkeypatch, gh200) -> None:
     run, _seen = trainer(tmp_path / "baseline")
     monkeypatch.setattr("simpletuner_gh200.operate.baseline.capture", partial(capture, run=run))
-    words = ["capture", "--steps", "20", "-o", str(tmp_path / "baseline"), "--json", "--", "--config", str(config)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    (line,) = done.stdout.splitlines()
+    words = ("--steps", 20, "-o", tmp_path / "baseline", "--json", "--", "--config", config)
+    code, out, err = gh200("baseline", "capture", *words)
+    assert code == 0, err
+    (line,) = out.splitlines()
     told = json.loads(line)
     assert told["folder"] == str(tmp_path / "baseline") and told["steps"] > 0
     assert told["metrics"]["throughput (samples/s)"]["value"] > 0
@@ -192,17 +187,11 @@ def test_nsys_is_obeyed_or_refused(tmp_path: Path, config: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("slower", "code"), [(1.0, 0), (1.5, 1)])
-def test_the_exit_code_of_compare(tmp_path: Path, monkeypatch, capsys, slower: float, code: int) -> None:
-    from simpletuner_gh200.cli.main import main
-
+def test_the_exit_code_of_compare(tmp_path: Path, gh200, slower: float, code: int) -> None:
     for name, run in (("a", run_of(1)), ("b", run_of(2, slower=slower))):
         sink = JsonLines(tmp_path / name / "telemetry.jsonl")
         for record in run.steps:
             sink.write(record)
-    command = ["gh200", "baseline", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert int(ended.value.code or 0) == code
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["ok"] == (code == 0)
+    ended, out, _err = gh200("baseline", "compare", tmp_path / "a", tmp_path / "b", "--json")
+    (line,) = out.splitlines()
+    assert (ended, json.loads(line)["ok"]) == (code, code == 0)

@@ -190,15 +190,15 @@ def test_init_without_slurm_writes_none(data: Path) -> None:
     assert not (data.parent / "run" / "train.sbatch").exists()
 
 
-@pytest.mark.parametrize("words", [["--container", "podman"], ["--image", "x.sif"]])
-def test_a_container_is_nothing_without_slurm(data: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("--container", "podman"), "add --slurm"),
+        (("--image", "x.sif"), "add --slurm"),
+        (("--slurm", "--container", "docker"), "use none, enroot, apptainer, podman"),
+    ],
+)
+def test_init_refuses_before_it_writes(data: Path, words: tuple[str, ...], remedy: str) -> None:
     code, said = init(data, *words)
-    assert code != 0
-    assert "add --slurm" in said
-
-
-def test_init_refuses_before_it_writes(data: Path) -> None:
-    code, said = init(data, "--slurm", "--container", "docker")
-    assert code != 0
-    assert "use none, enroot, apptainer, podman" in said
+    assert code != 0 and remedy in said
     assert not (data.parent / "run").exists()

@@ -17,6 +17,7 @@ import pytest
 
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, run_lock, supervision
+from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.seams import lifeline
 from simpletuner_gh200.seams.lifeline import LIFELINE, address
 from simpletuner_gh200.seams.rank import run_rank
@@ -76,6 +77,23 @@ def gone(pid: int) -> bool:
         return True
 
 
+def assert_gone_with(launcher: subprocess.Popen, everybody: list[int]) -> None:
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: all(map(gone, everybody)))
+
+
+def run(folder: Path, body: str, *, ranks: int = 1, **options: bool) -> Outcome:
+    """``gh200 train``'s part, in this process."""
+    command = tuple(write_job(folder, body, ranks=ranks))
+    return launching.run(launching.LaunchCommand(command, {}), **options)
+
+
+def send_when(folder: Path, *names: str, number: int) -> None:
+    """A signal to this process, once these are ready."""
+    threading.Thread(target=lambda: (pids(folder, *names), os.kill(os.getpid(), number))).start()
+
+
 FORKS = """
     if os.fork() == 0:
         ready("fork" + number)
@@ -90,18 +108,13 @@ FORKS = """
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, apart):
     launcher = start(write_job(tmp_path, FORKS, ranks=2, apart=apart))
     everybody = [*pids(tmp_path, "0", "1", "fork0", "fork1"), psutil.Process(launcher.pid).children()[0].pid]
-    launcher.kill()
-    launcher.wait()
-    wait_for(lambda: all(map(gone, everybody)))
+    assert_gone_with(launcher, everybody)
 
 
 def test_a_session_of_its_own_does_not_save_what_a_rank_forked(tmp_path):
     """It is in no group of the rank's, and the kernel ends it with nobody: it has its own ear on the line."""
     launcher = start(write_job(tmp_path, FORKS.replace('ready("fork"', 'os.setsid(); ready("fork"')))
-    everybody = pids(tmp_path, "0", "fork0")
-    launcher.kill()
-    launcher.wait()
-    wait_for(lambda: all(map(gone, everybody)))
+    assert_gone_with(launcher, pids(tmp_path, "0", "fork0"))
 
 
 def test_a_rank_behind_a_program_of_the_users_ends_too(tmp_path):
@@ -111,10 +124,7 @@ def test_a_rank_behind_a_program_of_the_users_ends_too(tmp_path):
     wrapped = '["bash", "-c", \'"$@"; sleep 1\', "bash", sys.executable'
     middle.write_text(middle.read_text().replace("[sys.executable", wrapped))
     launcher = start(command)
-    (rank,) = pids(tmp_path, "0")
-    launcher.kill()
-    launcher.wait()
-    wait_for(lambda: gone(rank))
+    assert_gone_with(launcher, pids(tmp_path, "0"))
 
 
 def test_no_rank_outlives_the_process_in_the_middle(tmp_path):
@@ -129,10 +139,7 @@ def test_the_kernel_ends_a_rank_whose_main_thread_holds_the_interpreter(tmp_path
     """A loop in C that never lets another thread run: the thread that watches the line can't."""
     body = "import ctypes; ready(number); ctypes.PyDLL(None).sleep(60)"
     launcher = start(write_job(tmp_path, body))
-    (rank,) = pids(tmp_path, "0")
-    launcher.kill()
-    launcher.wait()
-    wait_for(lambda: gone(rank))
+    assert_gone_with(launcher, pids(tmp_path, "0"))
 
 
 def test_a_rank_that_finds_its_launcher_gone_does_not_start(monkeypatch):
@@ -226,12 +233,7 @@ def test_an_interrupt_is_quiet_and_leaves_nothing(tmp_path):
             line.tell(summary={"status": "interrupted", "rank": 0})
     """
     command = write_job(tmp_path, body, ranks=2)
-
-    def interrupt() -> None:
-        pids(tmp_path, "0", "1")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    send_when(tmp_path, "0", "1", number=signal.SIGINT)
     output = tmp_path / "output"
     with output.open("w") as out, pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervision, "GRACE_SECONDS", 3.0)  # a busy machine needs time for a last word
@@ -290,9 +292,8 @@ def test_user_signals_reach_the_ranks_alone(tmp_path):
         ready(number)
         time.sleep(60)
     """
-    command = write_job(tmp_path, body)
-    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGUSR2))).start()
-    seen = supervision.watch(command, os.environ)
+    send_when(tmp_path, "0", number=signal.SIGUSR2)
+    seen = run(tmp_path, body)
     assert (seen.exit_code, seen.signal, seen.summary["status"]) == (0, None, "completed")
 
 
@@ -338,10 +339,8 @@ ECHOED = """def write(*_):
 def test_a_signal_waits_for_the_checkpoint_it_asks_for(tmp_path, monkeypatch, number, on_interrupt):
     """Longer than the patience for an end without one."""
     monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
-    command = write_job(tmp_path, CHECKPOINTS.format(ready=True), ranks=2)
-    threading.Thread(target=lambda: (pids(tmp_path, "0", "1"), os.kill(os.getpid(), number))).start()
-    planned = launching.LaunchCommand(tuple(command), {})
-    ended = launching.run(planned, checkpoint_on_interrupt=on_interrupt)
+    send_when(tmp_path, "0", "1", number=number)
+    ended = run(tmp_path, CHECKPOINTS.format(ready=True), ranks=2, checkpoint_on_interrupt=on_interrupt)
     assert ended.exit_code == 75
     assert sorted(summary["rank"] for summary in ended.summaries) == ["0", "1"]
     assert all(map(gone, pids(tmp_path, "0", "1")))
@@ -351,32 +350,29 @@ def test_a_signal_that_comes_right_behind_a_rank_s_word_heeds_it(tmp_path, monke
     """As if both were there at once, and the signal were looked at first."""
     monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(supervision._Supervisor, "_hear", lambda self, rank: None)
-    command = write_job(tmp_path, CHECKPOINTS.format(ready=True))
-    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
-    assert launching.run(launching.LaunchCommand(tuple(command), {})).exit_code == 75
+    send_when(tmp_path, "0", number=signal.SIGTERM)
+    assert run(tmp_path, CHECKPOINTS.format(ready=True)).exit_code == 75
 
 
 def test_a_rank_that_has_said_its_last_word_is_not_waited_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.1)
     body = CHECKPOINTS.format(ready=True).replace("os._exit(75)", "time.sleep(60)")
-    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
-    assert launching.run(launching.LaunchCommand(tuple(write_job(tmp_path, body)), {})).exit_code == 75
+    send_when(tmp_path, "0", number=signal.SIGTERM)
+    assert run(tmp_path, body).exit_code == 75
     assert all(map(gone, pids(tmp_path, "0")))
 
 
 def test_a_run_that_has_nothing_to_checkpoint_yet_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "GRACE_SECONDS", 0.0)
-    command = write_job(tmp_path, CHECKPOINTS.format(ready=False))
-    threading.Thread(target=lambda: (pids(tmp_path, "0"), os.kill(os.getpid(), signal.SIGTERM))).start()
-    assert launching.run(launching.LaunchCommand(tuple(command), {})).exit_code == 143
+    send_when(tmp_path, "0", number=signal.SIGTERM)
+    assert run(tmp_path, CHECKPOINTS.format(ready=False)).exit_code == 143
 
 
 def test_a_run_needs_no_temporary_folder(tmp_path, monkeypatch):
     """A full one used to turn a completed run into a failed one."""
-    command = write_job(tmp_path, 'line.tell(summary={"status": "completed", "long": "x" * 1000000})')
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    ended = launching.run(launching.LaunchCommand(tuple(command), {}))
+    ended = run(tmp_path, 'line.tell(summary={"status": "completed", "long": "x" * 1000000})')
     assert ended.exit_code == 0
     assert len(ended.summaries[0]["long"]) == 1000000
 
@@ -389,7 +385,7 @@ def test_a_rank_without_a_number_is_heard(tmp_path, given):
         again = Lifeline.from_environment(os.environ)
         again.tell(summary={{"status": "completed"}})
     """
-    ended = launching.run(launching.LaunchCommand(tuple(write_job(tmp_path, body)), {}))
+    ended = run(tmp_path, body)
     assert [summary["status"] for summary in ended.summaries] == ["completed"]
     assert ended.exit_code == 0
 
@@ -406,7 +402,7 @@ def test_what_a_completed_run_started_for_later_stays(tmp_path):
         os.wait()
         line.tell(summary={{"status": "completed"}})
     """.format(str(tmp_path / "later.pid"))
-    assert launching.run(launching.LaunchCommand(tuple(write_job(tmp_path, body)), {})).exit_code == 0
+    assert run(tmp_path, body).exit_code == 0
     (later,) = pids(tmp_path, "later")
     assert not gone(later)
     os.kill(later, signal.SIGKILL)

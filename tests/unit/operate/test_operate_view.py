@@ -269,4 +269,3 @@ def test_ranks_are_followed_as_they_appear(tmp_path: Path) -> None:
     ranks = view.ranks()
     assert ranks is not None and ranks.slowest.rank == 2 and ranks.imbalance == pytest.approx(0.29)
     assert f"{ranks.size}: {ranks.words}".startswith("3 ranks on 3 nodes: slowest is rank 2 on n2")
-    view.close()
