@@ -60,4 +60,4 @@ def test_bindings_newer_than_the_driver() -> None:
     """A driver of CUDA 12.2, the oldest we support, has no batched prefetch and tells locations by number only."""
     folder = HERE / "emulated"
     assert passed(folder / "test_emu_driver.py", environment(version="12020")) > 15
-    assert passed(folder / "test_emu_slabs.py", environment(version="12020")) > 30
+    assert passed(folder / "test_emu_slabs.py", environment(version="12020")) > 20
