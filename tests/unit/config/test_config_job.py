@@ -39,13 +39,7 @@ BASE["gh200_optimizations"] = RAMP
 )
 @pytest.mark.parametrize("kind", ["json", "env"])
 def test_everybody_has_the_same_number(
-    tmp_path: Path,
-    flags: list[str],
-    key: int | None,
-    variable: str | None,
-    file: int | None,
-    expected: int,
-    kind: str,
+    tmp_path: Path, flags: list[str], key: int | None, variable: str | None, file: int | None, expected: int, kind: str
 ) -> None:
     """A variable stands for the configuration's key; SimpleTuner's launcher prefers accelerate's file to it."""
     if kind == "env" and key is not None:

@@ -55,10 +55,7 @@ def test_everything_a_person_wants_next(summary: dict[str, Any]) -> None:
             "importing SimpleTuner 12.0 s, loading 3.0 s, datasets and caches 4.0 s, training 1 min 10 s, "
             "checkpoints 12.0 s, final weights 3.0 s",
         ),
-        (
-            "in-memory dataset",
-            "cats: 4 files, 4 KiB of files in 2 KiB of memory; 7 reads from memory, 1 from disk",
-        ),
+        ("in-memory dataset", "cats: 4 files, 4 KiB of files in 2 KiB of memory; 7 reads from memory, 1 from disk"),
         ("unified cache", "vae-cats: 30 of 32 reads served without opening a file; 4 entries, 1 KiB"),
         ("unified cache", "text: nothing was read from it; 0 entries, 0 B"),
         ("batch ramp", "effective batch 2 (step 0) → 8 (step 9); 70 samples"),

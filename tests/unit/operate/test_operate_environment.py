@@ -110,10 +110,7 @@ def test_the_installed_torch_accepts_what_is_exported() -> None:
 
 def test_options_in_brackets_stay_whole() -> None:
     given = "roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb:64"
-    assert split_options(given) == [
-        ("roundup_power2_divisions", "[256:1,512:2,>:4]"),
-        ("max_split_size_mb", "64"),
-    ]
+    assert split_options(given) == [("roundup_power2_divisions", "[256:1,512:2,>:4]"), ("max_split_size_mb", "64")]
 
 
 def test_unknown_shell_names_the_accepted_ones() -> None:

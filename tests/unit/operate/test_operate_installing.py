@@ -46,11 +46,7 @@ def distribution(folder: Path, name: str, version: str) -> None:
 
 @pytest.mark.parametrize(
     ("release", "python", "machine", "chosen"),
-    [
-        (None, "3.13", "aarch64", "4.10.1"),
-        (None, "3.11", "x86_64", "3.1.6"),
-        ("4.10.1", "3.12", "x86_64", "4.10.1"),
-    ],
+    [(None, "3.13", "aarch64", "4.10.1"), (None, "3.11", "x86_64", "3.1.6"), ("4.10.1", "3.12", "x86_64", "4.10.1")],
 )
 def test_what_is_installed_is_decided_by_the_interpreter_and_the_machine(release, python, machine, chosen):
     assert decide(release, python=python, machine=machine).release == chosen

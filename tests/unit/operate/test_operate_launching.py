@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,3 +172,29 @@ def test_trying_again_is_said_through_a_file_and_nothing_else_is(tmp_path, code,
 def test_a_file_that_can_not_be_made_is_no_success(tmp_path):
     with pytest.raises(UsageError, match="--again-file"):
         code_with_again_file(Outcome(75), tmp_path / "nowhere" / "again")
+
+
+# -- `gh200 server`: SimpleTuner's own, started for us --------------------------------------------------
+
+PYTHON = Path("/opt/venv/bin/python")
+
+
+def test_the_extension_is_on_and_accelerate_is_found():
+    found = launching.environment_of_server({"PATH": "/usr/bin", "HOME": "/root"}, PYTHON)
+    assert found == {"PATH": "/opt/venv/bin:/usr/bin", "HOME": "/root", "SIMPLETUNER_GH200": "1"}
+    again = launching.environment_of_server(found, PYTHON)
+    assert again == found
+
+
+def test_the_kill_switch_holds():
+    assert launching.environment_of_server({"SIMPLETUNER_GH200": "0"}, PYTHON)["SIMPLETUNER_GH200"] == "0"
+
+
+def test_everything_is_passed_on(monkeypatch):
+    called = []
+    monkeypatch.setattr(os, "execve", lambda *given: called.append(given))
+    launching.serve(["--port", "8080", "--ssl"])
+    ((program, arguments, environment),) = called
+    assert program == sys.executable
+    assert arguments == [sys.executable, "-m", "simpletuner", "server", "--port", "8080", "--ssl"]
+    assert environment["SIMPLETUNER_GH200"] == "1"

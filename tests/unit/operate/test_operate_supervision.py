@@ -178,10 +178,7 @@ def test_another_user_who_has_read_the_name_of_the_line_gets_nothing(tmp_path, m
     """Everybody can: the kernel lists such names. The folder's lock is not handed to him, and he is no rank."""
     monkeypatch.setattr(supervision, "peer_of", lambda _connection: (os.getpid(), os.getuid() + 1))
     folder = os.open(tmp_path, os.O_RDONLY)
-    with (
-        supervision._Supervisor("0" * 32, (folder,), ()) as supervisor,
-        socket.socket(socket.AF_UNIX) as caller,
-    ):
+    with supervision._Supervisor("0" * 32, (folder,), ()) as supervisor, socket.socket(socket.AF_UNIX) as caller:
         caller.connect(address("0" * 32))
         supervisor._welcome()
         assert socket.recv_fds(caller, 16, 4)[:2] == (b"", [])

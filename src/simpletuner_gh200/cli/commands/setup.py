@@ -65,10 +65,7 @@ def setup(
     conclude({**result, "imports": ok, "cause": found.cause}, as_json, lambda: say("\n".join(lines)), ok=dry_run or ok)
 
 
-def constraints(
-    release: Release = None,
-    cpu: Cpu = False,
-) -> None:
+def constraints(release: Release = None, cpu: Cpu = False) -> None:
     """Print the versions that SimpleTuner is tested with, one `name==version` per line.
 
     For environments that are built elsewhere, an image say. The same on x86-64 and aarch64.

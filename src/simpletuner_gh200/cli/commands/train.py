@@ -1,4 +1,4 @@
-"""``gh200 train``: train with SimpleTuner under the extension."""
+"""``gh200 train`` and ``gh200 server``: SimpleTuner, and its Web UI, with the extension on."""
 
 from __future__ import annotations
 
@@ -126,10 +126,26 @@ def _say(words: str) -> None:
     say(f"gh200: {words}", error=True)
 
 
-COMMAND = Command(
-    "train",
-    train,
-    panel="Train",
-    order=10,
-    context_settings=PASSED_ON,
+def server(context: typer.Context) -> None:
+    """Start SimpleTuner's Web UI with the extension on; every option is passed on to `simpletuner server`.
+
+    The same as `SIMPLETUNER_GH200=1 simpletuner server ...`, and jobs that the page starts find `accelerate` beside
+    this Python also where its environment is not activated.
+
+    Examples:
+
+      gh200 server
+
+      gh200 server --port 8080 --host 127.0.0.1
+    """
+    from simpletuner_gh200.operate.launching import serve
+    from simpletuner_gh200.operate.preflight import check_installation
+
+    check_installation(say_on_a_terminal, trusting=True)
+    serve(context.args)
+
+
+COMMAND = (
+    Command("train", train, panel="Train", order=10, context_settings=PASSED_ON),
+    Command("server", server, panel="Operate", context_settings=PASSED_ON),
 )
