@@ -17,7 +17,6 @@ EXTENSIONS = (
 SIZES = {"400B": 400, "100KB": 100_000, "2MB": 2_000_000}
 FOLDER_FILES = 500
 JPEG_SIDE = 320
-CAPTIONED_SIDE = 72
 
 
 def jpeg_head() -> bytes:
@@ -78,18 +77,6 @@ def make_cache_files(folder: Path, shape: tuple[int, ...], count: int, *, gzippe
         path.write_bytes(gzip.compress(out.getvalue()) if gzipped else out.getvalue())
         paths.append(str(path))
     return paths
-
-
-def make_captioned(folder: Path, count: int) -> None:
-    """Small captioned images, no two alike."""
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        path = folder / f"sample_{number:06d}.png"
-        colour = (number % 256, number // 256 % 256, number * 7 % 256)
-        path.with_suffix(".txt").write_text(f"a plain picture, number {number}", encoding="utf-8")
-        Image.new("RGB", (CAPTIONED_SIDE, CAPTIONED_SIDE), colour).save(path)
 
 
 def training_step(side: int) -> Callable[[], None]:

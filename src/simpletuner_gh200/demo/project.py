@@ -11,8 +11,7 @@ from typing import Any
 
 from simpletuner_gh200.errors import RunFailed
 
-_COLOURS = {"red": (220, 40, 40), "green": (40, 180, 70), "blue": (40, 80, 220), "yellow": (230, 210, 50)}
-_SHAPES = ("circle", "square", "stripe")
+IMAGE_SIDE = 96
 _TEXT_WIDTH = 32
 _SEED = 1234
 
@@ -129,25 +128,18 @@ def dataset_list(project: DemoProject, dataset: dict[str, Any]) -> list[dict[str
     return [images, embeds]
 
 
-def write_tiny_images(folder: Path, *, count: int = 24, size: int = 96) -> None:
-    """Write ``count`` captioned images to ``folder``, the same bytes every time; files that exist are left alone."""
-    from PIL import Image, ImageDraw
+def write_tiny_images(folder: Path, *, count: int = 24) -> None:
+    """Plain pictures with captions, no two alike, the same bytes every time; files that exist are left alone."""
+    from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
-    names = list(_COLOURS)
     for number in range(count):
-        path = folder / f"image_{number:03d}.png"
-        if path.is_file():
-            continue
-        colour, shape = names[number % len(names)], _SHAPES[number % len(_SHAPES)]
-        image = Image.new("RGB", (size, size), (250 - 5 * number, 245, 240))
-        draw = ImageDraw.Draw(image)
-        near, far = 12 + number, size - 12 - number
-        box = (0, size // 2 - 8, size, size // 2 + 8) if shape == "stripe" else (near, near, far, far)
-        (draw.ellipse if shape == "circle" else draw.rectangle)(box, fill=_COLOURS[colour])
-        # The image last: a caption without an image is harmless, an image without a caption is not.
-        path.with_suffix(".txt").write_text(f"a {colour} {shape}, number {number}", encoding="utf-8")
-        image.save(path)
+        path = folder / f"image_{number:06d}.png"
+        if not path.is_file():
+            colour = (number % 256, number // 256 % 256, number * 7 % 256)
+            # The image last: a caption without an image is harmless, an image without a caption is not.
+            path.with_suffix(".txt").write_text(f"a plain picture, number {number}", encoding="utf-8")
+            Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE), colour).save(path)
 
 
 def write_tiny_sdxl(folder: Path) -> None:

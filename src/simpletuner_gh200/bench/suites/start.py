@@ -13,9 +13,9 @@ from typing import Any
 
 from simpletuner_gh200.bench import filling
 from simpletuner_gh200.bench.runs import FIRST_STEP, RunServer, Timed
-from simpletuner_gh200.bench.samples import make_captioned
 from simpletuner_gh200.bench.suite import Suite, measure
-from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config, write_project_in_subprocess
+from simpletuner_gh200.demo import project as demo
+from simpletuner_gh200.demo.project import DemoProject
 from simpletuner_gh200.held.staging import stage
 
 SAMPLES = 2000
@@ -54,8 +54,8 @@ def _starts(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
     project = DemoProject(folder, steps=1)
     installed = importlib.util.find_spec("simpletuner") is not None
     if installed:
-        write_project_in_subprocess(project, {}, {})
-    make_captioned(project.images, samples)
+        demo.write_project_in_subprocess(project, {}, {})
+    demo.write_tiny_images(project.images, count=samples)
     found: dict[str, Any] = {"staging": {"files_per_s": _staging(project.images, repeats)}, "samples": samples}
     if not installed:
         nothing = {"vs_stock": None, "first_step_vs_stock": None}
@@ -92,8 +92,8 @@ def _run_all(project: DemoProject, server: RunServer, repeats: int) -> dict[str,
     def run(name: str, block: dict[str, Any] | None) -> Timed:
         shutil.rmtree(project.output, ignore_errors=True)
         data = {} if block is None else {"type": "in_memory", "in_memory": {}}
-        project.datasets.write_text(json.dumps(dataset_list(project, data)), encoding="utf-8")
-        config = {**training_config(project), "checkpoint_step_interval": 1_000_000}
+        project.datasets.write_text(json.dumps(demo.dataset_list(project, data)), encoding="utf-8")
+        config = {**demo.training_config(project), "checkpoint_step_interval": 1_000_000}
         if block is not None:
             config["cache_config"] = {**CACHES, **block}
         project.config.write_text(json.dumps(config), encoding="utf-8")
