@@ -51,21 +51,12 @@ def test_activation_cleans_passes_on_and_gives_notice(caplog: pytest.LogCaptureF
     assert sum("PyTorch doesn't know" in record.getMessage() for record in caplog.records) == 2
 
 
-def test_what_was_passed_on_is_read_by_the_configuration() -> None:
-    from simpletuner_gh200.config.settings import resolve
-
-    environment = {"GH200_USE_UVM": "True", "GH200_UVM_OVERSUBSCRIPTION_RATIO": "2.5"}
-    settings = resolve({}, environment)
-    assert settings.part(StateSettings).use_uvm
-    assert settings.part(StateSettings).uvm_oversubscription_ratio == 2.5
-    assert settings.origins["gh200_optimizations.use_uvm"] == "environment (GH200_USE_UVM)"
-
-
 def test_a_run_is_read_with_it_before_it_starts() -> None:
     """`gh200 config check`, `train --dry-run`, `plan` and the doctor see the settings that the ranks will have."""
     training = read_training(Located("cmd", None), {"PYTORCH_CUDA_ALLOC_CONF": GUIDES})
     assert training.settings is not None
     assert training.settings.part(StateSettings).use_uvm
+    assert training.settings.origins["gh200_optimizations.use_uvm"] == "environment (GH200_USE_UVM)"
     assert training.settings.part(ActivationSettings).activations == "auto"
     (note,) = training.settings.notes
     assert "optimizer state and EMA live in Grace" in note

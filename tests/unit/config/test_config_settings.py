@@ -6,7 +6,7 @@ import pytest
 
 from simpletuner_gh200.config.blocks import ActivationSettings, CacheSettings
 from simpletuner_gh200.config.environment import flag_from_text
-from simpletuner_gh200.config.settings import resolve, resolve_dataset
+from simpletuner_gh200.config.settings import resolve, resolve_dataset, without_effect
 from simpletuner_gh200.errors import ConfigError
 
 
@@ -67,9 +67,6 @@ def test_config_wins_over_environment_and_both_are_named():
 def test_a_bad_environment_value_names_the_variable():
     (found,) = problems_of({}, {"SIMPLETUNER_GH200_ENABLE_UVM_HINTS": "perhaps"})
     assert found.startswith("SIMPLETUNER_GH200_ENABLE_UVM_HINTS") and "'perhaps'" in found
-
-
-def test_a_bad_value_among_the_accepted_ones_of_a_variable_names_the_variable_too():
     (found,) = problems_of({}, {"GH200_UVM_ACCESS_PATTERN": "sideways"})
     assert found.startswith("GH200_UVM_ACCESS_PATTERN: 'sideways': accepted: 'gpu_first'")
     settled = resolve({"gh200_optimizations": {"uvm_access_pattern": "balanced"}}, {"GH200_UVM_ACCESS_PATTERN": "x"})
@@ -82,15 +79,10 @@ def test_a_key_with_a_bad_value_is_one_problem_whatever_kinds_it_may_have(depth)
     assert found.startswith("gh200_optimizations.prefetch_depth") and repr(depth) in found
 
 
-def test_a_dataset_block_has_all_its_problems_reported_together():
+def test_a_dataset_block_has_all_its_problems_reported_together_with_its_entry():
     with pytest.raises(ConfigError) as caught:
         resolve_dataset({"compresion": "lz4", "verify": "twice", "num_workers": 0}, where="dataset 'cats'.in_memory")
     assert len(caught.value.problems) == 3
-
-
-def test_unknown_key_in_a_dataset_block_names_the_entry():
-    with pytest.raises(ConfigError) as caught:
-        resolve_dataset({"compresion": "lz4"}, where="dataset 'cats'.in_memory")
     assert "dataset 'cats'.in_memory.compresion" in str(caught.value)
     assert "did you mean 'compression'?" in str(caught.value)
 
@@ -116,3 +108,56 @@ def test_a_number_without_end_is_refused_with_what_is_accepted(text):
     assert "accepted: a finite number" in found and "leave the key out" in found
     with pytest.raises(ConfigError, match="accepted: a finite number"):
         resolve_dataset({"memory_limit_gb": float(text)}, where="photos")
+
+
+# -- a setting that reaches nothing because another one is off is told, whoever set it ------------------
+
+
+def notes(cache: dict | None = None, **optimizations: object) -> list[str]:
+    return without_effect(resolve({"cache_config": cache or {}, "gh200_optimizations": optimizations}, {}))
+
+
+def test_a_ratio_without_use_uvm_is_never_silent():
+    environment = {"GH200_UVM_OVERSUBSCRIPTION_RATIO": "5.0", "GH200_UVM_ACCESS_PATTERN": "gpu_first"}
+    (note,) = without_effect(resolve({}, environment))
+    assert "uvm_oversubscription_ratio 5.0 (environment (GH200_UVM_OVERSUBSCRIPTION_RATIO))" in note
+    assert "GH200_USE_UVM=1" in note
+    assert without_effect(resolve({}, {**environment, "GH200_USE_UVM": "1"})) == []
+    assert without_effect(resolve({}, {})) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"initial_effective_batch_size": 4}, "initial_effective_batch_size 4 (config) has no effect: enable_batch_"),
+        ({"activation_limit_gb": 8}, "activation_limit_gb 8.0 (config) has no effect: activations is not set"),
+        ({"uvm_streaming": "on"}, 'uvm_streaming "on" (config) has no effect: use_uvm is not set'),
+    ],
+)
+def test_keys_without_their_switch_are_told(given, told):
+    (note,) = notes(**given)
+    assert note.startswith(f"gh200_optimizations.{told}")
+
+
+def test_what_is_switched_off_by_name_may_wait_there():
+    assert notes(enable_batch_size_rampup=False, initial_effective_batch_size=4) == []
+    assert notes(cache={"vae_cache_type": "standard", "cache_dir": "cache/gh200"}) == []
+
+
+def test_what_is_as_it_would_be_anyway_is_not_told():
+    assert notes(ramp_curve="quadratic", cache={"persistent_cache": True}) == []
+
+
+def test_a_key_that_needs_another_value():
+    ramp = {"enable_batch_size_rampup": True, "initial_effective_batch_size": 4, "ramp_increment": 2}
+    (note,) = notes(**ramp)
+    assert note.endswith('has no effect: ramp_curve is not "stepwise"')
+    assert notes(**ramp, ramp_curve="stepwise") == []
+
+
+def test_settings_of_caches_that_are_not_served_are_told():
+    (note,) = notes(cache={"cache_dir": "cache/gh200"})
+    assert 'cache_config.cache_dir "cache/gh200"' in note and "vae_cache_type" in note
+    assert notes(cache={"cache_dir": "cache/gh200", "text_cache_type": "unified_memory"}) == []
+    (note,) = notes(cache={"vae_cache_type": "unified_memory"}, enable_uvm_hints=False)
+    assert "enable_uvm_hints is false" in note
