@@ -14,10 +14,10 @@ from simpletuner_gh200.seams import points
 from simpletuner_gh200.seams.feature import Feature, all_features
 from simpletuner_gh200.seams.patch import Patch, Patches, put, wrap_method
 from simpletuner_gh200.seams.runtime import Launch, Runtime
-from simpletuner_gh200.seams.seam import InstalledSeam, Seam, all_seams, parameter_names, verify
+from simpletuner_gh200.seams.seam import InstalledSeam, Seam, parameter_names, verify
 from simpletuner_gh200.upstream import contract
 from simpletuner_gh200.upstream.features import ON, Status
-from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
+from simpletuner_gh200.upstream.spec import SeamSpec
 
 
 def make_owner():
@@ -193,20 +193,6 @@ def test_a_mismatch_patches_nothing_and_is_remembered():
     assert seam.status.text().startswith("off: seam 'test.seam' does not match")
 
 
-def test_installing_is_all_or_nothing():
-    owner = make_owner()
-    before = dict(vars(owner))
-
-    def patches(module, runtime):
-        return [wrap_method(module.Owner, "own", louder), Patch(module.Owner, "static", broken)]
-
-    seam = InstalledSeam(Seam("test.seam", patches, spec()))
-    with pytest.raises(RuntimeError, match="no"):
-        seam.install(module_with(owner), Runtime(Launch()))
-    assert dict(vars(owner)) == before
-    assert not seam.ok
-
-
 def test_something_gone_beside_the_seam_does_not_break_upstreams_import():
     seam = InstalledSeam(Seam("test.seam", lambda module, runtime: [module.gone], spec()))
     seam.install(module_with(make_owner()), Runtime(Launch()))
@@ -230,15 +216,6 @@ def test_closing_happens_once_and_only_in_the_process_that_started(runtime):
         del Wanted.close
 
 
-def test_added_attributes_are_removed():
-    owner = make_owner()
-    patch = put(owner, "extra", 5)
-    patch.install()
-    assert owner.extra == 5
-    patch.uninstall()
-    assert not hasattr(owner, "extra")
-
-
 class Wanted(Feature):
     name = "ramp"
     answer = "requested"
@@ -259,18 +236,17 @@ def runtime():
     return runtime
 
 
-def test_a_feature_asked_for_without_its_seam_stops_the_run(runtime):
+def test_without_its_seam_a_feature_asked_for_stops_the_run_and_one_on_auto_is_off(runtime, monkeypatch):
     runtime.seams["trainer.train"].status = Status("changed")
     with pytest.raises(FeatureUnavailable, match=r"'ramp'.*trainer\.train: off: changed"):
         runtime.configure(resolve({}, {}))
-
-
-def test_a_feature_on_auto_is_switched_off_with_the_reason(runtime, monkeypatch):
     monkeypatch.setattr(Wanted, "answer", "auto")
-    runtime.seams["trainer.train"].status = Status("changed")
     runtime.configure(resolve({}, {}))
     assert str(runtime.statuses["ramp"]) == "off: trainer.train: off: changed"
     assert runtime.moment("before_train") == ()
+    monkeypatch.setattr(Wanted, "answer", "off")
+    runtime.configure(resolve({}, {}), verdict=lambda: pytest.fail("the source is not looked at for nothing"))
+    assert str(runtime.statuses["ramp"]) == "off: not asked for"
 
 
 def test_what_the_source_check_says_counts_as_well(runtime, monkeypatch):
@@ -281,12 +257,6 @@ def test_what_the_source_check_says_counts_as_well(runtime, monkeypatch):
     monkeypatch.setattr(Wanted, "answer", "auto")
     runtime.configure(resolve({}, {}), verdict=lambda: verdict)
     assert str(runtime.statuses["ramp"]) == "off: seam trainer.train: two accumulate blocks"
-
-
-def test_the_source_is_not_looked_at_where_nothing_is_wanted(runtime, monkeypatch):
-    monkeypatch.setattr(Wanted, "answer", "off")
-    runtime.configure(resolve({}, {}), verdict=lambda: pytest.fail("asked"))
-    assert str(runtime.statuses["ramp"]) == "off: not asked for"
 
 
 def test_moments_reach_only_features_that_are_on_and_override_them(runtime):
@@ -339,12 +309,6 @@ def test_the_end_comes_in_reverse(runtime, monkeypatch):
     assert ended == ["second", "first"]
 
 
-def test_every_seam_has_a_place_in_the_contract():
-    specs = all_specs()
-    for seam in all_seams():
-        assert seam.own_spec is not None or seam.name in specs
-
-
 def test_a_place_and_what_we_put_there_stand_in_files_of_the_same_name():
     """One file per upstream module on either side: who reads one of them knows where the other is."""
     where = {}
@@ -353,7 +317,7 @@ def test_a_place_and_what_we_put_there_stand_in_files_of_the_same_name():
             where[found.name] = info.name
     for info in pkgutil.iter_modules(points.__path__):
         for seam in importlib.import_module(f"{points.__name__}.{info.name}").SEAMS:
-            assert where.get(seam.name, info.name) == info.name, seam.name
+            assert where.get(seam.name) == info.name or seam.own_spec is not None, seam.name
 
 
 def test_a_feature_that_the_support_table_does_not_know_is_refused(monkeypatch):

@@ -6,16 +6,18 @@ import errno
 import json
 import os
 import signal
+import traceback
 from types import SimpleNamespace
 
 import pytest
 
-from simpletuner_gh200.errors import DatasetTooLarge
+from simpletuner_gh200.errors import DatasetTooLarge, UsageError
 from simpletuner_gh200.seams import outcome as outcomes
 from simpletuner_gh200.seams import rank
 from simpletuner_gh200.seams.features import pressure
-from simpletuner_gh200.seams.outcome import disk_full
+from simpletuner_gh200.seams.outcome import MARK, disk_full, how_to_run_without, mark
 from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
+from simpletuner_gh200.upstream.features import ON
 
 
 def train(tmp_path, script: str, monkeypatch) -> tuple[Runtime, list[str]]:
@@ -173,3 +175,49 @@ def test_a_folder_that_takes_no_summary_is_a_warning(tmp_path, caplog):
     runtime.forget_earlier_summary()
     runtime.close()
     assert "the run's summary could not be written" in caplog.text
+
+
+# -- the one line on SimpleTuner's tracebacks ------------------------------------------------------------------
+
+
+def test_the_line_names_every_seam_and_both_ways_out():
+    line = how_to_run_without(["trainer.train", "collate.compute_latents", "trainer.init_hooks"])
+    assert "trainer (train, init_hooks), collate (compute_latents)" in line
+    assert "SIMPLETUNER_GH200=0" in line
+    assert "`simpletuner train`" in line
+    assert "\n" not in line
+
+
+def test_an_exception_is_marked_once_and_keeps_its_words():
+    failure = ValueError("upstream's own")
+    mark(failure, ["trainer.train"])
+    mark(failure, ["trainer.train"])
+    text = "".join(traceback.format_exception(failure))
+    assert text.count(MARK) == 1
+    assert str(failure) == "upstream's own"
+
+
+def test_our_own_errors_are_not_marked():
+    failure = UsageError("ours", remedy="do it")
+    mark(failure, ["trainer.train"])
+    assert not hasattr(failure, "__notes__")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("raise KeyError('latents')\n", "the end of its traceback"),
+        ("try:\n    1 / 0\nexcept Exception as e:\n    print(e)\n", "a line of its own"),
+    ],
+    ids=["escapes", "swallowed by an older release"],
+)
+def test_what_upstream_fails_with_is_followed_by_it(tmp_path, monkeypatch, script, told):
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    monkeypatch.setattr("sys.argv", ["test"])
+    runtime, said = Runtime(Launch()), []
+    runtime.seams["trainer.train"].status = ON
+    rank._train(file, runtime, [], said.append)
+    rank._conclude(runtime, said.append)
+    last = [text.splitlines()[-1] for text in said if MARK in text]
+    assert last == [how_to_run_without(["trainer.train"])], told
