@@ -138,14 +138,10 @@ class Runtime:
     def _missing_seams(self, name: str) -> list[str]:
         """Places of its own that are not wrapped, and those of features it builds on that can't be."""
         wanted = {name, *builds_on(name)}
-        missing = []
-        for seam in self.seams.values():
-            own = name in seam.spec.features
-            if seam.ok or seam.spec.optional or not wanted & set(seam.spec.features):
-                continue
-            if own or seam.status != WAITING:
-                missing.append(f"{seam.spec.name}: {seam.status}")
-        return missing
+        off = (seam for seam in self.seams.values() if not seam.ok and not seam.spec.optional)
+        concerned = (seam for seam in off if wanted & set(seam.spec.features))
+        lost = (seam for seam in concerned if name in seam.spec.features or seam.status != WAITING)
+        return [f"{seam.spec.name}: {seam.status}" for seam in lost]
 
     def feature_on(self, name: str) -> bool:
         return self.statuses.get(name) == ON
@@ -215,14 +211,11 @@ class Runtime:
         self._closed = True
         if self.outcome.status == "completed":
             self.enters("writing packs for the next start")
-        failures: list[BaseException] = []
         for method in (*reversed(self.moment("close")), self.patches.remove, self.leave_summary):
             try:
                 method()
-            except Exception as failure:  # noqa: BLE001 - every feature must get its turn; reported right below
-                failures.append(failure)
-        for failed in failures:
-            logger.error("gh200: while closing: %s", failed, exc_info=failed)
+            except Exception as failure:
+                logger.error("gh200: while closing: %s", failure, exc_info=failure)
 
     @property
     def _summary_file(self) -> Path | None:

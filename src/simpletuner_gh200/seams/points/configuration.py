@@ -105,32 +105,20 @@ def _loader_helpers(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
 def _fields(module: ModuleType) -> list[Any]:
     types = importlib.import_module(module.__name__.rpartition(".")[0] + ".types")
     as_json = getattr(types.FieldType, "TEXT_JSON", types.FieldType.TEXTAREA)
-    shown = [
-        types.ConfigField(
-            name=block,
-            arg_name=f"--{block}",
-            ui_label=_LABELS[block],
-            field_type=as_json,
-            tab="hardware",
-            section="gh200",
-            default_value=None,
-            importance=types.ImportanceLevel.ADVANCED,
-            help_text=f"The {block} block of simpletuner-gh200, as JSON.",
-        )
-        for block in TRAINING_BLOCKS
+
+    def field(name: str, label: str, words: str, kind: Any, tab: str) -> Any:
+        shown = {"ui_label": label, "help_text": words, "importance": types.ImportanceLevel.ADVANCED}
+        made = {"name": name, "arg_name": f"--{name}", "field_type": kind, "default_value": None}
+        return types.ConfigField(**made, **shown, tab=tab, section="gh200")
+
+    older = "Older spellings found in the configuration; filled in by simpletuner-gh200."
+    return [
+        *(
+            field(block, _LABELS[block], f"The {block} block, as JSON", as_json, "hardware")
+            for block in TRAINING_BLOCKS
+        ),
+        field(LEGACY_FLAG, "GH200 older spellings", older, types.FieldType.TEXTAREA, HIDDEN_TAB),
     ]
-    older = types.ConfigField(
-        name=LEGACY_FLAG,
-        arg_name=f"--{LEGACY_FLAG}",
-        ui_label="GH200 older spellings",
-        field_type=types.FieldType.TEXTAREA,
-        tab=HIDDEN_TAB,
-        section="gh200",
-        default_value=None,
-        importance=types.ImportanceLevel.EXPERIMENTAL,
-        help_text="Older spellings found in the configuration; filled in by simpletuner-gh200.",
-    )
-    return [*shown, older]
 
 
 def _add_field(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:

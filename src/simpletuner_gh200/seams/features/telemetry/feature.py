@@ -96,14 +96,10 @@ class TelemetryFeature(Feature):
     def step_logged(self, values: dict[str, Any], step: int | None) -> None:
         if OF_THE_LOOP not in values or self._sink is None or self._sampler is None:
             return
-        record = step_record(
-            step=step,
-            times=self._clock.step_done(),
-            world=int(self._trainer.accelerator.num_processes),
-            values=values,
-            sampled=self._sampler.latest,
-            features=_told_by_features(self.runtime),
-        )
+        world = int(self._trainer.accelerator.num_processes)
+        tellers = (each for each in self.runtime.features_on if type(each).telemetry is not Feature.telemetry)
+        numbers = {feature.name: feature.telemetry() for feature in tellers}
+        record = step_record(step, self._clock.step_done(), world, values, self._sampler.latest, numbers)
         self._sink.write(record)
         self._steps += 1
         self._last = tracked(record)
@@ -133,12 +129,8 @@ class TelemetryFeature(Feature):
     def summary(self) -> dict[str, Any]:
         if self._sink is None:
             return {}
-        return {
-            "file": str(self._sink.path),
-            "steps": self._steps,
-            "dropped": self._sink.dropped,
-            "broken": self.broken,
-        }
+        dropped = self._sink.dropped
+        return {"file": str(self._sink.path), "steps": self._steps, "dropped": dropped, "broken": self.broken}
 
 
 def _path(trainer: Any) -> Path:
@@ -147,11 +139,6 @@ def _path(trainer: Any) -> Path:
     if trainer.accelerator.is_main_process:
         return folder / FILE
     return folder / FILE.with_name(f"telemetry.rank{trainer.accelerator.process_index}.jsonl")
-
-
-def _told_by_features(runtime: Any) -> dict[str, Mapping[str, Any]]:
-    tellers = (feature for feature in runtime.features_on if type(feature).telemetry is not Feature.telemetry)
-    return {feature.name: feature.telemetry() for feature in tellers}
 
 
 FEATURE = TelemetryFeature

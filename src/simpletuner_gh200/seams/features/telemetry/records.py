@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from simpletuner_gh200.seams.runtime import Runtime
 
 SCHEMA = 1
+Groups = Mapping[str, Mapping[str, Any]]
+"""Numbers of each source, or feature."""
 PREFIX = "gh200/"
 _TRACKED = ("step_seconds", "data_wait_seconds", "compute_seconds", "samples_per_second", "major_faults", "slab_bytes")
 
@@ -60,13 +62,7 @@ def end_record(runtime: Runtime, *, dropped: int) -> dict[str, Any]:
 
 
 def step_record(
-    *,
-    step: int | None,
-    times: StepTimes,
-    world: int,
-    values: Mapping[str, Any],
-    sampled: Mapping[str, Mapping[str, Any]],
-    features: Mapping[str, Mapping[str, Any]],
+    step: int | None, times: StepTimes, world: int, values: Mapping[str, Any], sampled: Groups, features: Groups
 ) -> dict[str, Any]:
     """One optimizer step. ``values`` are those on their way to the trackers."""
     host = sampled.get("host") or {}
@@ -108,7 +104,7 @@ def tracked(record: Mapping[str, Any]) -> dict[str, float]:
     return {**found, **_leaves("gh200", groups)}
 
 
-def _held(features: Mapping[str, Mapping[str, Any]]) -> float:
+def _held(features: Groups) -> float:
     """Bytes that all features together hold in slabs."""
     return sum(value for name, value in _leaves("", features).items() if name.endswith("/held_bytes"))
 
