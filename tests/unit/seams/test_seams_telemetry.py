@@ -18,7 +18,7 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError
 from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.telemetry.feature import TelemetryFeature
-from simpletuner_gh200.seams.features.telemetry.sources import _device_numbers
+from simpletuner_gh200.seams.features.telemetry.records import _device_numbers
 from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.reading import read_run

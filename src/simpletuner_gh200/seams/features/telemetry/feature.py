@@ -12,8 +12,7 @@ from simpletuner_gh200.config.environment import TELEMETRY, flag
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.telemetry.records import end_record, start_record, step_record, tracked
-from simpletuner_gh200.seams.features.telemetry.sources import sources
+from simpletuner_gh200.seams.features.telemetry.records import end_record, sources, start_record, step_record, tracked
 from simpletuner_gh200.telemetry.measure import Sampler, StepClock
 from simpletuner_gh200.telemetry.reading import FILE
 from simpletuner_gh200.telemetry.sink import JsonLines
