@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from simpletuner_gh200.upstream import facts
+from simpletuner_gh200.seams.seam import parameter_names
+from simpletuner_gh200.upstream import facts, syntax
 from simpletuner_gh200.upstream.spec import MODULE, Fact, Question, seam
 
 LOOP = """
@@ -101,3 +102,38 @@ def test_a_place_is_written_as_one_text() -> None:
     assert (spec.features, spec.facts, spec.optional) == (("ramp", "state"), (fact,), True)
     assert seam("t", "a:f()", "ramp: why").parameters == ()
     assert seam("t", "a:f", "ramp: why").parameters is None
+
+
+# -- the syntax beneath -----------------------------------------------------------------------------------------
+
+
+def test_last_definition_wins_wherever_it_stands() -> None:
+    module = ast.parse("def f(a): ...\nif True:\n    def f(b): ...\ntry:\n    x = 1\nexcept ImportError:\n    x = 2\n")
+    found = syntax.find(module, "f")
+    assert isinstance(found, syntax.Function)
+    assert syntax.parameters(found) == ("b",)
+    assert ast.unparse(syntax.value_of(syntax.find(module, "x"))) == "2"  # type: ignore[arg-type]
+
+
+def test_a_nested_function_is_not_a_definition_of_the_module() -> None:
+    assert syntax.find(ast.parse("def outer():\n    def inner(): ...\n"), "outer.inner") is None
+
+
+@pytest.mark.parametrize("text", ["a, /, b, *c, d, **e", "self, x=1, *, y", "*args, **kwargs", ""])
+def test_parameters_are_those_inspect_sees(text: str) -> None:
+    source = f"def f({text}): ...\n"
+    namespace: dict[str, object] = {}
+    exec(source, namespace)
+    found = syntax.find(ast.parse(source), "f")
+    assert isinstance(found, syntax.Function)
+    assert syntax.parameters(found) == parameter_names(namespace["f"])  # type: ignore[arg-type]
+
+
+def test_assignments_see_through_tuples_and_augmented_ones() -> None:
+    module = ast.parse("a, (self.b, c) = 1, (2, 3)\nself.b += 1\nself.b: int = 2\nother.b = 3\n")
+    assert len(syntax.assignments(module, "self.b")) == 3
+
+
+def test_mentions_need_the_whole_dotted_name() -> None:
+    module = ast.parse("self.config.steps\nconfig.steps\nself.steps\n")
+    assert len(syntax.mentions(module, "self.config.steps")) == 1
