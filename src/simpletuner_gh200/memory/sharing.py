@@ -25,7 +25,8 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from simpletuner_gh200.config.environment import local_rank, local_size, node_identity
@@ -89,19 +90,22 @@ class NodeGroup:
 
     def share(self, name: str, *fds: int, note: Mapping[str, object] | None = None) -> None:
         """Leader: hand descriptors, and a small JSON-able note, to every other rank under ``name``."""
-        _send_to(self._peers, {"name": name, "note": dict(note or {})}, fds)
+        for peer in self._peers:
+            _send(peer, {"name": name, "note": dict(note or {})}, fds)
 
     def fail(self, name: str, message: str) -> None:
         """Leader: whoever receives ``name`` is to stop with ``message``."""
-        _send_to(self._peers, {"name": name, "failure": message}, ())
+        for peer in self._peers:
+            _send(peer, {"name": name, "failure": message})
 
     def beat(self) -> None:
         """During long work: a sign of life for those who wait, leader or not. Cheap; call it often."""
         now = time.monotonic()
         if now - self._last_beat >= BEAT_SECONDS:
             self._last_beat = now
-            waiting = self._peers if self._leader is None else [self._leader]
-            _send_to(waiting, {"beat": True}, (), flags=socket.MSG_DONTWAIT)
+            for waiting in self._peers if self._leader is None else [self._leader]:
+                with suppress(BlockingIOError):  # whoever has unread beats needs no more
+                    _send(waiting, {"beat": True}, flags=socket.MSG_DONTWAIT)
 
     def receive(self, name: str) -> Message:
         """Others: the note and the descriptors shared under ``name``; the caller owns the descriptors."""
@@ -253,25 +257,16 @@ def _call(address: str) -> socket.socket | None:
     return connection
 
 
-def _send_to(
-    connections: Iterable[socket.socket], header: Mapping[str, Any], fds: tuple[int, ...], flags: int = 0
-) -> None:
-    for connection in connections:
-        try:
-            _send(connection, header, fds, flags)
-        except BlockingIOError:
-            continue  # only beats go unblocked, and whoever has unread ones needs no more
-        except (BrokenPipeError, ConnectionResetError):
-            # A rank that is gone ends the run by itself; the launcher reports it with the better message.
-            logger.debug("gh200: a rank of this node has hung up")
-
-
-def _send(connection: socket.socket, header: Mapping[str, Any], fds: tuple[int, ...], flags: int = 0) -> None:
+def _send(connection: socket.socket, header: Mapping[str, Any], fds: tuple[int, ...] = (), flags: int = 0) -> None:
+    """A rank that is gone ends the run by itself; the launcher reports it with the better message."""
     message = json.dumps(header).encode()
     if len(message) > _LARGEST_MESSAGE:
         raise SharingError(f"a note of {len(message)} bytes is too long to share; put it into a memfd")
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    connection.sendmsg([message], rights, flags)
+    try:
+        connection.sendmsg([message], rights, flags)
+    except (BrokenPipeError, ConnectionResetError):
+        logger.debug("gh200: a rank of this node has hung up")
 
 
 def _next_message(connection: socket.socket, who: str, name: str) -> Message:

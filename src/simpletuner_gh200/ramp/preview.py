@@ -172,12 +172,7 @@ def as_png(report: RampPreview) -> bytes:
         draw.line((left + column, floor, left + column, floor - round(value / most * (floor - top))), LIGHT[0])
     draw.line((left, top, left, floor, width - 24, floor), INK["light"])
     draw.text((left, 16), _title(report), INK["light"])
-    for place, words, anchor in (
-        ((left - 8, top), str(most), "rm"),
-        ((left - 8, floor), "0", "rm"),
-        ((width - 24, floor + 16), f"{report.steps} optimizer steps", "rm"),
-    ):
-        draw.text(place, words, INK["light"], anchor=anchor)
+    draw.text((left - 8, top), str(most), INK["light"], anchor="rm")
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

@@ -8,11 +8,9 @@ import platform
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory import allocate, numa
 from simpletuner_gh200.memory.host import last_level_cache
 from simpletuner_gh200.units import MIB
@@ -126,25 +124,6 @@ def test_a_measurement_goes_beyond_the_cache(tmp_path: Path) -> None:
     assert allocate.measured_size(tmp_path) == 256 * MIB
     (tmp_path / "sys/devices/system/cpu/cpu0/cache/index2/size").write_text("1G\n")
     assert allocate.measured_size(tmp_path) == 2048 * MIB
-
-
-def test_what_is_measured_is_what_training_copies_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shared memory, more of it than any cache holds."""
-    asked: list[tuple[int, bool]] = []
-
-    class Maker:
-        def __init__(self, _driver: object, **_options: object) -> None: ...
-
-        def make(self, size: int, *, label: str, shared: bool) -> None:
-            asked.append((size, shared))
-            raise MemoryRoomError("nothing is copied here")
-
-    monkeypatch.setattr(allocate, "SlabMaker", Maker)
-    monkeypatch.setattr(allocate, "measured_size", lambda: 777 * MIB)
-    able = SimpleNamespace(mode="coherent", pageable_access=True, host_register=True)
-    driver = SimpleNamespace(capabilities=lambda _ordinal: able)
-    assert allocate.copy_speeds(driver, 0) == {}  # type: ignore[arg-type]
-    assert asked == [(777 * MIB, True)]
 
 
 class Ranks:

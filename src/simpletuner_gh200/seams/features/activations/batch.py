@@ -44,19 +44,10 @@ class BatchShape(tuple[tuple[str, tuple[int, ...]], ...]):
         return "x".join(map(str, latents[0])) if latents else "no tensors"
 
 
-def modules_of(*owners: Any) -> Iterator[torch.nn.Module]:
-    """The models that these objects hold, in attributes or lists of them."""
-    seen: set[int] = set()
-    for owner in owners:
-        for value in list(vars(owner).values()):
-            for module in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(module, torch.nn.Module) and id(module) not in seen:
-                    seen.add(id(module))
-                    yield module
-
-
 def weights_of(*owners: Any) -> Iterator[torch.Tensor]:
-    """Parameters and buffers of the models that these objects hold."""
-    for module in modules_of(*owners):
+    """Parameters and buffers of the models that these objects hold, in attributes or lists of them."""
+    held = (value for owner in owners for value in vars(owner).values())
+    each = (one for value in held for one in (value if isinstance(value, list | tuple) else (value,)))
+    for module in dict.fromkeys(one for one in each if isinstance(one, torch.nn.Module)):
         yield from module.parameters()
         yield from module.buffers()
