@@ -23,7 +23,7 @@ from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.record import parse, tensor_maker, tensor_on
 from simpletuner_gh200.held.segment import FINITE, Bytes, DamagedEntry, Segment, key_of
 from simpletuner_gh200.held.shelf import Board, Shelf
-from simpletuner_gh200.held.source import Recognizer, Source, normal
+from simpletuner_gh200.held.source import Identity, Recognizer, Source, normal
 from simpletuner_gh200.held.watch import FolderWatch
 
 
@@ -240,8 +240,9 @@ class HeldCache:
             with self._watching:
                 watched = self._watch.covers(os.path.dirname(found.path))
         now, ordinary = _look_at(found.path)
-        if found.source is None and all(self._recognizer.recognise_rows(found.segment, [found.row])):
-            found.source = now
+        if found.source is None:
+            known = Identity(*found.segment.rows[found.row].item()[2:7])
+            found.source = now if self._recognizer.is_still(found.path, known) else None
         if now is None or now != found.source:
             self.statistics.stale.add()
             self.forget(found.path)

@@ -8,6 +8,7 @@ the inode and the time of the last change, which no user can set, and the checks
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -83,20 +84,34 @@ class Recognizer:
     def __init__(self) -> None:
         self._trusted: dict[str, bool] = {}
 
-    def recognise(self, entries: Sequence[tuple[str, Identity]]) -> list[bool]:
-        """Is each file the one with its identity? They are looked at in one go.
+    def is_still(self, path: str, known: Identity) -> bool:
+        """Is a file the one with that identity?
 
         Where only inode or change time differ, as after a copy or a ``chmod``, or where the latter can be made up, the
         checksums in the file decide. Images that are made to come out alike have change times in whole seconds.
         """
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        if (found.st_size, found.st_mtime_ns) != known[:2] or not stat.S_ISREG(found.st_mode):
+            return False
+        untouched = (found.st_ctime_ns, found.st_ino) == known[2:4] and found.st_ctime_ns % SECOND_NS != 0
+        if untouched and self._trusts(path.rpartition("/")[0]):
+            return True
+        now = identify(path)
+        return now is not None and now[:2] == known[:2] and now.fingerprint == known.fingerprint
+
+    def recognise(self, entries: Sequence[tuple[str, Identity]]) -> list[bool]:
+        """The same of many files, which are looked at in one go."""
         looks = look_at([path for path, _ in entries])
         known = np.array([identity[:4] for _, identity in entries], _KNOWN)
-        same = {name: looks[name] == known[name].astype(np.uint64) for name in _KNOWN.names or ()}
-        alike = looks["plain"].astype(bool) & same["size"] & same["mtime_ns"]
-        untouched = alike & same["ctime_ns"] & same["inode"] & (looks["ctime_ns"] % SECOND_NS != 0)
+        untouched = looks["plain"].astype(bool) & (looks["ctime_ns"] % SECOND_NS != 0)
+        for name in _KNOWN.names or ():
+            untouched &= looks[name] == known[name].astype(np.uint64)
         return [
-            fine and ((same_inode and self._trusts(path.rpartition("/")[0])) or _has_content(path, identity))
-            for (path, identity), fine, same_inode in zip(entries, alike.tolist(), untouched.tolist(), strict=True)
+            (same and self._trusts(path.rpartition("/")[0])) or self.is_still(path, identity)
+            for (path, identity), same in zip(entries, untouched.tolist(), strict=True)
         ]
 
     def recognise_rows(self, segment: Segment, rows: Iterable[int]) -> list[bool]:
@@ -108,15 +123,6 @@ class Recognizer:
         if folder not in self._trusted:
             self._trusted[folder] = keeps_change_times(folder)
         return self._trusted[folder]
-
-
-def _has_content(path: str, known: Identity) -> bool:
-    now = identify(path)
-    return now is not None and (now.size, now.mtime_ns, now.fingerprint) == (
-        known.size,
-        known.mtime_ns,
-        known.fingerprint,
-    )
 
 
 def fingerprint(fd: int, size: int) -> int:
