@@ -109,9 +109,14 @@ def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[s
         settled.pop(name)
         if others := join_options([option for option in options if option[0] not in OUR_KEYS]):
             settled[name] = others
-        taken, dropped = _taken_over(ours)
-        for key, value in taken.items():
-            settled.setdefault(OUR_KEYS[key], str(value))
+        taken: dict[str, Any] = {}
+        dropped = []
+        for key, text in ours.items():
+            try:
+                taken[key] = part_with(StateSettings).value_in(key, text)
+                settled.setdefault(OUR_KEYS[key], str(taken[key]))
+            except ValueError as unreadable:
+                dropped.append(f"{key}:{text} ({unreadable})")
         notes.append(f"{name}: PyTorch doesn't know these keys and would crash on them")
         if taken:
             shown = ", ".join(f"{key}={value}" for key, value in taken.items())
@@ -122,17 +127,6 @@ def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[s
             settled.setdefault(ACTIVATIONS, "auto")
             notes[-1] += f"; {INSTEAD}"
     return settled, notes
-
-
-def _taken_over(ours: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Key of ``gh200_optimizations`` -> value; and those that could not be read, with the reason."""
-    taken, dropped = {}, []
-    for key, text in ours.items():
-        try:
-            taken[key] = part_with(StateSettings).value_in(key, text)
-        except ValueError as unreadable:
-            dropped.append(f"{key}:{text} ({unreadable})")
-    return taken, dropped
 
 
 # -- reading a torch -----------------------------------------------------------------------------------

@@ -99,7 +99,10 @@ def read_written(path: str | os.PathLike[str]) -> dict[str, Any]:
     text = _read_text(file)
     if file.suffix == ".env":
         return _env_variables(file, text)
-    mapping = _parse_toml(file, text) if file.suffix == ".toml" else parse_json(file, text)
+    try:
+        mapping: Any = tomllib.loads(text) if file.suffix == ".toml" else parse_json(file, text)
+    except tomllib.TOMLDecodeError as broken:
+        raise ConfigError([Problem(str(file), f"not TOML: {broken}")]) from None
     if not isinstance(mapping, dict):
         raise ConfigError([Problem(str(file), f"holds a {type(mapping).__name__}, not a set of keys")])
     return {key.lstrip("-"): value for key, value in mapping.items()}
@@ -122,13 +125,6 @@ def parse_json(file: Path, text: str) -> Any:
         line = lines[min(broken.lineno, len(lines)) - 1].strip()[:80]
         where = f"{file}, line {broken.lineno}, column {broken.colno}"
         raise ConfigError([Problem(where, f"not JSON: {broken.msg}, at {line!r}")]) from None
-
-
-def _parse_toml(file: Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as broken:
-        raise ConfigError([Problem(str(file), f"not TOML: {broken}")]) from None
 
 
 def sourced(env_name: str | None) -> dict[str, str]:

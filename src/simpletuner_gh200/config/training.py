@@ -237,7 +237,8 @@ def _model_problems(values: Mapping[str, Any]) -> list[Problem]:
         if not key.endswith("_name_or_path") or not isinstance(value, str) or "{" in value:
             continue
         text = value.strip()
-        if not _is_path(text) or os.path.exists(text):
+        # Nothing but a path begins so; models/mine may be a repository too.
+        if not text.startswith(("/", "./", "../", "~", "$")) or os.path.exists(text):
             continue
         literal = text.startswith("~") or "$" in text
         remedy = (
@@ -245,11 +246,6 @@ def _model_problems(values: Mapping[str, Any]) -> list[Problem]:
         )
         problems.append(Problem(key, f"{text!r}: no such file or folder", remedy))
     return problems
-
-
-def _is_path(text: str) -> bool:
-    """Can it be nothing but a path? ``models/mine`` may be a repository too."""
-    return text.startswith(("/", "./", "../", "~", "$"))
 
 
 def _output_problems(output: object) -> list[Problem]:

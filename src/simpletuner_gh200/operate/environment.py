@@ -104,14 +104,9 @@ def _quote_csh(text: str) -> str:
 _POSIX = Shell("export {name}={value}", "unset {name}", shlex.quote)
 _CSH = Shell("setenv {name} {value};", "unsetenv {name};", _quote_csh)
 SHELLS: Mapping[str, Shell] = {
-    "bash": _POSIX,
-    "zsh": _POSIX,
-    "sh": _POSIX,
-    "dash": _POSIX,
-    "ksh": _POSIX,
+    **dict.fromkeys(("bash", "zsh", "sh", "dash", "ksh"), _POSIX),
     "fish": Shell("set -gx {name} {value}", "set -e {name}", _quote_fish),
-    "csh": _CSH,
-    "tcsh": _CSH,
+    **dict.fromkeys(("csh", "tcsh"), _CSH),
 }
 
 

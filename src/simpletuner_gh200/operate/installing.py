@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,7 +64,6 @@ def installers() -> dict[str, tuple[str, ...]]:
 
 def install(wanted: Tested, *, cpu: bool, dry_run: bool = False, show: bool = False) -> tuple[str, list[str]]:
     """The installer's name, and what changed (or would) as ``name old -> new``. ``show``: its own words go through."""
-    _refuse_managed_interpreter()
     before = installed_distributions()
     with tempfile.TemporaryDirectory(prefix="gh200-setup-") as folder:
         pins = Path(folder, "constraints.txt")
@@ -95,16 +93,6 @@ def planned(installer: str, output: str) -> dict[str, str]:
 
 def _module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name) if importlib.util.find_spec(name) is not None else ()
-
-
-def _refuse_managed_interpreter() -> None:
-    """As pip and uv would, at once and in our words."""
-    mark = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
-    if sys.prefix == sys.base_prefix and mark.is_file():
-        raise UsageError(
-            f"{sys.executable} belongs to the operating system, which keeps others from installing into it",
-            remedy="python3 -m venv simpletuner && . simpletuner/bin/activate, then install simpletuner-gh200 there",
-        )
 
 
 def _first_that_works(words: Sequence[str], *, show: bool) -> tuple[str, str]:

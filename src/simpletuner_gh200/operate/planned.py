@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from simpletuner_gh200.plan import calibration, planning
 from simpletuner_gh200.plan.calibration import learned_context, learned_flops, learned_samples, measured_by_features
 from simpletuner_gh200.plan.facts import truth
 from simpletuner_gh200.plan.machines import this_machine
-from simpletuner_gh200.plan.planning import Plan
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
 
@@ -26,14 +26,9 @@ class PlannedRun:
     """What the plan says of a run that may start."""
 
     notes: tuple[str, ...] = ()
-    plan: Plan | None = None
-    """To be left beside the run; None where it has no feature of ours on."""
-    output: Path | None = None
-
-    def keep(self) -> None:
-        """Leave the plan beside the run; for whoever has its output folder to himself."""
-        if self.plan is not None and self.output is not None:
-            planning.keep(self.plan, self.output)
+    keep: Callable[[], None] = lambda: None
+    """Leaves the plan beside the run, if that has a feature of ours on; for whoever has its output folder to himself.
+    """
 
 
 def check(training: Training) -> PlannedRun:
@@ -55,7 +50,7 @@ def _check(training: Training) -> PlannedRun:
     output = training.values.get("output_dir")
     if not output or training.settings is None or not training.settings.any_given:
         return PlannedRun(notes)
-    return PlannedRun(notes, plan, Path(str(output)))
+    return PlannedRun(notes, partial(planning.keep, plan, Path(str(output))))
 
 
 def compared(run: Recorded) -> list[tuple[str, str, str, str]]:

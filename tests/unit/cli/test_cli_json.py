@@ -159,7 +159,6 @@ def test_an_installer_that_failed_is_one_object(monkeypatch: pytest.MonkeyPatch)
     from simpletuner_gh200.upstream import importing
 
     monkeypatch.setattr(importing, "PROBE", (sys.executable, "-S", "-c", 'print(\'{"cause": "broken"}\')'))
-    monkeypatch.setattr(installing, "_refuse_managed_interpreter", lambda: None)
     failing = (sys.executable, "-c", "print('loud'); raise SystemExit('no room')")
     monkeypatch.setattr(installing, "installers", lambda: {"pip": failing})
     assert "no room" in asked("setup", "--json", code=1)["reason"]
