@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from simpletuner_gh200.bench.prove.arms import Subject
 from simpletuner_gh200.bench.prove.comparing import Train
 from simpletuner_gh200.bench.prove.proof import prove
-from simpletuner_gh200.bench.prove.subject import Subject
 from simpletuner_gh200.config.environment import TELEMETRY
 from simpletuner_gh200.demo.project import dataset_list, training_config
 from tests.integration.workbench import Workbench

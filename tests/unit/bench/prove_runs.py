@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.bench.prove.arms import Arm, arms
+from simpletuner_gh200.bench.prove.arms import Arm, Subject, arms
 from simpletuner_gh200.bench.prove.comparing import Train
-from simpletuner_gh200.bench.prove.subject import Subject
 
 TINY = arms(tiny=True, full=False)
 BY_NAME = {arm.name: arm for arm in TINY}

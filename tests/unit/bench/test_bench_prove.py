@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 
 from simpletuner_gh200.bench.prove import comparing, page
 from simpletuner_gh200.bench.prove import proof as proofs
-from simpletuner_gh200.bench.prove.arms import Arm, arms
+from simpletuner_gh200.bench.prove.arms import Arm, arms, configured_subject
 from simpletuner_gh200.bench.prove.comparing import Train, Trial, compare, trial
 from simpletuner_gh200.bench.prove.page import as_html
 from simpletuner_gh200.bench.prove.proof import against, calibrate, machine_json, prove, read_earlier
-from simpletuner_gh200.bench.prove.subject import configured_subject
 from simpletuner_gh200.cli.main import build_app
 from simpletuner_gh200.config.legacy import OLDER_KEYS
 from simpletuner_gh200.diagnostics.context import Context
@@ -345,7 +344,7 @@ def test_plans_for_this_machine_use_what_was_measured(proof, tmp_path, monkeypat
 
 def test_the_command_writes_both_reports_and_ends_with_what_came_of_it(tested, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("simpletuner_gh200.bench.prove.subject.tiny_subject", lambda _folder: subject())
+    monkeypatch.setattr("simpletuner_gh200.bench.prove.arms.tiny_subject", lambda _folder: subject())
     monkeypatch.setattr(proofs, "selftest", lambda _driver: tested)
     monkeypatch.setattr(prove, "__kwdefaults__", {**prove.__kwdefaults__, "train": training()})
     folder = tmp_path / "out"

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.bench.prove.arms import Arm, arms
+from simpletuner_gh200.bench.prove.arms import Arm, Subject, arms
 from simpletuner_gh200.bench.prove.comparing import MOST_ROUNDS, Compared, Train, Trial, by_command, compare, trial
-from simpletuner_gh200.bench.prove.subject import Subject
 from simpletuner_gh200.config.environment import text
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import examine

@@ -43,8 +43,8 @@ def prove(
       gh200 prove --against gh200-prove/gh200_prove.json --folder again --json
     """
     from simpletuner_gh200.bench.prove import proof
+    from simpletuner_gh200.bench.prove.arms import configured_subject, tiny_subject
     from simpletuner_gh200.bench.prove.page import as_html
-    from simpletuner_gh200.bench.prove.subject import configured_subject, tiny_subject
     from simpletuner_gh200.operate import preflight
     from simpletuner_gh200.plan.machines import this_machine
 
