@@ -7,17 +7,18 @@ import platform
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import distributions
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from simpletuner_gh200.config.allocator import TorchBuild, find_torch
 from simpletuner_gh200.config.files import Located, find_package
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
+from simpletuner_gh200.memory.host import cpu_quotas
 from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import Plan, quick_plan
@@ -186,22 +187,7 @@ class Context:
         """Cores this process may use: what is online, the cpuset and the cgroup's quota."""
         listed = re.search(r"^Cpus_allowed_list:\s*(\S+)", self.read("proc/self/status") or "", re.MULTILINE)
         online = _count_list(listed[1]) if listed else os.cpu_count() or 1
-        return max(1, min([online, *(round(quota) for quota in self._cpu_quotas())]))
-
-    def _cpu_quotas(self) -> Iterator[float]:
-        """Cores that each limited CPU cgroup of this process allows, ancestors included; v1 and v2."""
-        for line in (self.read("proc/self/cgroup") or "").splitlines():
-            _number, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            for level in (path.strip("/"), *map(str, PurePosixPath(path.strip("/")).parents), ""):
-                if controllers:
-                    quota = self.read(f"sys/fs/cgroup/cpu/{level}/cpu.cfs_quota_us") or "-1"
-                    period = self.read(f"sys/fs/cgroup/cpu/{level}/cpu.cfs_period_us") or ""
-                else:
-                    quota, _, period = (self.read(f"sys/fs/cgroup/{level}/cpu.max") or "max").partition(" ")
-                if quota.isdigit() and period.strip().isdigit():
-                    yield int(quota) / int(period)
+        return max(1, min([online, *(round(quota) for quota in cpu_quotas(self.root))]))
 
 
 def _count_list(text: str) -> int:

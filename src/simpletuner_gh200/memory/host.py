@@ -5,10 +5,9 @@ Everything takes ``root``, the folder that stands for ``/``, so that tests and t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from simpletuner_gh200.memory.numa import read_nodes
 
@@ -58,52 +57,43 @@ def host_memory(root: Path = ROOT) -> HostMemory:
 
 def cgroup_rooms(root: Path = ROOT) -> Iterator[tuple[str, int, int]]:
     """(cgroup, bytes left, limit) of each limited memory cgroup this process is in, its ancestors included."""
-    for hierarchy, path in _memberships(root):
-        files = _V1_FILES if hierarchy else _V2_FILES
-        base = root / "sys/fs/cgroup" / hierarchy
-        # Inside a container the own cgroup may be mounted as the root of the tree: then the path is not found there.
-        for level in _levels(path):
-            folder = base / level
-            limit = _number(folder / files[0])
-            if limit is None or limit >= _UNLIMITED:
-                continue
+    for name, folder, older in _cgroups("memory", root):
+        files = _V1_FILES if older else _V2_FILES
+        limit = _number(folder / files[0])
+        if limit is not None and limit < _UNLIMITED:
             used = _number(folder / files[1]) or 0
-            yield level or "/", limit - used + _reclaimable(folder), limit
+            yield name, limit - used + _reclaimable(folder), limit
+
+
+def cpu_quotas(root: Path = ROOT) -> Iterator[float]:
+    """Cores that each limited CPU cgroup of this process allows, its ancestors included."""
+    for _name, folder, older in _cgroups("cpu", root):
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if older else ("cpu.max",)
+        words = " ".join(_text(folder / file) for file in files).split()
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+            yield int(words[0]) / int(words[1])
 
 
 _V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _V2_FILES = ("memory.max", "memory.current")
 
 
-def _memberships(root: Path) -> Iterator[tuple[str, str]]:
-    """(folder of the hierarchy, own path in it) for the memory controller, v1 and v2."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+def _cgroups(controller: str, root: Path) -> Iterator[tuple[str, Path, bool]]:
+    """(name, folder, is it of v1?) of every cgroup with this controller that the process is in, ancestors included."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
         _number_text, controllers, path = line.split(":", 2)
-        if controllers == "":
-            yield "", path.strip("/")
-        elif "memory" in controllers.split(","):
-            yield "memory", path.strip("/")
-
-
-def _levels(path: str) -> Iterator[str]:
-    """``a/b`` -> ``a/b``, ``a``, and the root itself."""
-    while path:
-        yield path
-        path = os.path.dirname(path)
-    yield ""
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        # Inside a container the own cgroup may be mounted as the root of the tree: then the path is not found there.
+        level = PurePosixPath(path.strip("/"))
+        for name in dict.fromkeys((str(level), *map(str, level.parents))):
+            yield "/" if name == "." else name, base / name, bool(controllers)
 
 
 def _reclaimable(folder: Path) -> int:
     """Clean page cache is charged to the cgroup but is given back when it is needed."""
-    try:
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    stat = dict(line.split(" ", 1) for line in lines if " " in line)
+    stat = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
     return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
 
 
@@ -119,8 +109,13 @@ def last_level_cache(root: Path = ROOT) -> int:
 
 
 def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
+    text = _text(path)
     return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """Empty where it can't be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
