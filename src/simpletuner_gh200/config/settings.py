@@ -32,10 +32,10 @@ class Settings:
 
     parts: Mapping[type[PartModel], PartModel]
     origins: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    """Older spellings that were accepted, and what they now mean."""
     given_blocks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The blocks as they were given, before defaults."""
+    notes: tuple[str, ...] = ()
+    """Older spellings that were accepted, and what they now mean; settings that have no effect."""
     in_memory_datasets: tuple[str, ...] = ()
     """Ids of the dataset entries of type ``in_memory``."""
 
@@ -62,14 +62,7 @@ class Settings:
         ]
 
 
-def resolve(
-    blocks: Mapping[str, Any],
-    environment: Mapping[str, str],
-    *,
-    source: str = "config",
-    notes: tuple[str, ...] = (),
-    in_memory_datasets: tuple[str, ...] = (),
-) -> Settings:
+def resolve(blocks: Mapping[str, Any], environment: Mapping[str, str], *, source: str = "config") -> Settings:
     """Validate the training blocks together with the environment; raise one ConfigError with all problems."""
     problems: list[Problem] = []
     parts: dict[type[PartModel], PartModel] = {}
@@ -86,7 +79,7 @@ def resolve(
                 parts[part.model] = model
     if problems:
         raise ConfigError(problems, source=source)
-    return Settings(parts, origins, notes, given, in_memory_datasets)
+    return Settings(parts, origins, given)
 
 
 def resolve_dataset(raw: object, *, where: str) -> InMemorySettings:

@@ -179,14 +179,12 @@ def _completed(training: Training, dataset_list: object, environment: Mapping[st
     # In a rank nothing is left to carry over: that happened before torch was imported.
     environment, carried = carried_over(environment)
     try:
-        settings = resolve(
-            modern.blocks,
-            environment,
-            source=training.source,
-            notes=(*modern.notes, *carried),
+        settings = resolve(modern.blocks, environment, source=training.source)
+        settings = replace(
+            settings,
+            notes=(*modern.notes, *carried, *without_effect(settings)),
             in_memory_datasets=tuple(dataset.id for dataset in enabled if dataset.in_memory),
         )
-        settings = replace(settings, notes=(*settings.notes, *without_effect(settings)))
     except ConfigError as bad:
         block_problems += bad.problems
     return replace(

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +63,7 @@ def arrive(feature: StoreFeature) -> None:
 
 def test_off_unless_a_dataset_asks(feature: StoreFeature) -> None:
     assert feature.request(resolve({}, {}), {}) == "off"
-    assert feature.request(resolve({}, {}, in_memory_datasets=("a",)), {}) == "requested"
+    assert feature.request(replace(resolve({}, {}), in_memory_datasets=("a",)), {}) == "requested"
 
 
 @pytest.mark.parametrize("kind", ["image", "video", "audio", "conditioning", "caption", "eval"])
