@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
+from simpletuner_gh200.telemetry.sink import write_whole
 from simpletuner_gh200.upstream.checkpoints import GUARD, checkpoints, flaw
 from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
 
@@ -68,7 +68,7 @@ class CheckpointState:
         if not self._accelerator.is_main_process:
             return
         content = {name: dict(save()) for name, (save, _) in self._sections.items()}
-        write_state(Path(output_dir), content)
+        write_whole(Path(output_dir, FILE_NAME), {"version": VERSION, **content})
 
     def before_load(self, models: Any, input_dir: str) -> None:
         content = from_main_process(self._accelerator, lambda: read_state(Path(input_dir)))
@@ -95,14 +95,6 @@ def from_main_process(accelerator: Any, ask: Callable[[], T]) -> T:
     return cast(T, answer)
 
 
-def write_state(folder: Path, sections: Mapping[str, Any]) -> None:
-    """Write the file whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{FILE_NAME}.{os.getpid()}"
-    partial.write_text(json.dumps({"version": VERSION, **sections}, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, folder / FILE_NAME)
-
-
 def read_state(folder: Path) -> dict[str, Any]:
     """The sections of a checkpoint; none where there is no file."""
     file = folder / FILE_NAME
@@ -112,13 +104,13 @@ def read_state(folder: Path) -> dict[str, Any]:
         return {}
     except (json.JSONDecodeError, UnicodeDecodeError) as broken:
         raise RunFailed(f"{file} is damaged: {broken}", remedy="remove the file to resume without it") from broken
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        found = content.get("version") if isinstance(content, dict) else type(content).__name__
+    found = content.get("version") if isinstance(content, dict) else type(content).__name__
+    if found != VERSION:
         raise RunFailed(
             f"{file} has version {found!r}; this release reads version {VERSION}",
             remedy="resume with the release that wrote it, or remove the file to resume without it",
         )
-    return content
+    return dict(content)
 
 
 # -- where a run goes on ----------------------------------------------------------------------------------

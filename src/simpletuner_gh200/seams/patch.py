@@ -11,7 +11,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
 import wrapt
 
@@ -144,12 +144,8 @@ class Patches:
                 patch.give_up()
 
 
-class Uninstallable(Protocol):
-    def uninstall(self) -> None: ...
-
-
-def uninstall_all(installed: Iterable[Uninstallable]) -> None:
-    """Take all out; one OwnershipError at the end for those that others have replaced."""
+def uninstall_all(installed: Iterable[Any]) -> None:
+    """Take out all, patches or seams; one OwnershipError at the end for those that others have replaced."""
     failures: list[OwnershipError] = []
     for each in installed:
         try:

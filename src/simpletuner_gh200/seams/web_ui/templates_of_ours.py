@@ -7,12 +7,12 @@ a page whose text has changed so that an edit finds no place is left as upstream
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import BaseLoader, Environment, TemplateNotFound
+from jinja2 import BaseLoader, Environment, FileSystemLoader
 
 FOLDER = Path(__file__).parent / "templates"
 OURS = "gh200/"
@@ -115,28 +115,18 @@ class PageLoader(BaseLoader):
 
     def __init__(self, upstream: Any) -> None:
         self.upstream = upstream
+        self._own = FileSystemLoader(FOLDER)
 
     def get_source(self, environment: Environment, template: str) -> Source:
         if template.startswith(OURS):
-            return _own(template)
+            return self._own.get_source(environment, template)
         text, place, fresh = self.upstream.get_source(environment, template)
-        if template not in EDITS:
-            return text, place, fresh
-        return edited(template, text) or text, place, fresh
+        return (edited(template, text) or text if template in EDITS else text), place, fresh
 
     def list_templates(self) -> list[str]:
-        own = (path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.html"))
-        return sorted({*self.upstream.list_templates(), *own})
+        return sorted({*self.upstream.list_templates(), *self._own.list_templates()})
 
-    def changed(self, environment: Environment, names: Iterable[str] = tuple(EDITS)) -> list[str]:
+    def changed(self, environment: Environment) -> list[str]:
         """The templates that are not those we know how to edit. No release has all of them."""
-        there = set(self.upstream.list_templates())
-        known = (name for name in names if name in there)
+        known = [name for name in self.upstream.list_templates() if name in EDITS]
         return [name for name in known if edited(name, self.upstream.get_source(environment, name)[0]) is None]
-
-
-def _own(template: str) -> Source:
-    path = FOLDER / template
-    if not path.is_file():
-        raise TemplateNotFound(template)
-    return path.read_text(encoding="utf-8"), str(path), lambda: True
