@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -35,10 +36,8 @@ class Preemption:
         self._trainer = trainer
         self._asked = False
         self._written = False
-        self._before: dict[int, Any] = {}
         self._others: Callable[[], bool] | None = None
-        self._patches = Patches()
-        self._installed = False
+        self._undo = ExitStack()
 
     def install(self) -> bool:
         """False where this SimpleTuner has no such trigger or others have the signals, which then mean what they did.
@@ -50,19 +49,17 @@ class Preemption:
             return False
         self._others = getattr(trainer, "_manual_checkpoint_consumer", None)
         trainer.register_manual_checkpoint_trigger(self._consume)
-        self._installed = True
-        self._patches.install(wrap_method(trainer, "_exit_on_signal", self._turn_begins))
-        for number in ASKING:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                self._before[number] = signal.signal(number, self._ask)
-        return bool(self._before)
+        self._undo.callback(trainer.register_manual_checkpoint_trigger, self._others or (lambda: False))
+        patches = Patches()
+        patches.install(wrap_method(trainer, "_exit_on_signal", self._turn_begins))
+        self._undo.callback(patches.remove)
+        free = [number for number in ASKING if signal.getsignal(number) is signal.SIG_DFL]
+        for number in free:
+            self._undo.callback(signal.signal, number, signal.signal(number, self._ask))
+        return bool(free)
 
     def uninstall(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._patches.remove()
-        if self._installed:
-            self._trainer.register_manual_checkpoint_trigger(self._others or (lambda: False))
+        self._undo.close()
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
         self._asked = True
