@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -99,20 +100,15 @@ class InstalledSeam:
 
 def verify(spec: SeamSpec, module: ModuleType) -> Any:
     """The object at the seam, if it is there and takes the parameters we know; SeamMismatch otherwise."""
-    target: Any = module
-    for step in spec.qualname.split("."):
-        if not hasattr(target, step):
-            raise SeamMismatch(spec.name, found=f"no {spec.qualname} in {spec.module}", expected=spec.expected)
-        target = getattr(target, step)
-    if spec.parameters is None:
-        return target
     try:
-        found = parameter_names(target)
-    except (TypeError, ValueError) as unreadable:
-        found_instead = f"{spec.qualname} that is not callable"
-        raise SeamMismatch(spec.name, found=found_instead, expected=spec.expected) from unreadable
-    if found != spec.parameters:
-        raise SeamMismatch(spec.name, found=f"{spec.qualname}{signature_text(found)}", expected=spec.expected)
+        target = attrgetter(spec.qualname)(module)
+        found = spec.qualname + (signature_text(parameter_names(target)) if spec.parameters is not None else "")
+    except AttributeError:
+        found = f"no {spec.qualname} in {spec.module}"
+    except (TypeError, ValueError):
+        found = f"{spec.qualname} that is not callable"
+    if found != spec.expected:
+        raise SeamMismatch(spec.name, found=found, expected=spec.expected)
     return target
 
 

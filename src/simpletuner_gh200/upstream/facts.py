@@ -96,6 +96,17 @@ def dict_display(*required: str, name: str | None = None) -> Question:
     return ask
 
 
+def dict_entry(key: str, value: str) -> Question:
+    """Exactly one dict display in it has this text under this key."""
+
+    def ask(scope: ast.AST) -> str | None:
+        values = [syntax.string_keys(node).get(key) for node in syntax.nodes(scope)]
+        count = sum(isinstance(found, ast.Constant) and found.value == value for found in values)
+        return None if count == 1 else f"{count} times {key}: {value!r}"
+
+    return ask
+
+
 def operand_only(attribute: str, operators: tuple[type[ast.operator], ...]) -> Question:
     """Each use of the dotted ``attribute`` is the right operand of one of ``operators``."""
 

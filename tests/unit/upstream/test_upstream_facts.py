@@ -32,6 +32,7 @@ table = {"local": A, "aws": B}
 def make():
     mapping = {"local": A}
     return mapping
+paint = {"colour": "red"}
 """
 TREE = ast.parse(LOOP)
 DIVIDED = (ast.Div, ast.Mod)
@@ -47,6 +48,7 @@ TRUE: dict[str, tuple[str, Question]] = {
     "declares": ("T", facts.declares("size")),
     "dict": ("table", facts.dict_display("local")),
     "dict inside": ("make", facts.dict_display("local", name="mapping")),
+    "dict entry": (MODULE, facts.dict_entry("colour", "red")),
     "operand": ("T.train", facts.operand_only("self.config.steps", DIVIDED)),
     "with": ("T.train", facts.with_block("self.acc.accumulate")),
     "contains": ("T.train", facts.contains("loss = x/self.config.steps")),
@@ -67,6 +69,7 @@ UNTRUE: dict[str, tuple[str, Question]] = {
     "lacks": ("T", facts.lacks("run")),
     "declares": ("T", facts.declares("size", "weight")),
     "dict": ("table", facts.dict_display("gcs")),
+    "dict entry": ("make", facts.dict_entry("colour", "red")),
     "dict inside": ("T.run", facts.dict_display("local", name="mapping")),
     "operand": ("T.train", facts.operand_only("self.config.steps", (ast.Div,))),
     "with": ("T.run", facts.with_block("self.train")),

@@ -10,6 +10,7 @@ from simpletuner_gh200.upstream.facts import (
     calls,
     contains,
     dict_display,
+    dict_entry,
     exists,
     mentions,
     methods,
@@ -47,12 +48,6 @@ def _set_by_name(scope: ast.AST) -> str | None:
     targets = (target for node in syntax.nodes(scope) if isinstance(node, ast.Assign) for target in node.targets)
     slices = [target.slice for target in targets if isinstance(target, ast.Subscript)]
     return missing_from(ENTRIES, {key.value for key in slices if isinstance(key, ast.Constant)})
-
-
-def _says_local(scope: ast.AST) -> str | None:
-    types = [syntax.string_keys(node).get("backend_type") for node in syntax.nodes(scope)]
-    found = any(isinstance(node, ast.Constant) and node.value == "local" for node in types)
-    return None if found else "no backend_type that is local"
 
 
 def _abstract_methods(scope: ast.AST) -> str | None:
@@ -114,7 +109,11 @@ SPECS = (
         # Upstream compares this string in dozens of places.
         fact("store: its type is local", assigns_constant("self.type", "local"), "LocalDataBackend.__init__"),
         # A child process falls back to the files on disk.
-        fact("store: children are told local", _says_local, "LocalDataBackend.get_instance_representation"),
+        fact(
+            "store: children are told local",
+            dict_entry("backend_type", "local"),
+            "LocalDataBackend.get_instance_representation",
+        ),
     ),
     seam(
         "backend.base",

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-
-from simpletuner_gh200.upstream import syntax
-from simpletuner_gh200.upstream.facts import calls, contains, declares, dict_display, mentions
+from simpletuner_gh200.upstream.facts import calls, contains, declares, dict_display, dict_entry, mentions
 from simpletuner_gh200.upstream.spec import MODULE, fact, seam
 
 SERVER = "simpletuner.simpletuner_sdk.server"
 SERVICES = f"{SERVER}.services"
-
-
-def _local_card(module: ast.AST) -> str | None:
-    ids = [syntax.string_keys(node).get("id") for node in syntax.nodes(module)]
-    count = sum(isinstance(node, ast.Constant) and node.value == "local-image" for node in ids)
-    return None if count == 1 else f"{count} cards with the id local-image"
 
 
 SPECS = (
@@ -92,7 +83,7 @@ SPECS = (
             declares("id", "backendType", "label", "description", "defaults", "fields"),
             "BackendBlueprint",
         ),
-        fact("a card of local files", _local_card, MODULE),
+        fact("a card of local files", dict_entry("id", "local-image"), MODULE),
         # A list with one more is the one that is shown.
         fact("read from the list", mentions("_BLUEPRINTS"), "get_dataset_blueprints"),
     ),
