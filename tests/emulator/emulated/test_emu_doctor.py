@@ -57,12 +57,8 @@ def test_a_slow_coherent_link_is_noticed(emulator: Emulator, code: str, monkeypa
     found = finding(code)
     assert found.status == "warn"
     assert "a healthy GH200" in found.found
-
-
-@pytest.mark.parametrize("code", ["GH501", "GH502"])
-def test_the_same_speed_is_fine_behind_pcie(emulator: Emulator, code: str) -> None:
     emulator.become("pcie")
-    assert finding(code).status == "pass"
+    assert finding(code).status == "pass", "where nobody expects more"
 
 
 def test_both_directions_and_the_remote_node_are_told_apart(

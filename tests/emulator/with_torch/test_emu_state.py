@@ -132,18 +132,6 @@ def test_beyond_the_limit_it_is_torchs_error_with_our_words(roomy: Emulator) -> 
     torch.empty(SIDE, SIDE, device="cuda")
 
 
-def test_memory_goes_back_when_state_goes(pool: GracePool, roomy: Emulator) -> None:
-    held = pool.state().held
-    optimizer = Moments(parameters(2))
-    caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
-    caught.step(optimizer.step)
-    taken = pool.state().held
-    assert taken > held
-    optimizer.state.clear()
-    caught.step(optimizer.step)
-    assert pool.state().held == taken, "used again, not taken anew"
-
-
 def streaming(pool: GracePool, count: int, **without: Any) -> tuple[Moments, StreamedOptimizer]:
     """An optimizer whose state is in the pool, and its streaming step over lanes that lack a call."""
     optimizer = Moments(parameters(count))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from simpletuner_gh200.memory import hints
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.lane import Copier, CudaLane
@@ -109,18 +108,6 @@ def test_memory_is_not_used_again_before_the_consumer_is_through(
         used_again = {copier.copy(rows(slab, number)).data_ptr() for number in range(3)}  # type: ignore[union-attr]
     assert place in used_again
     copier.close()
-
-
-def test_hints_tell_pool_from_caching_allocator(driver: Driver, pool: GracePool) -> None:
-    hints.set_uvm_hint_override(True)
-    with pool.use():
-        placed = torch.empty(MIB, device="cuda")
-    plain = torch.empty(MIB, device="cuda")
-    report = hints.optimize_batch_for_gh200({"latents": placed, "prompt_embeds": plain})
-    hints.set_uvm_hint_override(None)
-    assert (report.helped, report.not_helped) == (0, 2)
-    assert any("pinned host memory" in reason or "kernel" in reason for reason in report.reasons)
-    assert any("caching allocator" in reason for reason in report.reasons)
 
 
 def test_kernels_are_refused_not_faked() -> None:

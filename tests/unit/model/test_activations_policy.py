@@ -79,12 +79,3 @@ def test_flux_in_full_on_a_96_gb_device() -> None:
         assert mix.counts()["recompute"] == 0
         assert mix.exposed_seconds == 0
         assert 7 * GIB < mix.offloaded < 9 * GIB
-
-
-def test_a_video_that_saves_more_than_grace_holds() -> None:
-    model = [Block(int(458 * GIB / 40), 30e12, 350 << 20) for _ in range(40)]
-    mix = choose(model, hbm_room=30 * GIB, grace_limit=200 * GIB, rates=Rates(290e9, 370e9, work=400e12))
-    assert mix.fits
-    assert mix.offloaded <= 200 * GIB
-    assert mix.counts()["recompute"] > 15
-    assert mix.counts()["offload"] > 10

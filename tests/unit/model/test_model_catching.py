@@ -76,21 +76,6 @@ def test_every_way_of_storing_ends_in_the_pool_and_in_plain_dicts(way: str) -> N
     pickle.dumps(list(optimizer.state.values()))
 
 
-def test_the_result_is_that_of_the_plain_optimizer() -> None:
-    results = []
-    for with_pool in (False, True):
-        weights = [torch.nn.Parameter(torch.ones(6)), torch.nn.Parameter(torch.ones(2, 3))]
-        optimizer = Momentum(weights, lr=0.1)
-        keeper = caught(optimizer)
-        for number in range(4):
-            weights[0].grad = torch.full((6,), float(number))
-            weights[1].grad = torch.ones(2, 3) if number > 1 else None
-            keeper.step(optimizer.step) if with_pool else optimizer.step()
-        results.append([weight.tolist() for weight in weights])
-        assert keeper.tally.tensors == (4 if with_pool else 0)
-    assert results[0] == results[1]
-
-
 def test_no_random_number_is_consumed() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)

@@ -53,16 +53,12 @@ class Arena:
         self._limit = limit
         self._chunks: list[Chunk] = []
         self._at = 0
-        self._in_use = 0
+        self.in_use = 0
+        """Ranges that are out."""
         self._lock = threading.RLock()
         self.held = self.slabs = 0
         """Bytes of all slabs, and how many were made."""
         self.refused = 0
-
-    @property
-    def in_use(self) -> int:
-        """Ranges that are out."""
-        return self._in_use
 
     def room(self) -> int:
         """Bytes that could still be taken, at most."""
@@ -83,7 +79,7 @@ class Arena:
             at = chunk.filled
             chunk.filled += needed
             chunk.in_use += 1
-            self._in_use += 1
+            self.in_use += 1
             return chunk, at
 
     def give(self, place: Place) -> None:
@@ -91,16 +87,16 @@ class Arena:
         with self._lock:
             chunk = place[0]
             chunk.in_use -= 1
-            self._in_use -= 1
+            self.in_use -= 1
             if not chunk.in_use:
                 chunk.filled = 0
-                if not self._in_use:
+                if not self.in_use:
                     self._at = 0
 
     def close(self) -> None:
         """Let go of the slabs; the memory of ranges that are still out goes with the process."""
         with self._lock:
-            if not self._in_use:
+            if not self.in_use:
                 for chunk in self._chunks:
                     chunk.slab.close()
             self._chunks.clear()

@@ -134,20 +134,14 @@ def extent(tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[Any, in
     A part where the view needs less than half, from an aligned beginning."""
     length = storage.nbytes()
     if length > WHOLE * tensor.nbytes:
-        start, part = part_of(tensor, length)
-        if part != length:
+        item = tensor.element_size()
+        first = tensor.storage_offset() * item
+        reach = item * (1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)))
+        start = first // ALIGNED * ALIGNED
+        part = min(first + reach, length) - start
+        if WHOLE * part <= length:
             return (storage._cdata, start, part), start, part
     return storage._cdata, 0, length
-
-
-def part_of(tensor: torch.Tensor, length: int) -> tuple[int, int]:
-    """(first byte, bytes) of the storage that the view lies in, from an aligned beginning; all, where that is most."""
-    item = tensor.element_size()
-    first = tensor.storage_offset() * item
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) * item + item
-    start = first // ALIGNED * ALIGNED
-    part = min(first + reach, length) - start
-    return (start, part) if WHOLE * part <= length else (0, length)
 
 
 def changed(dtype: torch.dtype, shape: Sequence[int], expected: int, found: int) -> RuntimeError:
