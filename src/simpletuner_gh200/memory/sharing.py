@@ -7,8 +7,9 @@ barriers of a training framework. A leader that dies is noticed at once, one tha
 at long work beats.
 The way back, ``tell`` and ``hear``, is for moments that all ranks reach together: there the leader does wait.
 
-They meet at a socket in the abstract namespace, which is gone with the leader, whatever ends it. Anybody may take such
-a name beforehand, so there are several, and each side believes only a peer of its own user, as the kernel knows it.
+They meet at a socket in the abstract namespace, which is gone with the leader, whatever ends it. Its name begins as
+every rank of the run knows it and ends at random, so that nobody can take it beforehand. The others look for it by the
+beginning, and each side believes only a peer of its own user, as the kernel knows it.
 
 Changes that any rank makes show in shared memory: share a memfd and write into its mapping.
 """
@@ -20,6 +21,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import select
 import socket
 import struct
@@ -27,6 +29,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.environment import local_rank, local_size, node_identity
@@ -43,7 +46,9 @@ PATIENCE_SECONDS = 600.0
 BEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LARGEST_MESSAGE = 64 * 1024
-_NAMES = 8
+_NAMES = Path("/proc/net/unix")
+_LISTENING = "00010000"
+"""As the kernel shows the flags of a socket that others can connect to."""
 
 Message = tuple[dict[str, Any], list[int]]
 """A note, and the descriptors that came with it."""
@@ -168,8 +173,15 @@ class NodeGroup:
 
     # -- meeting -------------------------------------------------------------------------------------------
 
+    @property
+    def _beginning(self) -> str:
+        return f"simpletuner-gh200-{os.getuid()}-{self.identity}-"
+
     def _addresses(self) -> list[str]:
-        return [f"\0simpletuner-gh200-{os.getuid()}-{self.identity}-{number}" for number in range(_NAMES)]
+        """Of whatever listens under a name that begins as this group's does."""
+        rows = [line.split() for line in _NAMES.read_text(errors="replace").splitlines()]
+        names = [row[7] for row in rows if len(row) == 8 and row[3] == _LISTENING]
+        return [f"\0{name[1:]}" for name in names if name.startswith(f"@{self._beginning}")]
 
     def _gather(self, deadline: float) -> list[socket.socket]:
         came: dict[int, socket.socket] = {}
@@ -192,27 +204,18 @@ class NodeGroup:
 
     def _listener(self) -> socket.socket:
         for address in self._addresses():
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                listener.bind(address)
-            except OSError:
-                listener.close()
-                self._refuse_second(address)
-                continue
-            listener.listen(64)
-            return listener
-        raise SharingError(f"all {_NAMES} names under which the ranks could meet are taken by other users")
-
-    def _refuse_second(self, address: str) -> None:
-        """Another living run of this user under the same name: its ranks and ours would mix."""
-        connection = _call(address)
-        if connection is not None:
-            connection.close()
-            raise SharingError(
-                f"the meeting place {address[1:]} is taken by another run of yours",
-                remedy="let the other run end, or use another MASTER_PORT",
-            )
-        logger.warning("gh200: the name %s is taken by another user; the ranks meet elsewhere", address[1:])
+            connection = _call(address)
+            if connection is not None:  # another living run under the same name: its ranks and ours would mix
+                connection.close()
+                raise SharingError(
+                    f"the meeting place {address[1:]} is taken by another run of yours",
+                    remedy="let the other run end, or use another MASTER_PORT",
+                )
+            logger.warning("gh200: another user listens at %s; the ranks meet elsewhere", address[1:])
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(f"\0{self._beginning}{secrets.token_hex(8)}")
+        listener.listen(64)
+        return listener
 
     def _admit(self, connection: socket.socket, came: dict[int, socket.socket]) -> None:
         user = _peer_user(connection)
