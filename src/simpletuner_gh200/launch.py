@@ -16,8 +16,7 @@ from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.background import left_behind
 from simpletuner_gh200.operate.preflight import check_rank
 from simpletuner_gh200.seams.rank import run_rank
-from simpletuner_gh200.telemetry.printable import printable
-from simpletuner_gh200.telemetry.redact import redact_text
+from simpletuner_gh200.telemetry.redact import printable, redact_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,8 +22,7 @@ from simpletuner_gh200.cli.terminal import prepare_process, say
 from simpletuner_gh200.config.environment import DEBUG, text
 from simpletuner_gh200.errors import ConfigError, GH200Error, RunFailed
 from simpletuner_gh200.registry import contributions
-from simpletuner_gh200.telemetry.printable import keep_log_printable, printable
-from simpletuner_gh200.telemetry.redact import redact, redact_text
+from simpletuner_gh200.telemetry.redact import keep_log_printable, printable, redact, redact_text
 
 _WANTS_JSON = "simpletuner_gh200.json"
 

@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.units import MIB, format_bytes
 
 

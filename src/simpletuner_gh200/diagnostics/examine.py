@@ -12,8 +12,7 @@ import simpletuner_gh200
 from simpletuner_gh200.diagnostics.check import Check, CheckResult, CheckStatus, Results, all_checks, warned
 from simpletuner_gh200.diagnostics.context import Context, dotted
 from simpletuner_gh200.memory.host import host_memory, read_meminfo
-from simpletuner_gh200.telemetry.printable import printable
-from simpletuner_gh200.telemetry.redact import redact_text
+from simpletuner_gh200.telemetry.redact import printable, redact_text
 from simpletuner_gh200.units import counted
 
 SYMBOLS: dict[CheckStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from simpletuner_gh200.draw.style import PAGE, PICTURE
-from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import printable
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Even if something slipped through, the browser would neither run nor fetch it."""

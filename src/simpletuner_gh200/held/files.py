@@ -23,7 +23,7 @@ from simpletuner_gh200.held.segment import Segment, key_of
 from simpletuner_gh200.held.shelf import Board, Shelf
 from simpletuner_gh200.memory.mapping import SIZE_SEALS, create_memfd, map_shared
 from simpletuner_gh200.memory.slab import Slab
-from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import printable
 
 logger = logging.getLogger("simpletuner_gh200")
 

@@ -29,8 +29,8 @@ from simpletuner_gh200.memory.driver.detect import single_pool
 from simpletuner_gh200.memory.host import HostMemory, host_memory
 from simpletuner_gh200.memory.mapping import create_memfd, map_file
 from simpletuner_gh200.memory.numa import bind, read_nodes
-from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.progress import Progress, progress
+from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.units import MIB, format_bytes
 
 MOST_THREADS = 72

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from simpletuner_gh200.held.image_check import image_formats
-from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
 
 Reason = Literal[

@@ -19,8 +19,8 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.run_folder import is_project, output_of, run_name, telemetry_of
 from simpletuner_gh200.operate.run_lock import in_use
 from simpletuner_gh200.telemetry.numbers import numbers_of
-from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.ranks import RankTable
+from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.telemetry.view import RECENT, RunView
 from simpletuner_gh200.units import format_bytes, format_seconds
 

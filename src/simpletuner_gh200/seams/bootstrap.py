@@ -24,7 +24,7 @@ from simpletuner_gh200.memory.numa import stay_on_cpu_nodes
 from simpletuner_gh200.seams.patch import uninstall_all
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.seams.seam import InstalledSeam
-from simpletuner_gh200.telemetry.printable import keep_log_printable
+from simpletuner_gh200.telemetry.redact import keep_log_printable
 
 logger = logging.getLogger("simpletuner_gh200")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.units import format_bytes, format_seconds
 
 logger = logging.getLogger("simpletuner_gh200")

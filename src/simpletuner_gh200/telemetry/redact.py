@@ -1,4 +1,7 @@
-"""Keep tokens, keys and webhook addresses out of everything that is printed, recorded or reported.
+"""Words from outside, made fit to be shown: no token, key or webhook address in them, and nothing that steers.
+
+File names, dataset ids and values of a configuration may hold escape sequences (which can rename a window, hide lines
+or paste a command), bytes that are no text, and marks that turn the direction of writing around.
 
 What secrets look like and what they are called are tables, so that one more is one more line. A shape is as narrow as
 its issuer lets it be: a prefix that means nothing else, and at least so many characters behind it. Text comes from
@@ -9,6 +12,8 @@ beginning of a shape in a long word costs a walk to the end of that word.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -228,3 +233,38 @@ def _redact_value(text: str, name: str) -> str:
         except ValueError:
             pass
     return redact_text(text, name=name)
+
+
+# -- for a terminal, a log and a page -----------------------------------------------------------------------
+
+
+def printable(text: str | bytes | os.PathLike[str], *, lines: bool = False) -> str:
+    """``text`` with everything that doesn't print escaped; with ``lines``, line ends and tabs stay."""
+    words = os.fsdecode(text)
+    if words.isprintable():
+        return words
+    kept = "\n\t" if lines else ""
+    return "".join(char if char.isprintable() or char in kept else _escaped(char) for char in words)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode()
+
+
+class _PrintableRecords(logging.Filter):
+    """On a logger: what its records say is printable, whoever shows them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        shown = printable(message, lines=True)
+        if shown != message:
+            record.msg, record.args = shown, None
+        return True
+
+
+_records = _PrintableRecords()
+
+
+def keep_log_printable() -> None:
+    """From here on, for everything that our own logger says; calling it again changes nothing."""
+    logging.getLogger("simpletuner_gh200").addFilter(_records)

@@ -13,7 +13,7 @@ import pytest
 
 from simpletuner_gh200.cli.main import main
 from simpletuner_gh200.cli.terminal import screen
-from simpletuner_gh200.telemetry.printable import keep_log_printable, printable
+from simpletuner_gh200.telemetry.redact import keep_log_printable, printable
 
 HOSTILE = {
     "colour": "\x1b[31mred",

@@ -12,7 +12,7 @@ from simpletuner_gh200.held.listing import list_files
 from simpletuner_gh200.held.staging import too_large
 from simpletuner_gh200.held.staging_report import FileProblem, FileProblems
 from simpletuner_gh200.memory.ceilings import Allowance
-from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.units import GIB
 from tests.unit.held.held_samples import fill
 

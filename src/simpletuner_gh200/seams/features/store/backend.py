@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.held.files import HeldFiles
-from simpletuner_gh200.telemetry.printable import printable
+from simpletuner_gh200.telemetry.redact import printable
 
 if TYPE_CHECKING:
     Local = Any
