@@ -45,14 +45,10 @@ def _older_handler(key: str) -> Handler:
     prefix = f"--{LEGACY_FLAG}="
 
     def handle(value: object, cli_args: list[str], extras: dict[str, object]) -> bool:
-        collected = {}
-        for index, argument in enumerate(cli_args):
-            if argument.startswith(prefix):
-                collected = json.loads(argument[len(prefix) :])
-                del cli_args[index]
-                break
-        collected[key] = value
-        cli_args.append(prefix + json.dumps(collected))
+        earlier = [argument for argument in cli_args if argument.startswith(prefix)]
+        collected = json.loads(earlier[0].removeprefix(prefix)) if earlier else {}
+        cli_args[:] = [argument for argument in cli_args if argument not in earlier]
+        cli_args.append(prefix + json.dumps({**collected, key: value}))
         return True
 
     return handle
@@ -87,15 +83,12 @@ def _loader_helpers(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
 
     def loader(original: Callable[[], Any]) -> Callable[[], list[str]]:
         def load() -> list[str]:
-            if launch.config_path is None:
-                arguments = list(original())
-            elif launch.config_path.endswith(".env"):
+            if launch.config_path is not None and not launch.config_path.endswith(".env"):
+                return [*module.json_file.normalize_args(read_training_config(launch.config_path)), *launch.flags]
+            if launch.config_path is not None:
                 # Its own loader knows what each variable means, and reads them from the environment.
                 os.environ.update(read_written(launch.config_path))
-                arguments = list(original())
-            else:
-                arguments = module.json_file.normalize_args(read_training_config(launch.config_path))
-            return [*arguments, *launch.flags]
+            return [*original(), *launch.flags]
 
         return load
 

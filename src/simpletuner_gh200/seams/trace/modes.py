@@ -117,15 +117,12 @@ def into_fake(model: torch.nn.Module, mode: Any, *, device: str = "cpu") -> None
     kept: list[Any] = []  # ids stay unique only while their objects live
     with mode:
         for module in model.modules():
-            for name, parameter in list(module._parameters.items()):
-                if parameter is not None:
-                    kept.append(parameter)
-                    again = torch.nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
-                    module._parameters[name] = again
-            for name, buffer in list(module._buffers.items()):
-                if buffer is not None:
-                    kept.append(buffer)
-                    module._buffers[name] = fake(buffer)
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                kept.append(parameter)
+                module._parameters[name] = torch.nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+                kept.append(buffer)
+                module._buffers[name] = fake(buffer)
 
 
 _CUDA_LIST = """
