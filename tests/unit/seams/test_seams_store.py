@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ class Backend(SimpleNamespace):
 
 
 @pytest.fixture
-def feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreFeature:
+def feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreFeature]:
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("simpletuner_gh200.seams.features.store.feature.backend_class", lambda: Backend)
@@ -41,7 +42,8 @@ def feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreFeature:
         seams={"metadata.split_buckets": SimpleNamespace(ok=True)},
     )
     made.start(None)
-    return made
+    yield made
+    made.close()
 
 
 def entry(folder: Path, name: str = "a", **more: Any) -> dict[str, Any]:
@@ -233,7 +235,6 @@ def test_a_list_of_broken_files_that_can_not_be_written_ends_no_run(feature, tmp
     feature.dataset_entries([entry(tmp_path / "data", in_memory={"wait": True})])
     assert create(feature, "a").staged.view(tmp_path / "data/0.png") == image()
     assert "dataset a: 1 image does not open; the list could not be written: " in caplog.text
-    feature.close()
 
 
 def test_the_list_is_not_written_through_a_link(tmp_path: Path) -> None:

@@ -51,14 +51,12 @@ def test_captions_are_there_at_once_and_images_when_they_have_arrived(feature: S
     found = feature.summary()["a"]
     assert (found["arrived"], found["files"], found["staged"], found["bytes"]) == (True, 3, 3, 2 * len(image()) + 9)
     assert found["codecs"] == {"raw": 3}
-    feature.close()
 
 
 def test_wait_stages_everything_first(feature: StoreFeature, tmp_path: Path) -> None:
     fill(tmp_path / "data", {"a.png": image()})
     feature.dataset_entries([entry(tmp_path / "data", wait=True)])
     assert create(feature, "a").staged.view(tmp_path / "data/a.png") == image()
-    feature.close()
 
 
 def test_another_rank_of_the_node_finds_what_the_leader_staged(feature, tmp_path: Path) -> None:
@@ -78,7 +76,6 @@ def test_another_rank_of_the_node_finds_what_the_leader_staged(feature, tmp_path
     assert [one.view(tmp_path / "data/a.txt") for one in served] == [None] * 2
     assert second.memory_to_come() == 0
     second.close()
-    feature.close()
 
 
 def test_the_ceiling_is_told_to_every_rank_before_it_goes_on(feature, tmp_path: Path) -> None:
@@ -94,7 +91,6 @@ def test_the_ceiling_is_told_to_every_rank_before_it_goes_on(feature, tmp_path: 
     with pytest.raises(SharingError, match="is allowed"):
         create(feature, "a")
     leader.close()
-    feature.close()
 
 
 def test_too_many_broken_files_end_the_run_at_the_next_step_with_the_same_error(feature, tmp_path: Path) -> None:
@@ -112,7 +108,6 @@ def test_too_many_broken_files_end_the_run_at_the_next_step_with_the_same_error(
     assert "bad.png" in listed
     assert "gone.png" in listed, "what was met when the folder was listed is told with the rest"
     assert feature.summary()["a"]["arrived"] is False
-    feature.close()
 
 
 def test_all_ranks_end_at_the_same_step_for_the_same_reason(tmp_path: Path) -> None:
@@ -160,7 +155,6 @@ def test_where_cores_are_few_nothing_comes_before_the_first_step(feature, tmp_pa
     feature.batch_prepared(trainer, {})
     assert feature._job.wait(20)
     assert served.view(tmp_path / "data/a.png") == image()
-    feature.close()
 
 
 def test_a_dataset_that_is_added_after_the_first_has_arrived_comes_too(feature, tmp_path: Path) -> None:
@@ -174,7 +168,6 @@ def test_a_dataset_that_is_added_after_the_first_has_arrived_comes_too(feature, 
     second = create(feature, "b").staged
     arrive(feature)
     assert second.view(tmp_path / "b/b.png") == image()
-    feature.close()
 
 
 def test_what_is_promised_to_one_dataset_is_not_promised_to_the_next(
@@ -192,7 +185,6 @@ def test_what_is_promised_to_one_dataset_is_not_promised_to_the_next(
         create(feature, "b")
     arrive(feature)
     assert feature.memory_to_come() == 0
-    feature.close()
 
 
 def test_a_forked_worker_that_reads_images_stages_nothing(feature, tmp_path: Path) -> None:
@@ -206,7 +198,6 @@ def test_a_forked_worker_that_reads_images_stages_nothing(feature, tmp_path: Pat
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     served.view(tmp_path / "data/a.png")
     assert feature._job is not None, "the rank itself does"
-    feature.close()
 
 
 def test_looking_through_a_large_folder_is_no_silence(feature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,4 +208,3 @@ def test_looking_through_a_large_folder_is_no_silence(feature, tmp_path: Path, m
     monkeypatch.setattr(feature, "_stage", lambda *_words, **_more: None)
     create(feature, "a")
     assert beats
-    feature.close()
