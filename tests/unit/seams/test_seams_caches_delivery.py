@@ -17,6 +17,7 @@ from simpletuner_gh200.memory.lane import Copier, Lane
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.seams.features.caches import feature as caches
 from simpletuner_gh200.seams.features.caches.feature import CachesFeature
+from simpletuner_gh200.seams.features.prefetch import PrefetchFeature
 from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
 from simpletuner_gh200.units import GIB
 
@@ -163,3 +164,19 @@ def test_device_copies_of_embeds_are_refused_with_the_remedy_where_caches_are_on
         with pytest.raises(FeatureUnavailable) as refused:
             feature.configured()
         assert "remove cache_config.hbm_limit_gb" in str(refused.value)
+
+
+# -- SimpleTuner's own prefetching ------------------------------------------------------------------------------
+
+
+def test_auto_leaves_simpletuners_prefetching_and_a_number_switches_it_on_with_that_queue():
+    feature = PrefetchFeature()
+    for keys in ({}, {"prefetch_depth": "auto"}):
+        assert feature.request(resolve({"gh200_optimizations": keys}, {}), {}) == "off"
+    feature.runtime = Runtime(Launch())
+    feature.runtime.settings = resolve({"gh200_optimizations": {"prefetch_depth": 3}}, {})
+    assert feature.request(feature.settings, {}) == "requested"
+    trainer = SimpleNamespace(config=SimpleNamespace(dataloader_prefetch=False, dataloader_prefetch_qlen=10))
+    feature.start(trainer)
+    assert (trainer.config.dataloader_prefetch, trainer.config.dataloader_prefetch_qlen) == (True, 3)
+    assert feature.summary() == {"depth": 3}
