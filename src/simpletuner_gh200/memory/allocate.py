@@ -202,9 +202,8 @@ def node_speeds(group: NodeGroup, driver: Driver, ordinal: int) -> dict[SlabKind
         found = copy_speeds(driver, ordinal)
         group.share("copy speeds", note={"speeds": found})
         return found
-    told = group.receive("copy speeds")[0]["speeds"]
-    assert isinstance(told, dict)
-    return told
+    reported: dict[SlabKind, float] = group.receive("copy speeds")[0]["speeds"]
+    return reported
 
 
 def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dict[SlabKind, float]:

@@ -32,10 +32,10 @@ class HintsFeature(Feature):
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         """On by the key or the environment; implied by any cache in unified memory; false wins over both."""
-        asked = settings.part(HintSettings).enable_uvm_hints
-        if asked is None:
-            asked = any(settings.part(CacheSettings).served().values())
-        if not asked:
+        wanted = settings.part(HintSettings).enable_uvm_hints
+        if wanted is None:
+            wanted = any(settings.part(CacheSettings).served().values())
+        if not wanted:
             return "off"
         return "requested" if settings.given("gh200_optimizations.enable_uvm_hints") else "auto"
 

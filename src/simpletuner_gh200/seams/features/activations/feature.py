@@ -266,12 +266,12 @@ def checkpointing_past(engine: Callable[[], Offloader | None]) -> Patch:
     own = {named.name for named in parameters if named.kind is named.KEYWORD_ONLY} | _OPTIONS
 
     def around(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        asked = engine()
-        if asked is None or asked.step_now is None or not args:
+        running = engine()
+        if running is None or running.step_now is None or not args:
             return wrapped(*args, **kwargs)
         options = {name: value for name, value in kwargs.items() if name in own}
         rest = {name: value for name, value in kwargs.items() if name not in own}
-        return asked.checkpoint(wrapped, args[0], args[1:], options, rest)
+        return running.checkpoint(wrapped, args[0], args[1:], options, rest)
 
     return wrap_method(checkpointing, "checkpoint", around)
 
