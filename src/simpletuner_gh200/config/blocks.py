@@ -117,6 +117,14 @@ class ActivationSettings(PartModel):
     """Smaller tensors stay where they are, in KiB."""
 
 
+class CheckpointSettings(PartModel):
+    """Where training waits for a checkpoint to be written to."""
+
+    checkpoints: Literal["stock", "behind"] = _key("stock", "Checkpoints")
+    """stock: training waits for the disk. behind: SimpleTuner saves to memory, and a process of its own writes that to
+    the disk while training goes on; where memory has no room for it, that checkpoint is saved as stock."""
+
+
 def _check_state(model: StateSettings) -> list[tuple[str, str]]:
     if model.use_uvm:
         return []
@@ -232,6 +240,7 @@ PARTS = (
         switch="activations",
         environment={"activations": ACTIVATIONS},
     ),
+    Part("gh200_optimizations", "checkpoints", CheckpointSettings, title="Checkpoints", switch="checkpoints"),
     Part(
         "gh200_optimizations",
         "prefetch",

@@ -127,6 +127,12 @@ def _first_number(names: tuple[str, ...], default: int, environment: Environment
     return next((int(found) for found in texts if found.isdigit()), default)
 
 
+def job_end(environment: Environment | None = None) -> float | None:
+    """When Slurm ends the job, by the clock; None where nobody says so."""
+    found = text("SLURM_JOB_END_TIME", environment)
+    return float(found) if found.isdigit() else None
+
+
 # -- where things are -----------------------------------------------------------------------------------
 
 

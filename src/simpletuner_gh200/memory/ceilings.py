@@ -9,6 +9,8 @@ a staged dataset      its limit, or what the host can really give     the last p
 all unified caches    their limit, or 80 % of what the host can give  SimpleTuner itself can grow
 both, in one pool     what half of all memory leaves them together    the GPU, which lives in it, has the other half
 each cache            its need, small entries first                   a hit saves most where entries are small
+a checkpoint          what its memory file system has free, less      what is held for speed is not given back for it
+                      the low mark below
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 model state in Grace  so many times HBM, within its rank's share      a run ends with an error, not with a kill
                       of what the host can give
@@ -135,6 +137,14 @@ def activations_allowance(limit_gb: float | None, host: HostMemory, ranks: int) 
         )
     share = int(spare * ACTIVATIONS_SHARE) // max(ranks, 1)
     return Allowance(share, f"{ACTIVATIONS_SHARE:.0%} of {format_bytes(spare)}, for {counted(max(ranks, 1), 'rank')}")
+
+
+def checkpoint_allowance(free: int, host: HostMemory) -> Allowance:
+    """Of a checkpoint that is saved to memory, on a file system with so much ``free``."""
+    spare = max(host.available - low_mark(host.total), 0)
+    if free <= spare:
+        return Allowance(free, f"{format_bytes(free)} free on the memory file system")
+    return Allowance(spare, f"{format_bytes(host.available)} by {host.limit}, less {format_bytes(low_mark(host.total))}")
 
 
 def low_mark(total: int) -> int:

@@ -34,6 +34,9 @@ class Feature:
     name: ClassVar[str]
     """As in ``upstream.features.FEATURES``, in ``SeamSpec.features`` and in the summary."""
 
+    detail: ClassVar[str] = ""
+    """Its key among the summary's details, where that is not its name."""
+
     runtime: Runtime
     """Set in a process that trains; what is asked before a run (``request``, ``demo_config``) does without."""
 
@@ -136,6 +139,10 @@ class Feature:
 
     def step_logged(self, values: dict[str, Any], step: int | None) -> None:
         """Values with everybody's metrics in them go to the trackers now; add to them in place."""
+
+    def save_checkpoint(self, trainer: Any, save: Callable[..., Any], output_dir: str, suffix: str | None) -> Any:
+        """A checkpoint is to be written: do so with ``save``, SimpleTuner's own method, and return its path."""
+        return save(output_dir, suffix)
 
     def checkpoint_saved(self, seconds: float) -> None:
         """A checkpoint was written, or could not be, and took so long."""

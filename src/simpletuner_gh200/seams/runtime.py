@@ -251,7 +251,7 @@ class Runtime:
             "output_dir": self.outcome.output_dir,
             "seconds": {name: round(seconds, 3) for name, seconds in self.phases.seconds.items()},
             **self.state(),
-            "details": {feature.name: feature.summary() for feature in self._on},
+            "details": {feature.detail or feature.name: feature.summary() for feature in self._on},
             "notes": list(self.settings.notes) if self.settings else [],
         }
 

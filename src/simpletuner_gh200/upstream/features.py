@@ -53,6 +53,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "ramp": FeatureInfo("batch ramp", needs=("checkpoints",)),
     "preemption": FeatureInfo("a checkpoint when a signal asks for one", needs=("core",)),
     "resuming": FeatureInfo("no resuming from a checkpoint that is not whole", needs=("core",)),
+    "behind": FeatureInfo("checkpoints saved to memory and drained to disk behind the run"),
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "state": FeatureInfo("optimizer state and EMA in Grace"),
     "activations": FeatureInfo("saved activations in Grace instead of recomputing"),

@@ -130,6 +130,14 @@ def _train(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any
         preemption.uninstall()
 
 
+def _checkpoint_state_save(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """A checkpoint is to be written, by the ranks that this release has write."""
+    given = dict(zip(("output_dir", "suffix"), args, strict=False)) | kwargs
+    for save in runtime.moment("save_checkpoint"):
+        return save(instance, wrapped, given["output_dir"], given.get("suffix"))
+    return wrapped(*args, **kwargs)
+
+
 def _prepare_batch(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     """A batch is ready for the model. ``False`` marks the end of an epoch and passes through."""
     batch = wrapped(*args, **kwargs)
@@ -170,6 +178,7 @@ SEAMS = (
     wrapping("trainer.init_ema_model", _init_ema_model),
     wrapping("trainer.init_resume_checkpoint", _init_resume_checkpoint),
     wrapping("trainer.train", _train),
+    wrapping("trainer.checkpoint_state_save", _checkpoint_state_save),
     wrapping("trainer.prepare_batch", _prepare_batch),
     wrapping("trainer.model_predict", _model_predict),
     wrapping("trainer.emit_event", _emit_event),

@@ -94,6 +94,20 @@ SPECS = (
         ),
     ),
     seam(
+        "trainer.checkpoint_state_save",
+        f"{TRAINER}:Trainer.checkpoint_state_save(self, output_dir, suffix)",
+        "behind",
+        "SimpleTuner's own saving writes into memory, and training goes on while that is copied to the disk",
+        Fact(ON_SELF, mentions("self.checkpoint_state_save"), "Trainer"),
+        Fact("everything is written below the folder that it is given", calls("self.accelerator.save_state", times=1)),
+        # What looks at the checkpoint afterwards waits for it, through methods replaced on the trainer.
+        Fact("runs the user's script when it is saved", calls("self._run_post_checkpoint_script", times=1)),
+        Fact("says that it is saved in an event", calls("self._emit_event")),
+        Fact("rotates old ones", mentions("self.checkpoint_state_cleanup"), "Trainer"),
+        Fact("uploads one by one method", mentions("self._schedule_hub_upload"), "Trainer"),
+        Fact("waits for uploads in the end", mentions("self._finish_hub_uploads"), "Trainer"),
+    ),
+    seam(
         "trainer.prepare_batch",
         f"{TRAINER}:Trainer.prepare_batch(self, batch)",
         "hints, telemetry: a batch is ready, placement hints go onto its tensors, and the wait for it is over",

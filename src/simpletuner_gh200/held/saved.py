@@ -1,0 +1,300 @@
+"""A checkpoint that was saved to memory and is on its way to the disk: where it is, whose it is, what becomes of it.
+
+One folder per run on a memory file system of the node, for this user alone::
+
+    simpletuner-gh200-<user>-saved-<pid>-<start>/
+        owner           locked by the rank that saves, for as long as it lives
+        drainer         locked by the process that copies
+        checkpoint-12/  as SimpleTuner writes it
+        order.json      there once checkpoint-12 is whole: what is to be copied where. Gone when it is on the disk
+        told.json       what became of the last order
+        way.json        while several ranks write: where they do
+
+Locks, not process numbers, tell who lives: containers that share memory see other numbers. Whoever comes later, the
+launcher at its end or the next start, has what a dead owner left copied to its place, and clears the memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.config.environment import LIFELINE, for_child
+from simpletuner_gh200.memory.host import ROOT
+
+PATIENCE = 600.0
+"""Seconds for which a disk may refuse before a checkpoint is given up."""
+
+OWNER, DRAINER, ORDER, TOLD, WAY = "owner", "drainer", "order.json", "told.json", "way.json"
+
+_NAME = re.compile(rf"simpletuner-gh200-{os.getuid()}-saved-(\d+-\d+)")
+"""Without the word checkpoint: SimpleTuner replaces that word in the whole of a path to name a folder for drafts."""
+
+_DRAFT = ".gh200-draining-"
+"""Before the name of a checkpoint that is being copied; nothing that SimpleTuner takes for one."""
+
+_FORSAKEN = 3600.0
+"""Seconds without a sign of life after which another node's draft is nobody's."""
+
+_MOST_STARTS = 5
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be copied where."""
+
+    source: str
+    """A name in the memory folder."""
+    target: str
+    saved_at: float
+    """When training was at that point, by the clock."""
+    patience: float = PATIENCE
+    rate: float | None = None
+    """Bytes per second that the disk is to be taken for, where somebody measures."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of an order, or becomes of it."""
+
+    source: str
+    seconds: float = 0.0
+    bytes: int = 0
+    failing: str | None = None
+    """What the disk answers."""
+    given_up: bool = False
+
+
+class MemoryFolder:
+    """A run's folder on a memory file system, as its owner, its drainer and those who come later see it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def make(cls, parent: Path) -> MemoryFolder:
+        """This process's own, locked by it until it ends."""
+        ticks = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        folder = cls(parent / f"simpletuner-gh200-{os.getuid()}-saved-{os.getpid()}-{ticks}")
+        folder.path.mkdir(mode=0o700, exist_ok=True)
+        folder._own = os.open(folder.path / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(folder._own, fcntl.LOCK_EX)
+        return folder
+
+    _own: int | None = None
+
+    @property
+    def owner(self) -> str:
+        """Its process and when that began, as in the name."""
+        return self.path.name.rpartition("saved-")[2]
+
+    def locked(self, name: str) -> bool:
+        """Does anybody hold this lock?"""
+        with self._lock(name) as ours:
+            return not ours
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[bool]:
+        try:
+            fd = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # the folder itself is gone
+            yield True
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield True
+        except BlockingIOError:
+            yield False
+        finally:
+            os.close(fd)
+
+    def draining(self) -> Any:
+        """For the drainer: is it the only one, while it holds this?"""
+        return self._lock(DRAINER)
+
+    def order(self) -> Order | None:
+        found = self._read(ORDER)
+        return None if found is None else Order(**found)
+
+    def told(self) -> Told | None:
+        found = self._read(TOLD)
+        return None if found is None else Told(**found)
+
+    def size(self, order: Order) -> int:
+        return sum(path.stat().st_size for path in (self.path / order.source).rglob("*") if path.is_file())
+
+    def clear(self) -> None:
+        """Whatever of a checkpoint is in it."""
+        for path in self.path.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def announce(self, name: str, *, memory: bool) -> None:
+        """The first rank tells those that write with it whether ``name`` goes to memory, until it withdraws that."""
+        self._write(WAY, {"name": name, "memory": memory})
+
+    def withdraw(self) -> None:
+        (self.path / WAY).unlink(missing_ok=True)
+
+    def hear(self, name: str) -> bool:
+        """In another rank of the node."""
+        while (found := self._read(WAY)) is None or found["name"] != name:
+            time.sleep(0.005)
+        return bool(found["memory"])
+
+    def give(self, order: Order) -> None:
+        (self.path / TOLD).unlink(missing_ok=True)
+        self._write(ORDER, asdict(order))
+
+    def tell(self, told: Told) -> None:
+        self._write(TOLD, asdict(told))
+
+    def conclude(self, order: Order, told: Told) -> None:
+        """The order is carried out, or given up: the memory is free again."""
+        self.tell(told)
+        (self.path / ORDER).unlink(missing_ok=True)
+        shutil.rmtree(self.path / order.source, ignore_errors=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._own is not None:
+            os.close(self._own)
+            self._own = None
+
+    def draft(self, order: Order) -> Path:
+        """Where the checkpoint is until it is whole: next to its place."""
+        target = Path(order.target)
+        return target.with_name(f"{_DRAFT}{target.name}-{platform.node()}-{self.owner}")
+
+    def start_drainer(self) -> subprocess.Popen[bytes]:
+        """A process of its own session that no signal of the run's reaches, and that outlives whoever starts it."""
+        stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # what is started inherits it
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", "simpletuner_gh200.held.drain", str(self.path)],
+                env=for_child({}, without=(LIFELINE,)),
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return found
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        partial = self.path / f".{name}.{os.getpid()}"
+        partial.write_text(json.dumps(content), encoding="utf-8")
+        partial.replace(self.path / name)
+
+
+# -- memory file systems -----------------------------------------------------------------------------------
+
+
+def memory_file_systems(root: Path = ROOT) -> list[tuple[Path, int]]:
+    """Those that this user may write to, and their free bytes: /dev/shm first, then the roomiest."""
+    found = {}
+    for line in (root / "proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _device, place, kind, options, *_ = line.split()
+        where = Path(place.encode().decode("unicode_escape"))
+        usable = kind == "tmpfs" and "rw" in options.split(",") and where.parts[1:2] not in (("sys",), ("proc",))
+        if usable and os.access(where, os.W_OK | os.X_OK):
+            with suppress(OSError):
+                room = os.statvfs(where)
+                found[where] = room.f_bavail * room.f_frsize
+    return sorted(found.items(), key=lambda each: (each[0] != Path("/dev/shm"), -each[1]))
+
+
+def place_for(size: int, systems: list[tuple[Path, int]]) -> tuple[Path, int] | None:
+    """The first with so much room, else the one with most; None where there is none at all. Pure."""
+    with_room = (each for each in systems if each[1] >= size)
+    return next(with_room, max(systems, key=lambda each: each[1], default=None))
+
+
+def memory_folders() -> list[MemoryFolder]:
+    """Of all this user's runs on this node, dead or alive."""
+    places = [place for parent, _room in memory_file_systems() for place in parent.glob("simpletuner-gh200-*")]
+    return [MemoryFolder(place) for place in places if _NAME.fullmatch(place.name)]
+
+
+# -- those who come later ----------------------------------------------------------------------------------
+
+
+def settle(output: Path, say: Callable[[str], None], *, wait: bool = True) -> list[str]:
+    """Before anybody looks for checkpoints in ``output``: what dead runs left in memory is on the disk, or is cleared.
+
+    Other folders' checkpoints are seen to as well, and not waited for. Returns what was given up, in words.
+    """
+    lost = []
+    for folder in memory_folders():
+        if folder.locked(OWNER):
+            continue
+        order = folder.order()
+        if order is None and not folder.locked(DRAINER):
+            told = folder.told()
+            lost += [] if told is None or not told.given_up else [f"{told.source} was given up: {told.failing}"]
+            folder.remove()
+        elif order is not None:
+            here = wait and Path(order.target).parent.absolute() == output.absolute()
+            lost += _see_through(folder, order, say) if here else _start(folder)
+    _clear_drafts(output)
+    return lost
+
+
+def _start(folder: MemoryFolder) -> list[str]:
+    if not folder.locked(DRAINER):
+        folder.start_drainer()
+    return []
+
+
+def _see_through(folder: MemoryFolder, order: Order, say: Callable[[str], None]) -> list[str]:
+    say(f"{order.source} is in memory alone, and is being written to disk")
+    failing, starts = None, 0
+    try:
+        while folder.order() == order:
+            if not folder.locked(DRAINER):
+                if (starts := starts + 1) > _MOST_STARTS:
+                    return [f"{order.source} stays in {folder.path}: the process that copies it ends at once"]
+                folder.start_drainer().wait()
+            told = folder.told()
+            if told is not None and told.failing != failing and (failing := told.failing):
+                say(f"{order.target} can't be written, and is tried again: {failing}")
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        return [f"{order.source} is not on disk yet; that goes on in the background"]
+    told = folder.told()
+    if not folder.locked(OWNER) and not folder.locked(DRAINER):
+        folder.remove()
+    return [f"{order.source} was given up: {told.failing}"] if told is not None and told.given_up else []
+
+
+def _clear_drafts(output: Path) -> None:
+    """Copies that nobody goes on with: their memory is gone, with a restart of the node say."""
+    here = f"-{platform.node()}-"
+    living = {folder.owner for folder in memory_folders()}
+    for draft in output.glob(f"{_DRAFT}*"):
+        name = draft.name.removesuffix(".old")
+        ours = here in name and re.fullmatch(r"\d+-\d+", name.rpartition(here)[2])
+        age = time.time() - max((path.stat().st_mtime for path in (draft, *draft.rglob("*"))), default=0.0)
+        if (name.rpartition(here)[2] not in living) if ours else age > _FORSAKEN:
+            shutil.rmtree(draft, ignore_errors=True)
