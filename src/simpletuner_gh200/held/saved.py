@@ -49,7 +49,8 @@ _DRAFT = ".gh200-draining-"
 _FORSAKEN = 3600.0
 """Seconds without a sign of life after which another node's draft is nobody's."""
 
-_MOST_STARTS = 5
+MOST_STARTS = 5
+"""Of drainers for one checkpoint, each of which somebody has killed."""
 
 
 @dataclass(frozen=True)
@@ -240,10 +241,11 @@ def memory_folders() -> list[MemoryFolder]:
 # -- those who come later ----------------------------------------------------------------------------------
 
 
-def settle(output: Path, say: Callable[[str], None], *, wait: bool = True) -> list[str]:
+def settle(output: Path, say: Callable[[str], None], *, until: float | None = None) -> list[str]:
     """Before anybody looks for checkpoints in ``output``: what dead runs left in memory is on the disk, or is cleared.
 
-    Other folders' checkpoints are seen to as well, and not waited for. Returns what was given up, in words.
+    Other folders' checkpoints are seen to as well, and not waited for. ``until`` (by the clock) the disk is waited for,
+    for ever if not said. Returns what is not on the disk after all, in words.
     """
     lost = []
     for folder in memory_folders():
@@ -251,41 +253,37 @@ def settle(output: Path, say: Callable[[str], None], *, wait: bool = True) -> li
             continue
         order = folder.order()
         if order is None and not folder.locked(DRAINER):
-            told = folder.told()
-            lost += [] if told is None or not told.given_up else [f"{told.source} was given up: {told.failing}"]
             folder.remove()
         elif order is not None:
-            here = wait and Path(order.target).parent.absolute() == output.absolute()
-            lost += _see_through(folder, order, say) if here else _start(folder)
+            if not folder.locked(DRAINER):
+                folder.start_drainer()
+            if Path(order.target).parent == output.absolute():
+                lost += _see_through(folder, order, say, until)
     _clear_drafts(output)
     return lost
 
 
-def _start(folder: MemoryFolder) -> list[str]:
-    if not folder.locked(DRAINER):
-        folder.start_drainer()
-    return []
-
-
-def _see_through(folder: MemoryFolder, order: Order, say: Callable[[str], None]) -> list[str]:
-    say(f"{order.source} is in memory alone, and is being written to disk")
-    failing, starts = None, 0
-    try:
-        while folder.order() == order:
-            if not folder.locked(DRAINER):
-                if (starts := starts + 1) > _MOST_STARTS:
-                    return [f"{order.source} stays in {folder.path}: the process that copies it ends at once"]
-                folder.start_drainer().wait()
-            told = folder.told()
-            if told is not None and told.failing != failing and (failing := told.failing):
-                say(f"{order.target} can't be written, and is tried again: {failing}")
-            time.sleep(0.05)
-    except KeyboardInterrupt:
-        return [f"{order.source} is not on disk yet; that goes on in the background"]
+def _see_through(folder: MemoryFolder, order: Order, say: Callable[[str], None], until: float | None) -> list[str]:
+    """Of a run that is gone, until the disk has it."""
+    said = "it is in memory alone, and is being written"
+    say(f"{order.target}: {said}")
+    starts = 0
+    while folder.order() == order:
+        if until is not None and time.time() > until:
+            return [f"{order.target} is not on disk yet; that goes on in the background"]
+        told = folder.told()
+        if told is not None and told.failing not in (None, said):
+            said = str(told.failing)
+            say(f"{order.target} can't be written, and is tried again: {said}")
+        time.sleep(0.05)
+        if not folder.locked(DRAINER) and folder.order() == order:  # somebody has killed it, or it has yet to begin
+            starts += 1
+            if starts > MOST_STARTS:
+                return [f"{order.target} stays in {folder.path}: the process that copies it ends at once"]
+            folder.start_drainer().wait()
     told = folder.told()
-    if not folder.locked(OWNER) and not folder.locked(DRAINER):
-        folder.remove()
-    return [f"{order.source} was given up: {told.failing}"] if told is not None and told.given_up else []
+    folder.remove()
+    return [f"{order.target} was given up: {told.failing}"] if told is not None and told.given_up else []
 
 
 def _clear_drafts(output: Path) -> None:

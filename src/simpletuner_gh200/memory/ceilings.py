@@ -144,7 +144,9 @@ def checkpoint_allowance(free: int, host: HostMemory) -> Allowance:
     spare = max(host.available - low_mark(host.total), 0)
     if free <= spare:
         return Allowance(free, f"{format_bytes(free)} free on the memory file system")
-    return Allowance(spare, f"{format_bytes(host.available)} by {host.limit}, less {format_bytes(low_mark(host.total))}")
+    return Allowance(
+        spare, f"{format_bytes(host.available)} by {host.limit}, less {format_bytes(low_mark(host.total))}"
+    )
 
 
 def low_mark(total: int) -> int:

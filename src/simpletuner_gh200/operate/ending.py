@@ -17,7 +17,7 @@ from simpletuner_gh200.config.environment import switched_off
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.seams.preemption import ASKING, TRY_AGAIN
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
-from simpletuner_gh200.upstream.checkpoints import newest_whole
+from simpletuner_gh200.upstream.checkpoints import flaw, newest_whole
 
 Line = tuple[str, str]
 """(label, text)"""
@@ -55,6 +55,8 @@ class Outcome:
     """What stopped it, where something did."""
     phase: str | None = None
     """What it was at last, in words; None if no rank got as far as to say so."""
+    hurried: bool = False
+    """Did a second signal ask for an end at once?"""
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -145,6 +147,9 @@ def _interrupted(outcome: Outcome, output: Path | None, again: str, *, resumes: 
     yield f"{stopped} while {outcome.phase or 'starting'}{at}"
     if not training:
         yield "nothing lost"
+    pending = (summary.get("details") or {}).get("checkpoints", {}).get("pending")
+    if pending and flaw(Path(pending)) is not None:
+        yield f"{Path(pending).name} is not on disk yet"
     checkpoint = newest_whole(output) if output is not None else None
     if checkpoint:
         yield f"the last checkpoint is {checkpoint}"
@@ -260,11 +265,21 @@ def _activations(activations: Mapping[str, Any]) -> Iterator[Line]:
         yield "activations", f"{moved} to CPU memory and back for {saved} of {tensors}"
 
 
+def _checkpoints(found: Mapping[str, Any]) -> Iterator[Line]:
+    if found.get("behind"):
+        lost, behind = format_seconds(found["stall_s"]), format_seconds(found["drain_s"])
+        waited = f", {format_seconds(found['waited_s'])} of it waiting for the disk" if found["waited_s"] else ""
+        safe = f"the last one safe on disk is {Path(found['safe']).name}" if found["safe"] else "none was safe on disk"
+        saved = f"{found['behind']} saved to memory: training lost {lost}{waited}"
+        yield "checkpoints", f"{saved}; written to disk in {behind} behind it; {safe} when training ended"
+
+
 FEATURE_LINES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
     "store": _datasets,
     "caches": _caches,
     "ramp": _ramp,
     "activations": _activations,
+    "checkpoints": _checkpoints,
     "pressure": _pressure,
 }
 """What a feature's part of the summary says to people, in the order in which data goes through them."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simpletuner_gh200.config.environment import SWITCH, for_child, switched_off
+from simpletuner_gh200.config.environment import SWITCH, for_child, job_end, switched_off
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.config.job import LAUNCH_OPTIONS, NODES, Job
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
+from simpletuner_gh200.held.saved import settle
 from simpletuner_gh200.operate import run_lock
 from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.operate.supervision import watch
@@ -25,6 +26,9 @@ from simpletuner_gh200.telemetry.redact import names_secret, redact_command, red
 
 AFFINITY = "--enable_cpu_affinity"
 """accelerate takes it as a flag alone: the key of that name in its file is read and forgotten."""
+
+LAST_WORDS = 10.0
+"""Seconds before the end of a job's time at which the launcher stops waiting for the disk: half of what a rank has."""
 
 _DASHED = tuple("--" + block.replace("_", "-") for block in TRAINING_BLOCKS if "_" in block)
 
@@ -130,17 +134,25 @@ def run(
     *,
     checkpoint_on_interrupt: bool = False,
     once_ours: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda words: None,
 ) -> Outcome:
     """Start it and watch it to its end.
 
     ``output``: its output folder, which no other job may use meanwhile. ``checkpoint_on_interrupt``: Ctrl-C asks for a
-    checkpoint too. ``once_ours`` is called when the folder is this job's, before anything is started.
+    checkpoint too. ``once_ours`` is called when the folder is this job's, before anything is started. ``say`` hears
+    what is waited for afterwards: what a rank has saved to memory is on the disk before anybody looks for it.
     """
     asking = (*ASKING, signal.SIGINT) if checkpoint_on_interrupt else ASKING
     with ExitStack() as held:
         lock = held.enter_context(run_lock.held(output)) if output is not None and planned.locks else None
         once_ours()
-        return watch(planned.command, for_child(planned.environment), lock, checkpoint_on=asking)
+        outcome = watch(planned.command, for_child(planned.environment), lock, checkpoint_on=asking)
+        if output is not None:
+            end = job_end()
+            until = 0.0 if outcome.hurried else None if end is None else end - LAST_WORDS
+            for words in settle(output, say, until=until):
+                say(words)
+        return outcome
 
 
 def serve(arguments: Sequence[str]) -> NoReturn:

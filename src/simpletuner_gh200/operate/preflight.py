@@ -21,6 +21,7 @@ from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
 from simpletuner_gh200.config.training import Training, read_stock, read_training
 from simpletuner_gh200.errors import ConfigError, DatasetTooLarge, FeatureUnavailable, Problem, UsageError
+from simpletuner_gh200.held.saved import settle
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.operate.launching import LaunchCommand, launch_command
@@ -79,7 +80,9 @@ def check_run(
     then.
     """
     checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say, starting=starting)
-    notes = [*checked.notes, *check_seams(checked.settings), *_about_resuming(checked.training)]
+    output = checked.training.values.get("output_dir")
+    lost = settle(Path(str(output)), say) if starting and output else []  # before anybody looks for a checkpoint
+    notes = [*checked.notes, *check_seams(checked.settings), *lost, *_about_resuming(checked.training)]
     if starting and (unplaced := checked.training.job.unplaced()):
         raise unplaced
     return replace(checked, notes=(*notes, *checked.launch.notices))

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -96,6 +97,7 @@ class _Supervisor:
         self._descriptors = descriptors
         self._checkpoint_on = checkpoint_on
         self._interrupted: int | None = None
+        self._hurried = False
         """The first signal that was to stop the run."""
         self._phases: dict[str, str] = {}
         """What each rank was at last, in words."""
@@ -153,7 +155,8 @@ class _Supervisor:
             returned = self._conclude(stopped=self._interrupted is not None)
         finally:
             os.close(middle)
-        return outcome_of(returned, self._interrupted, self._phases, self._summaries)
+        found = outcome_of(returned, self._interrupted, self._phases, self._summaries)
+        return replace(found, hurried=self._hurried)
 
     def _over(self, middle: int) -> bool:
         if self._interrupted is None:
@@ -254,7 +257,7 @@ class _Supervisor:
             elif self._is_echo(number):
                 continue
             elif number in AT_ONCE or self._interrupted is not None:
-                self._interrupted = self._interrupted or number
+                self._interrupted, self._hurried = self._interrupted or number, True
                 self._deadline = time.monotonic()
             else:
                 self._stop(number)

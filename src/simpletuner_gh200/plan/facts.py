@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from simpletuner_gh200.config.blocks import ActivationSettings, CacheSettings, RampSettings, StateSettings
+from simpletuner_gh200.config.blocks import (
+    ActivationSettings,
+    CacheSettings,
+    CheckpointSettings,
+    RampSettings,
+    StateSettings,
+)
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.model.optimizer_table import WeightType
@@ -60,6 +66,8 @@ class RunFacts:
     state_budget: int | None = None
     activations: Literal["off", "grace", "auto"] = "off"
     activation_limit_gb: float | None = None
+    behind: bool = False
+    """Are checkpoints saved to memory?"""
     unified: Mapping[str, bool] = field(default_factory=dict)
     """Kind of cache -> whether we hold it."""
     cache_limit: int | None = None
@@ -128,6 +136,7 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         state_budget=None if state.uvm_hbm_budget_gb is None else gib_to_bytes(state.uvm_hbm_budget_gb),
         activations=saved.activations,
         activation_limit_gb=saved.activation_limit_gb,
+        behind=settings.part(CheckpointSettings).checkpoints == "behind",
         unified=caches.served(),
         cache_limit=None if caches.memory_limit_gb is None else gib_to_bytes(caches.memory_limit_gb),
         hbm_embeds=gib_to_bytes(caches.hbm_limit_gb or 0),

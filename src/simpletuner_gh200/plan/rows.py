@@ -124,6 +124,10 @@ def _checkpoints(run: Placed) -> Iterator[Row]:
     each = (copies + run.state.bytes) * (facts.ranks if facts.is_sharded else 1)
     yield Row("checkpoints", "disk", None, each * facts.checkpoints, "computed", f"{facts.checkpoints} of them")
     yield Row("checkpoint", "disk", "save", each, "computed", "written before the oldest goes")
+    behind = (each + run.copy_of_trained * facts.full) // run.machine.sharing(facts.ranks) if facts.behind else 0
+    for phase in TRAINED:
+        note = "saved to memory, and there until it is on disk; a whole model's weights twice while it is saved"
+        yield Row("checkpoints", "grace", phase, behind, "computed", note)
 
 
 def _fragmentation(run: Placed) -> Iterator[Row]:

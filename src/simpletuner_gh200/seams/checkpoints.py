@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
+from simpletuner_gh200.held.saved import settle
 from simpletuner_gh200.telemetry.sink import write_whole
 from simpletuner_gh200.upstream.checkpoints import GUARD, checkpoints, flaw
 from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
@@ -178,6 +179,8 @@ def move_aside(checkpoint: Path) -> Path:
 
 def _put_right(requested: str, output: Path) -> str:
     """In the main process: what to resume from, once nothing half-written is in the way."""
+    for lost in settle(output, lambda said: logger.warning("gh200: %s", said)):
+        logger.warning("gh200: %s", lost)
     try:
         found = resumption(requested, output)
     except OSError as unreadable:  # the other ranks wait for an answer

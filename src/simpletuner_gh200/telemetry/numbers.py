@@ -116,6 +116,9 @@ NUMBERS = (
     Number("reserve in use", "features/state/oom_reserve/most", format_bytes, "most"),
     Number("times the reserve was in use", "features/state/oom_reserve/times", plain),
     Number("activations moved", "features/activations/moved_bytes", format_bytes),
+    Number("lost to checkpoints", "features/behind/stall_seconds", format_seconds),
+    Number("drained to disk behind", "features/behind/drain_seconds", format_seconds),
+    Number("age of the last checkpoint on disk", "features/behind/safe_age", format_seconds, "most"),
 )
 
 

@@ -93,7 +93,7 @@ def _run(
     values = checked.training.values
     output = Path(str(values["output_dir"])) if values.get("output_dir") else None
     outcome = launching.run(
-        checked.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep
+        checked.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep, say=_say
     )
     if outcome.signal is not None or (outcome.exit_code and not outcome.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line

@@ -23,7 +23,7 @@ from simpletuner_gh200.config.blocks import CheckpointSettings
 from simpletuner_gh200.config.environment import job_end, node_count
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.held.saved import MemoryFolder, Order, memory_file_systems, place_for
+from simpletuner_gh200.held.saved import MOST_STARTS, MemoryFolder, Order, memory_file_systems, place_for
 from simpletuner_gh200.memory.ceilings import checkpoint_allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.seams.checkpoints import from_main_process
@@ -32,7 +32,6 @@ from simpletuner_gh200.seams.outcome import disk_full
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 from simpletuner_gh200.seams.preemption import TRY_AGAIN
 from simpletuner_gh200.units import format_bytes, format_seconds
-from simpletuner_gh200.upstream.checkpoints import newest_whole
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -52,6 +51,7 @@ LAST_WORDS = 20.0
 
 MARGIN = 1.05
 """Of what a checkpoint is taken to need."""
+
 
 class BehindFeature(Feature):
     name: ClassVar[str] = "behind"
@@ -108,24 +108,28 @@ class BehindFeature(Feature):
         """The drainer outlives a run that is in a hurry; others end when the disk has the checkpoint."""
         outcome = self.runtime.outcome
         asked = outcome.exit_code == TRY_AGAIN
-        end = job_end() if asked else None
-        if self._main and (outcome.status != "interrupted" or asked) and not self._wait(until=end):
-            last = newest_whole(Path(trainer.config.output_dir))
-            there = f"the last one on disk is {last.name}" if last else "none is on disk yet"
-            outcome.reason = f"{outcome.reason} to memory; its time ran out before the disk had it: {there}"
-        self._patches.remove()
+        end = job_end() if asked else None  # a scheduler's signal comes some minutes before
+        if self._main and (outcome.status != "interrupted" or asked) and not self._wait(until=end) and self._order:
+            logger.warning("gh200: the job's time runs out before %s is on disk", self._order.source)
+            self._patches.remove()
 
     def close(self) -> None:
         if self._folder is not None and self._main and self._order is None:
             self._folder.remove()
 
     def summary(self) -> dict[str, Any]:
-        safe = None if self.safe is None else self.safe.target
+        safe, pending = (None if order is None else order.target for order in (self.safe, self._order))
         seconds = {"stall_s": self.stall, "waited_s": self.waited, "drain_s": self.drained}
-        return {"behind": self.behind, **{name: round(s, 3) for name, s in seconds.items()}, "safe": safe}
+        pending = None if self._order is None else self._order.target
+        return {
+            "behind": self.behind,
+            **{name: round(s, 3) for name, s in seconds.items()},
+            "safe": safe,
+            "pending": pending,
+        }
 
     def telemetry(self) -> dict[str, Any]:
-        told = {"stall_seconds": self.stall, "drain_seconds": self.drained, "safe": None}
+        told: dict[str, Any] = {"stall_seconds": self.stall, "drain_seconds": self.drained, "safe": None}
         if self.safe is not None:
             told.update(safe=Path(self.safe.target).name, safe_age=time.time() - self.safe.saved_at)
         return told
@@ -239,7 +243,7 @@ class BehindFeature(Feature):
             return False
         if folder.order() is not None:  # somebody has killed it
             self._starts += 1
-            if self._starts > 5:
+            if self._starts > MOST_STARTS:
                 raise RunFailed(f"{order.source} can't be copied to disk: the process that does it ends at once")
             self._drainer = folder.start_drainer()
             return False
@@ -292,11 +296,15 @@ class BehindFeature(Feature):
 
     @staticmethod
     def _as_now(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Callable[[], None]:
-        """A call as if it were made at this step: scripts and uploads are told the number."""
+        """A call as if it were made at this step: scripts, uploads and model cards are told the number."""
+        from simpletuner.helpers.training.state_tracker import StateTracker
+
+        step = StateTracker.get_global_step()
         then = {name: trainer.state[name] for name in ("global_step", "current_epoch") if name in trainer.state}
 
         def call() -> None:
-            now = {name: trainer.state[name] for name in then}
+            later, now = StateTracker.get_global_step(), {name: trainer.state[name] for name in then}
+            StateTracker.set_global_step(step)
             trainer.state.update(then)
             try:
                 if wrapped.__name__ == "checkpoint_state_cleanup":
@@ -304,6 +312,7 @@ class BehindFeature(Feature):
                 wrapped(*args, **kwargs)
             finally:
                 trainer.state.update(now)
+                StateTracker.set_global_step(later)
 
         return call
 
@@ -339,13 +348,13 @@ class BehindFeature(Feature):
 def checkpoint_bytes(trainer: Any) -> int:
     """What a checkpoint needs while it is saved, from above: a whole model's weights are drafted and then copied."""
     full = "lora" not in str(trainer.config.model_type)
-    weights = [weight for model in trainer.accelerator._models for weight in model.parameters()]
-    saved = sum(each.numel() * each.element_size() for each in weights if full or each.requires_grad)
+    weights: list[Any] = [weight for model in trainer.accelerator._models for weight in model.parameters()]
+    saved: int = sum(each.numel() * each.element_size() for each in weights if full or each.requires_grad)
     ema = 2 if getattr(trainer, "ema_model", None) is not None else 0
     states = [state for optimizer in trainer.accelerator._optimizers for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if hasattr(value, "element_size")]
-    optimizer = sum(each.numel() * each.element_size() for each in tensors)
-    trained = sum(each.numel() for each in weights if each.requires_grad)
+    optimizer: int = sum(each.numel() * each.element_size() for each in tensors)
+    trained: int = sum(each.numel() for each in weights if each.requires_grad)
     return saved * (2 if full else 1) * (1 + ema) + (optimizer or 8 * trained)
 
 

@@ -1,0 +1,96 @@
+"""Checkpoints behind a real run: the disk has what stock SimpleTuner would have written, and a resume goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.held.saved import memory_folders
+from tests.integration.workbench import JobResult
+
+STEPS, EVERY = 6, 2
+BEHIND = {"gh200_optimizations": {"checkpoints": "behind"}}
+WORLDS = [1, pytest.param(2, marks=pytest.mark.one_release("4.")), pytest.param(2, marks=pytest.mark.matrix)]
+TOLD = "{local_checkpoint_path} {global_step}"
+
+
+def configure(workbench: Any, blocks: dict[str, Any] | None = None, steps: int = STEPS, **keys: Any) -> None:
+    script = f"sh -c 'ls -d $0 && echo {TOLD} >> {workbench.project.folder}/script.txt' {{local_checkpoint_path}}"
+    given = {"checkpoint_step_interval": EVERY, "checkpoints_total_limit": 2, "post_checkpoint_script": script}
+    workbench.configure(blocks=blocks, max_train_steps=steps, **{**given, **keys})
+
+
+def files(output: Path) -> dict[str, bytes]:
+    """Of all checkpoints, and what else begins like one."""
+    found = (path for folder in output.glob("checkpoint-*") for path in folder.rglob("*"))
+    return {path.relative_to(output).as_posix(): path.read_bytes() for path in found if path.is_file()}
+
+
+def same(ours: JobResult, stock: JobResult) -> list[str]:
+    """The names of what differs; SimpleTuner's own record of our option is not there in either."""
+    mine, theirs = files(ours.output), files(stock.output)
+    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+
+
+def assert_behind(run: JobResult, count: int) -> None:
+    assert run.ok, run.explain()
+    told = run.summaries[0]["details"]["checkpoints"]
+    assert told["behind"] == count, run.explain()
+    assert told["safe"] == str(run.output / f"checkpoint-{run.summaries[0]['global_step']}"), run.explain()
+    assert "is on disk: " in run.log()
+    assert not [path for path in run.output.iterdir() if path.name.startswith(".gh200")]
+    assert not [folder for folder in memory_folders() if not folder.locked("owner") and folder.order() is None]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_disk_has_stocks_checkpoints_file_by_file_and_a_resume_trains_the_same(workbench, world):
+    configure(workbench)
+    stock = workbench.known(stock=True, world=world)
+    assert stock.ok, stock.explain()
+    configure(workbench, BEHIND)
+    ours = workbench.train(world=world)
+    assert_behind(ours, STEPS // EVERY)
+    assert sorted(path.name for path in ours.output.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"] or (
+        len(list(ours.output.glob("checkpoint-*"))) == len(list(stock.output.glob("checkpoint-*")))
+    )
+    assert same(ours, stock) == []
+    assert ours.losses == stock.losses and ours.same_lora(stock)
+    told = (workbench.project.folder / "script.txt").read_text().split()
+    assert told[1::2] == [str(step) for step in range(EVERY, STEPS + 1, EVERY)], "each once, at its step"
+
+    workbench.set_aside(ours)
+    for run in (stock, ours):
+        workbench.go_on_from(run)
+        configure(workbench, BEHIND if run is ours else None, STEPS + EVERY)
+        resumed = workbench.train(stock=run is stock, world=world)
+        assert resumed.ok, resumed.explain()
+        workbench.set_aside(resumed)
+        run.output, run.results, run.records = resumed.output, resumed.results, resumed.records
+    assert same(ours, stock) == []
+    assert ours.losses == stock.losses and ours.same_lora(stock)
+
+
+@pytest.mark.one_release("4.")
+def test_a_whole_model_with_ema_and_a_folder_for_drafts_is_the_same_too(workbench):
+    keys = {"model_type": "full", "use_ema": True, "ema_device": "cpu", "checkpointing_use_tempdir": True}
+    configure(workbench, steps=EVERY, **keys)
+    stock = workbench.known(stock=True)
+    assert stock.ok, stock.explain()
+    configure(workbench, BEHIND, steps=EVERY, **keys)
+    ours = workbench.train()
+    assert_behind(ours, 1)
+    assert same(ours, stock) == []
+
+
+@pytest.mark.one_release("4.")
+def test_a_signal_ends_the_run_with_75_when_the_disk_has_the_checkpoint(workbench):
+    from tests.integration.workbench import probe
+
+    configure(workbench, BEHIND, steps=40, checkpoint_step_interval=100)
+    signalled = workbench.train(probe=probe("preempted"))
+    assert signalled.exit_codes == [75], signalled.explain()
+    step = signalled.summaries[0]["global_step"]
+    assert signalled.summaries[0]["details"]["checkpoints"]["safe"] == str(signalled.output / f"checkpoint-{step}")
+    assert (signalled.output / f"checkpoint-{step}" / ".guard").is_file()
