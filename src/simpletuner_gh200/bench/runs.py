@@ -6,6 +6,7 @@ Nothing of ours is active in the server: a stock run is stock, but for the stand
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -18,7 +19,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from simpletuner_gh200.errors import RunFailed
 
 FIRST_STEP = "gh200-bench: first optimizer step"
 """Written into the log by the run itself."""
+STEP = "gh200-bench: an optimizer step"
+"""After each of them, in runs in which somebody looks for it."""
 LONGEST_RUN = 3600.0
 
 
@@ -36,6 +39,10 @@ class Timed:
 
     wall: Mapping[str, float]
     cpu: Mapping[str, float]
+    every: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Seconds at each time that it had the mark."""
+    end: float = 0.0
+    """Seconds until the process had ended."""
 
 
 class RunServer:
@@ -56,17 +63,22 @@ class RunServer:
         )
         self._answer()
 
-    def run(self, config: Path, log: Path, marks: Sequence[str], *, stock: bool) -> Timed:
-        """Train what ``config`` says; its output goes to ``log``, in which every mark must come."""
+    def run(
+        self, config: Path, log: Path, marks: Sequence[str], *, stock: bool, disk_rate: float | None = None
+    ) -> Timed:
+        """Train what ``config`` says; its output goes to ``log``, in which every mark must come.
+
+        ``disk_rate``: bytes per second that checkpoints are to be written at, where no disk is as slow.
+        """
         assert self._server.stdin is not None
-        job = {"config": str(config), "log": str(log), "marks": marks, "stock": stock}
+        job = {"config": str(config), "log": str(log), "marks": marks, "stock": stock, "disk_rate": disk_rate}
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
         answer = self._answer()
         if answer["code"] or not set(marks) <= answer["wall"].keys():
             end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise RunFailed(f"a run of the benchmark failed (exit code {answer['code']}): {end}")
-        return Timed(answer["wall"], answer["cpu"])
+        return Timed(answer["wall"], answer["cpu"], answer["every"], answer["end"])
 
     def _answer(self) -> dict[str, Any]:
         assert self._server.stdout is not None
@@ -113,17 +125,21 @@ def _timed(job: Mapping[str, Any]) -> dict[str, Any]:
     os.close(writing)
     wall: dict[str, float] = {}
     cpu: dict[str, float] = {}
+    every: dict[str, list[float]] = {mark: [] for mark in job["marks"]}
     with os.fdopen(reading, "rb") as lines, open(job["log"], "wb") as log:
         for line in lines:
             now = time.monotonic() - started
             log.write(b"%9.3f %s" % (now, line))
             for mark in job["marks"]:
-                if mark.encode() in line and mark not in wall:
-                    wall[mark], cpu[mark] = now, _cpu_seconds(child)
+                if mark.encode() in line:
+                    every[mark].append(now)
+                    if mark not in wall:
+                        wall[mark], cpu[mark] = now, _cpu_seconds(child)
             if now > LONGEST_RUN:
                 os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    return {"code": os.waitstatus_to_exitcode(status), "wall": wall, "cpu": cpu}
+    end = time.monotonic() - started
+    return {"code": os.waitstatus_to_exitcode(status), "wall": wall, "cpu": cpu, "every": every, "end": end}
 
 
 def _cpu_seconds(process: int) -> float:
@@ -139,7 +155,9 @@ def _become(job: Mapping[str, Any], output: int) -> None:
         os.dup2(output, 2)
         os.close(output)
         os.chdir(Path(job["config"]).parent)
-        _mark_first_step()
+        _mark_steps(every=STEP in job["marks"])
+        if job["disk_rate"] is not None:
+            _brake(job["disk_rate"], stock=job["stock"])
         code = _train(job)
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
@@ -151,18 +169,43 @@ def _become(job: Mapping[str, Any], output: int) -> None:
         os._exit(code)
 
 
-def _mark_first_step() -> None:
+def _mark_steps(*, every: bool) -> None:
     from accelerate.optimizer import AcceleratedOptimizer
 
     original = AcceleratedOptimizer.step
+    words = FIRST_STEP
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal words
         result = original(self, *args, **kwargs)
-        AcceleratedOptimizer.step = original
-        os.write(2, f"{FIRST_STEP}\n".encode())
+        os.write(2, f"{words}\n".encode())
+        words = STEP
+        if not every:
+            AcceleratedOptimizer.step = original
         return result
 
     AcceleratedOptimizer.step = step
+
+
+def _brake(rate: float, *, stock: bool) -> None:
+    """Make checkpoints as slow as a disk of this rate would: stock's saving lasts as long, ours drains so."""
+    if not stock:
+        from simpletuner_gh200.seams.features import behind
+
+        behind.Order = functools.partial(behind.Order, rate=rate)  # type: ignore[misc, assignment]
+        return
+    from simpletuner.helpers.training.trainer import Trainer
+
+    original = Trainer.checkpoint_state_save
+
+    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        path = original(self, *args, **kwargs)
+        size = sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+        time.sleep(max(0.0, began + size / rate - time.monotonic()))
+        return path
+
+    Trainer.checkpoint_state_save = save
 
 
 def _say(words: str) -> None:

@@ -142,8 +142,8 @@ def write_tiny_images(folder: Path, *, count: int = 24) -> None:
             Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE), colour).save(path)
 
 
-def write_tiny_sdxl(folder: Path) -> None:
-    """Write the pipeline to ``folder`` unless a complete one is there."""
+def write_tiny_sdxl(folder: Path, channels: tuple[int, int] = (16, 32)) -> None:
+    """Write the pipeline to ``folder`` unless a complete one is there; ``channels`` say how wide its UNet is."""
     if (folder / "model_index.json").is_file():
         return
     import torch
@@ -159,7 +159,7 @@ def write_tiny_sdxl(folder: Path) -> None:
             norm_num_groups=4,
             sample_size=64,
         ),
-        unet=tiny_unet(),
+        unet=tiny_unet(channels),
         scheduler=EulerDiscreteScheduler(
             beta_start=0.00085,
             beta_end=0.012,
@@ -175,13 +175,13 @@ def write_tiny_sdxl(folder: Path) -> None:
     pipeline.save_pretrained(folder)
 
 
-def tiny_unet() -> Any:
+def tiny_unet(channels: tuple[int, int] = (16, 32)) -> Any:
     """An SDXL UNet of two narrow blocks."""
     from diffusers import UNet2DConditionModel
 
     return UNet2DConditionModel(
         sample_size=8,
-        block_out_channels=(16, 32),
+        block_out_channels=channels,
         layers_per_block=1,
         norm_num_groups=8,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from simpletuner_gh200.held.saved import OWNER, MemoryFolder, Order, Told
-from simpletuner_gh200.memory.pace import NICE
+from simpletuner_gh200.memory.background import NICE
 from simpletuner_gh200.units import MIB
 
 BLOCK = 4 * MIB
