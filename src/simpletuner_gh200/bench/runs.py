@@ -190,9 +190,10 @@ def _mark_steps(*, every: bool) -> None:
 def _brake(rate: float, *, stock: bool) -> None:
     """Make checkpoints as slow as a disk of this rate would: stock's saving lasts as long, ours drains so."""
     if not stock:
+        from simpletuner_gh200.held.saved import Order
         from simpletuner_gh200.seams.features import behind
 
-        behind.Order = functools.partial(behind.Order, rate=rate)  # type: ignore[misc, assignment]
+        vars(behind)["Order"] = functools.partial(Order, rate=rate)
         return
     from simpletuner.helpers.training.trainer import Trainer
 
