@@ -1,4 +1,4 @@
-"""Checkpoints behind a real run: the disk has what stock SimpleTuner would have written, and a resume goes on from it."""
+"""Checkpoints behind a real run: the disk has what stock would have written, and a resume goes on from it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.operate import launching, planned, preflight
-from simpletuner_gh200.operate.ending import Outcome, closing_line, closing_lines
+from simpletuner_gh200.operate.ending import FEATURE_LINES, Outcome, closing_line, closing_lines
 from simpletuner_gh200.upstream.checkpoints import GUARD, MANIFEST
 from tests.unit.upstream.test_upstream_checkpoints import write
 
@@ -148,6 +148,30 @@ def test_an_interrupt_before_training_loses_nothing(phase):
     said = line(Outcome(130, [], 2, phase))
     assert said == f"interrupted while {phase}; nothing lost; resume with: {AGAIN}"
     assert line(Outcome(130, [], 2, None)).startswith("interrupted while starting")
+
+
+def test_what_time_was_too_short_to_write_is_named_with_the_last_one_on_disk(tmp_path):
+    checkpoint = write(tmp_path / "checkpoint-10", guarded=True)
+    told = {"checkpoints": {"pending": str(tmp_path / "checkpoint-12")}}
+    ended = Outcome(75, [ended_as("interrupted", exit_code=75, details=told)], 10, "training")
+    assert "checkpoint-12 is not on disk yet; the last checkpoint is " + str(checkpoint) in line(ended, tmp_path)
+    write(tmp_path / "checkpoint-12", guarded=True)
+    assert "not on disk" not in line(ended, tmp_path), "the launcher has waited for it"
+
+
+@pytest.mark.parametrize(
+    ("safe", "last"),
+    [("/out/checkpoint-6", "the last one safe on disk is checkpoint-6"), (None, "none was safe on disk")],
+)
+def test_checkpoints_behind_are_told_with_what_they_cost_and_what_is_safe(safe, last):
+    found = {"behind": 2, "stall_s": 1.5, "waited_s": 0.5, "drain_s": 8.0, "safe": safe, "pending": None}
+    ((label, said),) = FEATURE_LINES["checkpoints"](found)
+    assert label == "checkpoints"
+    assert said.startswith(
+        "2 saved to memory: training lost 1.5 s, 500 ms of it waiting for the disk; written to disk in 8.0 s"
+    )
+    assert last in said
+    assert list(FEATURE_LINES["checkpoints"]({**found, "behind": 0})) == []
 
 
 def test_an_interrupt_in_training_names_step_checkpoint_and_command(tmp_path):

@@ -278,7 +278,9 @@ def test_some_signals_end_it_without_patience(tmp_path, numbers):
     threading.Thread(target=send).start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervision, "GRACE_SECONDS", 3600.0)
-        assert supervision.watch(command, os.environ).signal == numbers[0]
+        outcome = supervision.watch(command, os.environ)
+    assert outcome.signal == numbers[0]
+    assert outcome.hurried, "nobody waits for the disk either"
     assert all(map(gone, pids(tmp_path, "0")))
 
 

@@ -81,6 +81,7 @@ MUTATIONS = [
     ("images encoded when they are needed", {"vae_stays": True}, "vae/hbm"),
     ("a larger VAE batch", {"vae_batch": 4}, "vae-work/hbm"),
     ("more checkpoints kept", {"checkpoints": 3}, "checkpoints/disk"),
+    ("checkpoints saved to memory", {"behind": True}, "checkpoints/grace"),
 ]
 
 
@@ -88,6 +89,12 @@ MUTATIONS = [
 def test_a_setting_moves_its_rows_and_no_others(changed, rows):
     found = {f"{what.replace(' ', '-')}/{pool}" for what, pool in moved(facts(**changed))}
     assert found == set(rows.split())
+
+
+def test_a_checkpoint_in_memory_is_there_until_the_disk_has_it_its_weights_twice_while_it_is_saved():
+    found = held(table(facts(behind=True)))
+    assert found["checkpoints", "grace", "save"] == 80 * BILLION + 20 * BILLION
+    assert found["checkpoints", "grace", "train"] == found["checkpoints", "grace", "save"]
 
 
 def test_state_leaves_room_for_the_context_in_hbm():
