@@ -11,9 +11,10 @@ import logging
 import mmap
 import os
 import platform
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,8 @@ class Node:
     index: int
     has_cpus: bool
     free: int
+    cached: int = field(default=0, compare=False)
+    total: int = field(default=0, compare=False)
 
 
 def choose_nodes(nodes: Sequence[Node], *, near: int | None, device_node: int | None, size: int) -> tuple[int, ...]:
@@ -51,22 +54,17 @@ def choose_nodes(nodes: Sequence[Node], *, near: int | None, device_node: int | 
 
 def read_nodes(root: Path = _SYS) -> tuple[Node, ...]:
     """The nodes that are online, as the kernel tells; empty where it doesn't."""
-    found = []
-    for folder in root.glob("node[0-9]*"):
-        cpus = (folder / "cpulist").read_text().strip()
-        found.append(Node(int(folder.name[4:]), bool(cpus), _free_bytes(folder / "meminfo")))
+    found = (_node(folder) for folder in root.glob("node[0-9]*"))
     return tuple(sorted(found, key=lambda node: node.index))
 
 
-def _free_bytes(meminfo: Path) -> int:
-    """Free, counting the page cache as free, since it makes way; shared memory, which is in it, does not."""
-    parts = {"MemFree:": 1, "FilePages:": 1, "Shmem:": -1}
-    kib = 0
-    for line in meminfo.read_text().splitlines():
-        words = line.split()
-        if len(words) >= 4:
-            kib += parts.get(words[2], 0) * int(words[3])
-    return kib * 1024
+def _node(folder: Path) -> Node:
+    """The page cache counts as free, since it makes way; shared memory, which is in it, does not."""
+    sizes = re.findall(r"(\w+):\s+(\d+) kB", (folder / "meminfo").read_text())
+    of = {name: int(kib) * 1024 for name, kib in sizes}
+    cached = of.get("FilePages", 0) - of.get("Shmem", 0)
+    has_cpus = bool((folder / "cpulist").read_text().strip())
+    return Node(int(folder.name[4:]), has_cpus, of.get("MemFree", 0) + cached, cached, of.get("MemTotal", 0))
 
 
 def bind(address: int, size: int, *, near: int | None = None, device_node: int | None = None) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.memory.host import cgroup_rooms, host_memory, read_meminfo
@@ -77,26 +75,18 @@ def hbm_page_cache(context: Context) -> CheckResult:
     """Where HBM is a NUMA node, files that were read once can fill it, and training finds less than it counts
     on.
     """
-    device_nodes = [node.index for node in context.nodes if not node.has_cpus]
+    device_nodes = [node for node in context.nodes if not node.has_cpus]
     if not device_nodes:
         return skipped("no memory node without CPUs: HBM is not visible to the page cache")
-    eaten = {index: _cached(context, index) for index in device_nodes}
-    worst = {index: used for index, (used, total) in eaten.items() if total and used / total > MUCH_CACHED}
+    worst = [node for node in device_nodes if node.cached > MUCH_CACHED * node.total]
     if not worst:
         return passed("no cached files in HBM worth mentioning")
-    shown = ", ".join(f"node {index}: {format_bytes(used)}" for index, used in worst.items())
+    shown = ", ".join(f"node {node.index}: {format_bytes(node.cached)}" for node in worst)
     return warned(
         f"cached files sit in HBM ({shown})",
         "echo 1 > /proc/sys/vm/drop_caches as root, and start programs "
         "that read much with numactl --membind on the CPU nodes",
     )
-
-
-def _cached(context: Context, index: int) -> tuple[int, int]:
-    """(bytes of cached files, bytes of the node)"""
-    text = context.read(f"sys/devices/system/node/node{index}/meminfo") or ""
-    values = {name: int(kib) * 1024 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
-    return values.get("FilePages", 0) - values.get("Shmem", 0), values.get("MemTotal", 0)
 
 
 @check("GH304", "page size")
