@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +18,12 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.host import cpu_quotas
+from simpletuner_gh200.memory.mapping import PAGE
 from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
 from simpletuner_gh200.plan.machines import this_machine
 from simpletuner_gh200.plan.planning import Plan, quick_plan
 from simpletuner_gh200.upstream.importing import ImportVerdict, check_import
 
-_AT_PAGESZ = 6
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302", "0x0380")
 
@@ -43,6 +42,7 @@ class Context:
     """Where packages are looked for; None: as this interpreter's imports do."""
     config: Path | None = None
     machine: str = field(default_factory=platform.machine)
+    page_size: int = PAGE
     allocate: bool = True
     """May checks allocate device memory and move bytes? ``--skip-allocation`` says no."""
     oversubscription_scale: float = 1.5
@@ -159,17 +159,6 @@ class Context:
         text = self.read("proc/driver/nvidia/version") or ""
         found = re.search(r"\s(\d{3,}\.\d+(?:\.\d+)?)\s", text)
         return found[1] if found else None
-
-    @cached_property
-    def page_size(self) -> int:
-        """The kernel's page size, from the auxiliary vector of this process."""
-        try:
-            content = (self.root / "proc/self/auxv").read_bytes()
-        except OSError:
-            return os.sysconf("SC_PAGESIZE")
-        whole = content[: len(content) // 16 * 16]
-        pairs = dict(struct.iter_unpack("<QQ", whole))
-        return int(pairs.get(_AT_PAGESZ, os.sysconf("SC_PAGESIZE")))
 
     @cached_property
     def refused_placement(self) -> Mapping[Call, str]:

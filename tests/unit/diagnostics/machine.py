@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ class Machine:
         self.data = folder / "data"
         self.environment: dict[str, str] = {}
         self.config: Path | None = None
+        self.page_size = 65536
         self.refused_placement: dict[Call, str] = {}
         self.imported = ImportVerdict(True, version="4.10.1", table=TABLE)
         self._put_host()
@@ -44,6 +44,7 @@ class Machine:
             search_path=(str(self.site),),
             config=self.config,
             machine="aarch64",
+            page_size=self.page_size,
             **{"check_import": lambda: self.imported, **changes},
         )
         context.driver = NullDriver("no driver library here")
@@ -69,9 +70,6 @@ class Machine:
             f"Max locked memory         {locked:<20} {locked:<20} bytes     ",
         ]
         self.put("proc/self/limits", "\n".join(lines) + "\n")
-
-    def page_size(self, size: int) -> None:
-        self.put("proc/self/auxv", struct.pack("<QQQQQQ", 16, 0, 6, size, 0, 0))
 
     def torch(self, version: str, *, cuda: str | None, keys: str = "expandable_segments max_split_size_mb") -> None:
         folder = self.site / "torch"
@@ -112,7 +110,6 @@ class Machine:
         self.node(0, "0-71", total=480, free=400)
         self.meminfo(total=480, free=100, available=400)
         self.limits()
-        self.page_size(65536)
         self.put("proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-71\n")
         self.put("proc/self/cgroup", "0::/\n")
         self.put("sys/fs/cgroup/cpu.max", "max 100000\n")

@@ -52,7 +52,7 @@ def memory_cgroup(machine: Machine) -> None:
 
 
 def no_huge_pages(machine: Machine) -> None:
-    machine.page_size(4096)
+    machine.page_size = 4096
     machine.put("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
 
 
@@ -146,7 +146,7 @@ CASES = [
     ("GH301", lambda m: m.node(0, "", total=480, free=400), "fail", "no node has CPUs"),
     ("GH302", lambda m: m.node(1, "", total=96, free=90), "warn", "HBM is NUMA node 1"),
     ("GH303", lambda m: m.node(1, "", total=96, free=40, cached=50), "warn", "node 1: 50 GiB"),
-    ("GH304", lambda m: m.page_size(4096), "warn", "never migrate"),
+    ("GH304", lambda m: setattr(m, "page_size", 4096), "warn", "never migrate"),
     ("GH305", lambda m: m.meminfo(total=480, free=1, available=1), "fail", "1 GiB can be taken"),
     ("GH305", lambda m: m.meminfo(total=480, free=10, available=60), "warn", "60 GiB can be taken"),
     ("GH306", memory_cgroup, "warn", "cgroup job allows 64 GiB"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from simpletuner_gh200.config.allocator import PINNED_ADVICE, PINNED_KEY, split_options
@@ -114,8 +115,7 @@ def cache_folder(context: Context) -> CheckResult:
     existing = next(level for level in (folder.absolute(), *folder.absolute().parents) if level.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return failed(f"{folder}: no writing in {existing}", "set cache_config.cache_dir to a folder you may write")
-    usage = os.statvfs(existing)
-    free = usage.f_bavail * usage.f_frsize
+    free = shutil.disk_usage(existing).free
     expected, basis = _expected(context)
     shown = f"{folder}: {format_bytes(free)} free, packs of about {format_bytes(expected)} expected ({basis})"
     if free < expected:

@@ -10,7 +10,7 @@ from simpletuner_gh200.diagnostics.check import Bench, expect, self_check
 from simpletuner_gh200.errors import DriverError, MemoryRoomError
 from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.driver.interface import HOST
-from simpletuner_gh200.memory.mapping import PAGE, Region, map_anonymous
+from simpletuner_gh200.memory.mapping import Region, map_anonymous
 from simpletuner_gh200.memory.pool.pool import Allocator
 from simpletuner_gh200.units import MIB, format_bytes
 
@@ -80,11 +80,6 @@ def _mode(bench: Bench) -> str:
     expect((caps.mode == "single pool") == caps.integrated, f"mode {caps.mode}, integrated {caps.integrated}")
     expect((caps.mode == "numa") == (caps.device_node is not None), f"mode {caps.mode}, node {caps.device_node}")
     return f"{caps.mode}, next to CPU node {caps.host_node}"
-
-
-def _page(bench: Bench) -> str:
-    expect(bench.caps.page_size == PAGE, f"{bench.caps.page_size} by the driver, {PAGE} by the kernel")
-    return format_bytes(PAGE)
 
 
 # -- advice ------------------------------------------------------------------------------------------------------
@@ -163,7 +158,6 @@ CHECKS = (
     self_check("capability.host_register", "host memory can be registered, once, and is recognized", _register, DEVICE),
     self_check("capability.device_total", "free and total memory make sense", _total, DEVICE),
     self_check("capability.mode", "memory mode, integration and NUMA node agree", _mode, DEVICE),
-    self_check("capability.page_size", "page size is the kernel's", _page),
     self_check("advice.system_memory", "system memory follows the machine's mode", _moved_system_memory, DEVICE),
     self_check(
         "advice.device_memory", "memory of the caching allocator is refused with the reason", _device_memory, DEVICE
