@@ -12,6 +12,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from simpletuner_gh200.api import available_names
+    from simpletuner_gh200.api import PUBLIC_NAMES
 
-    return [*globals(), *available_names()]
+    return [*globals(), *PUBLIC_NAMES]

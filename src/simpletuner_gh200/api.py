@@ -1,13 +1,11 @@
 """The public Python names, where each lives, and the older places from which they can be imported.
 
-Resolved on first use: the package itself imports neither torch nor SimpleTuner. A name whose module is not there is
-absent, not a stub.
+Resolved on first use: the package itself imports neither torch nor SimpleTuner.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
 PUBLIC_NAMES = {
@@ -24,13 +22,8 @@ PUBLIC_NAMES = {
 UVM_NAMES = tuple(name for name, module in PUBLIC_NAMES.items() if module.endswith(".hints"))
 
 
-def available_names() -> tuple[str, ...]:
-    """The public names that this version has."""
-    return tuple(name for name, module in PUBLIC_NAMES.items() if importlib.util.find_spec(module) is not None)
-
-
 def resolve_name(name: str, asked_of: str) -> Any:
     """The object behind a public name; AttributeError, as a module would raise it, for any other."""
-    if name not in PUBLIC_NAMES or importlib.util.find_spec(PUBLIC_NAMES[name]) is None:
+    if name not in PUBLIC_NAMES:
         raise AttributeError(f"module {asked_of!r} has no attribute {name!r}")
     return getattr(importlib.import_module(PUBLIC_NAMES[name]), name)

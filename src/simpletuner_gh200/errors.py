@@ -86,9 +86,6 @@ class SeamMismatch(FeatureUnavailable):
         super().__init__(
             f"seam '{seam}' does not match this SimpleTuner: found {found}; expected {expected}", remedy=remedy
         )
-        self.seam = seam
-        self.found = found
-        self.expected = expected
 
 
 class RunFailed(GH200Error):

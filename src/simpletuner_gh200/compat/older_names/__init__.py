@@ -38,7 +38,7 @@ def answer(name: str) -> Any:
         return importlib.import_module(f"{PLACE}.{name}")
     if name == "__path__":
         return [str(Path(__file__).parent)]
-    return list(api.available_names()) if name == "__all__" else api.resolve_name(name, PLACE)
+    return list(api.PUBLIC_NAMES) if name == "__all__" else api.resolve_name(name, PLACE)
 
 
 def _simpletuner() -> Path | None:
