@@ -87,19 +87,21 @@ class MemoryFolder:
 
     @classmethod
     def make(cls, parent: Path) -> MemoryFolder:
-        """This process's own, locked by it until it ends."""
-        ticks = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        folder = cls(parent / f"simpletuner-gh200-{os.getuid()}-saved-{os.getpid()}-{ticks}")
-        folder.path.mkdir(mode=0o700, exist_ok=True)
-        folder._own = os.open(folder.path / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """This process's own, locked by it until it ends. Nobody sees it under its name before it is locked."""
+        place = parent / f"simpletuner-gh200-{os.getuid()}-saved-{os.getpid()}-{time.time_ns() // 1_000_000}"
+        unlocked = place.with_name(f"{place.name}.new")
+        unlocked.mkdir(mode=0o700)
+        folder = cls(place)
+        folder._own = os.open(unlocked / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(folder._own, fcntl.LOCK_EX)
+        unlocked.rename(place)
         return folder
 
     _own: int | None = None
 
     @property
     def owner(self) -> str:
-        """Its process and when that began, as in the name."""
+        """Its process and when that made it, as in the name."""
         return self.path.name.rpartition("saved-")[2]
 
     def locked(self, name: str) -> bool:
@@ -171,6 +173,10 @@ class MemoryFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        self.leave()
+
+    def leave(self) -> None:
+        """To the drainer, which clears it when it is done."""
         if self._own is not None:
             os.close(self._own)
             self._own = None

@@ -126,8 +126,9 @@ def _checkpoints(run: Placed) -> Iterator[Row]:
     yield Row("checkpoint", "disk", "save", each, "computed", "written before the oldest goes")
     behind = (each + run.copy_of_trained * facts.full) // run.machine.sharing(facts.ranks) if facts.behind else 0
     for phase in TRAINED:
-        note = "saved to memory, and there until it is on disk; a whole model's weights twice while it is saved"
-        yield Row("checkpoints", "grace", phase, behind, "computed", note)
+        # No run is refused for it: where there is no room, SimpleTuner saves to the disk as ever.
+        note = "saved to memory until it is on disk, a whole model's weights twice; as stock where there is no room"
+        yield Row("checkpoints", "grace", phase, behind, "assumed", note)
 
 
 def _fragmentation(run: Placed) -> Iterator[Row]:

@@ -246,6 +246,7 @@ def test_a_preempted_run_waits_for_the_disk_but_not_beyond_its_time(run, output,
     assert feature.summary()["pending"] == str(output / "checkpoint-3")
     feature.close()
     assert feature._folder.order() is not None, "the drainer goes on with it"
+    assert not feature._folder.locked(saved.OWNER), "and clears the memory when it is done"
     monkeypatch.delenv("SLURM_JOB_END_TIME")
     feature.after_train(trainer)
     assert feature.summary()["pending"] is None and (output / "checkpoint-3").is_dir()

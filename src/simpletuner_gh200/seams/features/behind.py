@@ -23,7 +23,7 @@ from simpletuner_gh200.config.blocks import CheckpointSettings
 from simpletuner_gh200.config.environment import job_end, node_count
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.held.saved import MOST_STARTS, MemoryFolder, Order, memory_file_systems, place_for
+from simpletuner_gh200.held.saved import MOST_STARTS, MemoryFolder, Order, memory_file_systems, place_for, settle
 from simpletuner_gh200.memory.ceilings import checkpoint_allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.seams.checkpoints import from_main_process
@@ -114,8 +114,8 @@ class BehindFeature(Feature):
             self._patches.remove()
 
     def close(self) -> None:
-        if self._folder is not None and self._main and self._order is None:
-            self._folder.remove()
+        if self._folder is not None and self._main:
+            (self._folder.remove if self._order is None else self._folder.leave)()
 
     def summary(self) -> dict[str, Any]:
         safe, pending = (None if order is None else order.target for order in (self.safe, self._order))
@@ -142,6 +142,9 @@ class BehindFeature(Feature):
 
     def _make_folder(self, trainer: Any) -> str | None:
         """In the main process: where checkpoints are saved to; None where they are stock's, which is said here."""
+        said = settle(Path(trainer.config.output_dir), lambda words: logger.info("gh200: %s", words), until=0.0)
+        for words in said:  # of the dead, whose memory is free first of all
+            logger.warning("gh200: %s", words)
         self._size = checkpoint_bytes(trainer)
         systems = memory_file_systems()
         place = place_for(self._size, systems)
@@ -166,7 +169,7 @@ class BehindFeature(Feature):
         try:
             with self._in_memory(output_dir):
                 save(str(self._folder.path), suffix)
-                if trainer.config.fsdp_enable or getattr(trainer.config, "use_deepspeed_optimizer", False):
+                if any(getattr(trainer.config, name, False) for name in ("fsdp_enable", "use_deepspeed_optimizer")):
                     trainer.accelerator.wait_for_everyone()  # all of them write, and some releases wait for none
         except Exception as failure:
             if not self._may_repeat(trainer, failure):
