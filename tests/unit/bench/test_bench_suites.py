@@ -11,12 +11,14 @@ import pytest
 
 from simpletuner_gh200.bench import suite as suites
 from simpletuner_gh200.bench.filling import KINDS, measure_fill, measure_packs, measure_scaling, measure_step_slowdown
-from simpletuner_gh200.bench.runs import Timed
+from simpletuner_gh200.bench.runs import FIRST_STEP, STEP, Timed
 from simpletuner_gh200.bench.samples import jpeg_head, make_files
 from simpletuner_gh200.bench.sharing import measure_cache, measure_dataset
+from simpletuner_gh200.bench.slow_disk import SlowDisk, slow_disk
 from simpletuner_gh200.bench.suite import Suite, all_suites, find_suite, measure
 from simpletuner_gh200.bench.suites.activations import measure_activations
 from simpletuner_gh200.bench.suites.cache import measure_memory, measure_warm_start
+from simpletuner_gh200.bench.suites.checkpoints import ON_DISK, _compared, _loss
 from simpletuner_gh200.bench.suites.start import DATA_BEGINS, DATA_ENDS, data_phase, ratio
 from simpletuner_gh200.bench.suites.store import (
     measure_index,
@@ -31,7 +33,7 @@ from simpletuner_gh200.errors import UsageError
 
 def test_every_suite_says_what_it_measures_and_an_unknown_one_is_refused_with_those_that_are_known():
     found = all_suites()
-    assert set(found) >= {"activations", "cache", "hooks", "start", "store"}
+    assert set(found) >= {"activations", "cache", "checkpoints", "hooks", "start", "store"}
     assert all(suite.help.endswith(".") for suite in found.values())
     with pytest.raises(UsageError, match="'nope'") as refused:
         find_suite("nope")
@@ -143,3 +145,28 @@ def test_ranks_hold_one_copy(tmp_path):
     found = measure_cache(tmp_path / "cache", 64)
     assert found["held_ratio"] < 1.6
     assert found["sharing"]["pss_ratio"] < 1.6, "32 MB once, and what two ranks need to find it"
+
+
+def test_what_a_checkpoint_costs_is_read_off_the_times_of_the_steps():
+    """A step takes a second; after every third one training waits four, and its next two steps are slowed by half."""
+    done = [1.0, 2.0, 3.0, 8.0, 9.5, 11.0, 16.0, 17.5, 18.5]
+    run = Timed({}, {}, {FIRST_STEP: done[:1], STEP: done[1:], ON_DISK: [11.0, 17.5]}, 20.0)
+    found = _loss(run, 3)
+    assert found.stalls == [4.0, 4.0] and found.plain == 1.0
+    assert found.draining == [1.5, 1.5, 1.5]
+    assert found.whole == 19.0
+    told = [{"behind": 2, "drain_s": 4.0}]
+    compared = _compared(
+        [found._replace(stalls=[8.0], whole=38.0)], [found], told, 10**9, SlowDisk(Path(), "how", None)
+    )
+    assert compared["stall_vs_stock"] == compared["run_vs_stock"] == 0.5
+    assert compared["steps_after_vs_plain"] == 1.5
+    assert (compared["drain_gb_per_s"], compared["bytes"], compared["disk"]) == (0.5, 10**9, "how")
+
+
+def test_where_no_disk_can_be_slowed_down_the_writers_are_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with slow_disk(tmp_path / "disk", 300e6, 1 << 20) as disk:
+        assert disk.rate == 300e6 and disk.folder.is_dir()
+        assert disk.how == "no loop device here: stock's saving and our drainer are held to 300 MB/s"
+    assert not (tmp_path / "disk.img").exists()
