@@ -107,7 +107,8 @@ class RunView:
         """(what, text): whether it is alive and how far it is."""
         status, wanted = self.status(), self.run.start.get("max_steps")
         rows = [("status", status.words), ("step", f"{self.run.step} of {wanted}" if wanted else str(self.run.step))]
-        behind = (self.run.steps[-1].get("features") or {}).get("behind") if self.run.steps else None
+        features = self.run.steps[-1].get("features") if self.run.steps else None
+        behind = features.get("behind") if isinstance(features, dict) else None
         if isinstance(behind, dict):  # there is a time in which a step is saved and not on disk
             rows.append(("safe on disk", str(behind.get("safe") or "no checkpoint yet")))
         if status.elapsed is not None:
