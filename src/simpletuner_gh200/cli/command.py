@@ -17,8 +17,8 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Configuration = Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")]
 
-PANELS = ("Before a run", "Train", "Operate", "Measure", "Upstream")
-"""Of ``gh200 --help``, in the order in which a person comes to need them."""
+PANELS = ("Start here", "More: before a run", "More: runs", "More: measure", "More: SimpleTuner's releases")
+"""Of ``gh200 --help``: first the seven commands that a beginner needs, in that order."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Command:
     panel: str
     """One of ``PANELS``."""
     order: int = 50
-    """In its panel: the lower, the earlier a person needs it."""
+    """In its panel: the lower, the earlier it is needed."""
     context_settings: dict[str, Any] | None = None
     add_help_option: bool = True
 

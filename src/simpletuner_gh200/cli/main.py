@@ -86,7 +86,7 @@ def build_app() -> typer.Typer:
         name="gh200",
         cls=_Commands,
         help="SimpleTuner on Grace-Hopper: datasets, caches, model state and activations in CPU memory; a batch ramp.",
-        epilog="Start with: gh200 doctor | gh200 init my-run --data DIR | gh200 train --config CONFIG",
+        epilog="gh200 COMMAND --help has examples of each. Without a GPU: gh200 setup --cpu, then gh200 demo.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode="rich",

@@ -80,7 +80,6 @@ def test_every_panel_has_company_and_stands_in_the_order_of_use() -> None:
     assert places == sorted(places)
     listed = re.findall(r"^│ ([a-z]+)  ", shown, re.MULTILINE)
     assert listed == [command.name for command in sorted(found, key=lambda command: command.place)]
-    assert listed.index("init") < listed.index("doctor") < listed.index("train") < listed.index("monitor")
     assert "─ Commands ─" not in shown
 
 
@@ -93,3 +92,10 @@ def test_make_help_shows_every_target() -> None:
     described = dict(line.split(maxsplit=1) for line in shown.splitlines())
     assert set(described) == targets
     assert all(len(words) > 5 for words in described.values())
+
+
+def test_a_beginner_meets_seven_commands_first() -> None:
+    shown = CliRunner().invoke(build_app(), ["--help"], env={"COLUMNS": "100"}).stdout
+    first = shown[shown.index(f"─ {PANELS[0]} ─") : shown.index(f"─ {PANELS[1]} ─")]
+    assert re.findall(r"^│ (\w+) ", first, re.M) == ["setup", "doctor", "init", "plan", "train", "monitor", "report"]
+    assert all(panel.startswith("More: ") for panel in PANELS[1:])

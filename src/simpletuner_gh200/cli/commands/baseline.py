@@ -73,4 +73,4 @@ def compare(
     conclude(document, as_json, lambda: show_table(screen(), headings, rows, title=f"{first} -> {second}"), ok=ok)
 
 
-COMMAND = Command("baseline", app, panel="Operate", order=30)
+COMMAND = Command("baseline", app, panel="More: runs", order=20)

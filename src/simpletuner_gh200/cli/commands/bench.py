@@ -60,4 +60,4 @@ def flatten(numbers: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-COMMAND = Command("bench", bench, panel="Measure", order=30)
+COMMAND = Command("bench", bench, panel="More: measure", order=30)

@@ -111,4 +111,4 @@ def _run(
     conclude({"caches": found, "problems": problems}, as_json, lambda: say(words), ok=not problems)
 
 
-COMMAND = Command("cache", app, panel="Operate", order=40)
+COMMAND = Command("cache", app, panel="More: runs", order=10)

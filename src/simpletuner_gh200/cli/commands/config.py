@@ -74,4 +74,4 @@ def _print(rows: list[tuple[str, Any, str]], datasets: list[str], notes: list[st
         console.print(f"{counted(len(rows) - len(shown), 'setting')} at the default (--all shows them)")
 
 
-COMMAND = Command("config", app, panel="Before a run", order=30)
+COMMAND = Command("config", app, panel="More: before a run", order=10)

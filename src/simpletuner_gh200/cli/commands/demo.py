@@ -67,4 +67,4 @@ def _watched(steps: int, *, on: bool) -> Iterator[Callable[[str], None] | None]:
         yield show
 
 
-COMMAND = Command("demo", demo, panel="Train", order=20)
+COMMAND = Command("demo", demo, panel="More: before a run", order=40)

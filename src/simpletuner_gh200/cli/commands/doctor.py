@@ -96,4 +96,4 @@ def _first(status: str, check: Check, console: Console) -> str:
     return f"{symbol(status, ascii_only=console.options.ascii_only)} {check.code} "
 
 
-COMMAND = Command("doctor", doctor, panel="Before a run", order=20)
+COMMAND = Command("doctor", doctor, panel="Start here", order=20)

@@ -43,4 +43,4 @@ def env(
     conclude(document, as_json, show)
 
 
-COMMAND = Command("env", env, panel="Before a run", order=70)
+COMMAND = Command("env", env, panel="More: before a run", order=60)

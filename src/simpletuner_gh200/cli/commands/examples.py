@@ -38,4 +38,4 @@ def examples(
     conclude(document, as_json, lambda: say(words))
 
 
-COMMAND = Command("examples", examples, panel="Before a run", order=80)
+COMMAND = Command("examples", examples, panel="More: before a run", order=50)

@@ -106,4 +106,4 @@ def _found_and_chosen(project: Project) -> list[str]:
     ]
 
 
-COMMAND = Command("init", init, panel="Before a run", order=10)
+COMMAND = Command("init", init, panel="Start here", order=30)

@@ -73,4 +73,4 @@ def _watch(view: RunView, console: Console, every: float) -> None:
             time.sleep(every)
 
 
-COMMAND = Command("monitor", monitor, panel="Operate", order=10)
+COMMAND = Command("monitor", monitor, panel="Start here", order=60)

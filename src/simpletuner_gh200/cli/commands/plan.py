@@ -122,4 +122,4 @@ def _print(made: Plan, console: Console) -> None:
         paragraph(console, f"note: {note}")
 
 
-COMMAND = Command("plan", plan, panel="Before a run", order=40)
+COMMAND = Command("plan", plan, panel="Start here", order=40)

@@ -95,4 +95,4 @@ def _print(found: Mapping[str, Any], folder: Path) -> None:
         paragraph(console, line)
 
 
-COMMAND = Command("prove", prove, panel="Measure", order=20)
+COMMAND = Command("prove", prove, panel="More: measure", order=20)

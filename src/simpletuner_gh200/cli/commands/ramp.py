@@ -83,4 +83,4 @@ def _print(report: RampPreview, notes: list[str], console: Console) -> None:
     paragraph(console, f"{run}, {micro_batches} per rank; {end}")
 
 
-COMMAND = Command("ramp", ramp, panel="Before a run", order=50)
+COMMAND = Command("ramp", ramp, panel="More: before a run", order=20)

@@ -127,4 +127,4 @@ def _conclude(journal: Journal, as_json: bool, *, ok: bool = True) -> None:
     conclude(document, as_json, lambda: say(words), ok=ok)
 
 
-COMMAND = Command("rebase", app, panel="Upstream", order=20)
+COMMAND = Command("rebase", app, panel="More: SimpleTuner's releases", order=20)

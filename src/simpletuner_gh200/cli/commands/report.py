@@ -39,4 +39,4 @@ def report(
     conclude({"report": str(output)}, as_json, lambda: say(output))
 
 
-COMMAND = Command("report", report, panel="Operate", order=20)
+COMMAND = Command("report", report, panel="Start here", order=70)

@@ -77,4 +77,4 @@ def _show(console: Console, result: SelfTest) -> None:
         paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent="   ")
 
 
-COMMAND = Command("selftest", selftest, panel="Measure", order=10)
+COMMAND = Command("selftest", selftest, panel="More: measure", order=10)

@@ -98,6 +98,6 @@ def _told(found: ImportVerdict, installer: str | None, changed: list[str], dry_r
 
 
 COMMAND = (
-    Command("setup", setup, panel="Before a run", order=5),
-    Command("constraints", constraints, panel="Before a run", order=6),
+    Command("setup", setup, panel="Start here", order=10),
+    Command("constraints", constraints, panel="More: before a run", order=70),
 )

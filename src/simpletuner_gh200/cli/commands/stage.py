@@ -68,4 +68,4 @@ def _show(found: dict[str, Any]) -> None:
         say(f"  {line}")
 
 
-COMMAND = Command("stage", stage_folder, panel="Before a run", order=60)
+COMMAND = Command("stage", stage_folder, panel="More: before a run", order=30)

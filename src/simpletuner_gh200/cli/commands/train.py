@@ -146,6 +146,6 @@ def server(context: typer.Context) -> None:
 
 
 COMMAND = (
-    Command("train", train, panel="Train", order=10, context_settings=PASSED_ON),
-    Command("server", server, panel="Operate", context_settings=PASSED_ON),
+    Command("train", train, panel="Start here", order=50, context_settings=PASSED_ON),
+    Command("server", server, panel="More: runs", order=30, context_settings=PASSED_ON),
 )

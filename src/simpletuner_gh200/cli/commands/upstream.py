@@ -162,4 +162,4 @@ def _show_sweep(verdicts: Sequence[Verdict]) -> None:
     say(f"{good} of {len(verdicts)} releases hold every seam")
 
 
-COMMAND = Command("upstream", app, panel="Upstream", order=10)
+COMMAND = Command("upstream", app, panel="More: SimpleTuner's releases", order=10)
