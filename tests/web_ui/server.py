@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from scripts.dev.page_libraries import answer
 from simpletuner_gh200.demo.project import DemoProject, training_config, write_tiny_images
-from simpletuner_gh200.operate.launching import environment_of_server, server_command
+from simpletuner_gh200.operate.launching import environment_of_server
 from tests.unit.operate.browser import Browser
 
 NAME = "tiny"
@@ -76,7 +76,7 @@ class Server:
         arguments = ["--host", "127.0.0.1", "--port", str(self.port)]
         if kind == "stock":
             return [sys.executable, "-S", "-c", STOCK, "server", *arguments]
-        return server_command(arguments)
+        return [sys.executable, "-m", "simpletuner", "server", *arguments]  # as `gh200 server` becomes it
 
     def _environment(self, folder: Path, kind: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("GH200_", "SIMPLETUNER"))}
