@@ -1,5 +1,7 @@
 """An optimizer step over state that is staged through HBM, a few parameters at a time.
 
+Weights and gradients whose home is the pool go with the state of their group.
+
 An optimizer that passes over its state several times would cross the link as often. Here each group of parameters has
 its state copied into one of two buffers, is stepped there, and copied back, while the other buffer is being filled or
 emptied: every byte crosses once in each direction, both at the same time. The optimizer itself is not changed: it is
@@ -68,6 +70,8 @@ class StreamedOptimizer:
         """Of each buffer, the copies out of it."""
         self._room = room
         self._buffers: list[torch.Tensor] = []
+        self._gradients: dict[int, torch.Tensor | None] = {}
+        """During a step, by the parameter's id: those that are hidden as well."""
         self.steps = 0
         self.staged_bytes = 0
 
@@ -80,14 +84,16 @@ class StreamedOptimizer:
         if has_closure or self._caught.makes_state():
             return self._caught.step(original, *args, **kwargs)
         parameters = [p for group in self._caught.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._gradients = {id(parameter): parameter.grad for parameter in parameters}
         sizes = [sum(_aligned(size_of(part)) for part in self._pooled(parameter)) for parameter in parameters]
         planned = chunks(sizes, self._room)
         if not any(sizes):
+            self._gradients = {}
             return self._caught.step(original, *args, **kwargs)
         self._make_buffers(max(sum(sizes[index] for index in chunk) for chunk in planned))
         result = None
         ahead: deque[_Staged] = deque()
-        with _gradients_hidden(parameters) as show:
+        with _gradients_hidden(parameters, self._gradients) as show:
             try:
                 for number in range(len(planned)):
                     for coming in range(number + len(ahead), min(number + 2, len(planned))):
@@ -104,13 +110,18 @@ class StreamedOptimizer:
             except BaseException:
                 self._bring_home(ahead)
                 raise
+        self._gradients = {}
         self.steps += 1
         self._caught.sweep()
         return result
 
     def _parts(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Its state, its gradient and itself."""
         for _keys, tensor in tensors_in(self._caught.optimizer.state.get(parameter, {})):
             yield from plain_tensors(tensor)
+        for tensor in (self._gradients.get(id(parameter)), parameter):
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                yield tensor
 
     def _pooled(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         held = self._caught.keeper.pool.holds
@@ -185,9 +196,10 @@ def _bring_part_home(staged: _Staged, part: torch.Tensor) -> None:
 
 
 @contextmanager
-def _gradients_hidden(parameters: list[torch.Tensor]) -> Iterator[Callable[[list[torch.Tensor]], Any]]:
+def _gradients_hidden(
+    parameters: list[torch.Tensor], gradients: dict[int, torch.Tensor | None]
+) -> Iterator[Callable[[list[torch.Tensor]], Any]]:
     """No parameter has a gradient inside, but those that are shown for a while."""
-    gradients = {id(parameter): parameter.grad for parameter in parameters}
 
     @contextmanager
     def show(some: list[torch.Tensor]) -> Iterator[None]:

@@ -58,3 +58,16 @@ def view_of(there: torch.Tensor, layout: tuple[torch.dtype, Sequence[int], Seque
     if dtype is there.dtype:
         return torch.as_strided(there, shape, stride, offset)
     return torch.empty(0, dtype=dtype, device=there.device).set_(there.untyped_storage(), offset, shape, stride)
+
+
+def storage_users(tensor: torch.Tensor) -> int:
+    """Tensors that look at this one's memory, itself among them."""
+    return _counted(tensor) - _BY_ASKING
+
+
+def _counted(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+_BY_ASKING = _counted(torch.empty(1)) - 1
+"""On some torches the storage's own object, which asking makes, counts as well."""

@@ -72,8 +72,9 @@ class Offloader:
         grace_limit: int = 1 << 62,
         in_flight: int = IN_FLIGHT,
         chosen: Callable[[Hashable, Shape], None] = lambda key, shape: None,
+        recognise: Callable[[], Callable[[torch.Tensor], Any] | None] = lambda: None,
     ) -> None:
-        """``chosen`` hears of each mix."""
+        """``chosen`` hears of each mix; ``recognise`` gives, for a step, who tells weights that come and go in slots."""
         self._out, self._back = lanes
         self.device = self._out.device
         self.arena = arena
@@ -84,6 +85,8 @@ class Offloader:
         self._grace_limit = grace_limit
         self._in_flight = in_flight
         self._chosen = chosen
+        self._recognise = recognise
+        self._in_slot: Callable[[torch.Tensor], Any] | None = None
         self._under_way: deque[Saved] = deque()
         self._sending = self._unsent = 0
         self._weights = Weights(())
@@ -114,6 +117,7 @@ class Offloader:
         if known.mix is None:
             self._room.begin()
         step = self.step_now = Step(known, self._out, self._weights.storages, identities(inputs))
+        self._in_slot = self._recognise()
         self._unlearned.append(step)
         known.steps += 1
         complete = False
@@ -187,8 +191,12 @@ class Offloader:
     # -- forward -----------------------------------------------------------------------------------------
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        """What the node holds instead: (tensor, version) of what stays; a Saved, or (Saved, view, offset) of it."""
+        """What the node holds instead: (tensor, version) of what stays; a Saved, or (Saved, view, offset) of it.
+
+        Of a weight in a slot what its stream says."""
         self.tensors += 1
+        if self._in_slot is not None and (weight := self._in_slot(tensor)) is not None:
+            return weight
         step = self.step_now
         if step is None or not may_move(tensor, self._minimum):
             return as_it_is(tensor)
@@ -288,6 +296,9 @@ class Offloader:
         if type(handle) is Saved:
             there = self._requested(handle)
             return there if handle.source is None else self._source(handle, handle.layout, 0)
+        if type(handle) is not tuple:
+            weight: torch.Tensor = handle.there()
+            return weight
         saved, view = handle[0], handle[1]
         if type(saved) is not Saved:
             if view is not None and saved._version != view:

@@ -1,0 +1,142 @@
+"""The repeated blocks of a model, and which of their parameters may leave the device between two uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from simpletuner_gh200.model.tensors import owns_its_storage, size_of
+
+ALIGNMENT = 512
+"""As torch's own allocator on a device, so that kernels find what they would find without us."""
+NESTED_SHARE = 0.5
+"""Where lists inside a block hold more of its bytes than this, their elements are the blocks."""
+
+Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class Piece:
+    """One parameter of a block, and where it begins in a slot."""
+
+    parameter: nn.Parameter
+    offset: int
+    size: int
+    home: torch.Tensor
+    """What ``parameter.data`` was when it was last copied to a slot."""
+
+
+@dataclass(eq=False)
+class Block:
+    """One element of a list of like blocks: what is copied together."""
+
+    name: str
+    module: nn.Module
+    pieces: list[Piece] = field(default_factory=list)
+    size: int = 0
+    """Of its pieces in a slot, one behind the other."""
+    layouts: tuple[Layout, ...] = ()
+    """Alike in blocks of one kind."""
+    owners: list[nn.Module] = field(default_factory=list)
+    """Modules inside that have a piece of their own: where they are called without the block, it is still needed."""
+
+    def add(self, parameter: nn.Parameter) -> None:
+        size = size_of(parameter)
+        self.pieces.append(Piece(parameter, self.size, size, parameter.data))
+        self.layouts += ((parameter.dtype, parameter.size(), parameter.stride()),)
+        self.size += -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[Block]:
+    """In the order of the models' own lists. Parameters below ``smallest`` bytes stay on the device.
+
+    So do those that are no plain tensors, that other modules share (tied weights), or that are views of something.
+    """
+    models = list(models)
+    found, seen = list[Block](), set[int]()
+    owners = Counter(id(parameter) for module in _modules(models) for parameter in _own(module))
+    plain = {id(one): one for module in _modules(models) for one in _own(module) if type(one) is nn.Parameter}
+    storages = Counter(one.untyped_storage()._cdata for one in plain.values())
+    for model in models:
+        for name, element in _elements(model):
+            if id(element) in seen:
+                continue
+            seen.add(id(element))
+            block = Block(name, element)
+            for module in element.modules():
+                before = len(block.pieces)
+                for parameter in _own(module):
+                    if owners[id(parameter)] == 1 and _may_leave(parameter, smallest, storages):
+                        block.add(parameter)
+                if len(block.pieces) > before:
+                    block.owners.append(module)
+            if block.pieces:
+                found.append(block)
+    return found
+
+
+def staying(sizes: Sequence[int], budget: int | None, slots: int) -> int:
+    """How many of the last blocks can stay, where all blocks together may take ``budget`` bytes of HBM. Pure.
+
+    The last ones, because backward begins with them; ``slots`` of the largest that still leaves are counted.
+    """
+    if budget is None or not sizes:
+        return 0
+    if sum(sizes) <= budget:
+        return len(sizes)
+    kept = 0
+    while kept < len(sizes):
+        leaving = sizes[: len(sizes) - kept - 1]
+        if sum(sizes[len(leaving) :]) + slots * max(leaving, default=0) > budget:
+            break
+        kept += 1
+    return kept
+
+
+def _modules(models: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    seen = set[int]()
+    for model in models:
+        for module in model.modules():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield module
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
+
+
+def _elements(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if not _alike(child):
+            yield from _elements(child, f"{path}.")
+            continue
+        for number, element in child.named_children():
+            inner = list(_elements(element, f"{path}.{number}."))
+            nested = sum(_bytes(one) for _name, one in inner)
+            yield from inner if nested > NESTED_SHARE * _bytes(element) else [(f"{path}.{number}", element)]
+
+
+def _alike(module: nn.Module) -> bool:
+    """A list of modules of one class, which are made of others."""
+    if not isinstance(module, nn.ModuleList) or not len(module):
+        return False
+    return len({type(element) for element in module}) == 1 and any(True for _ in module[0].children())
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(size_of(parameter) for parameter in module.parameters())
+
+
+def _may_leave(parameter: nn.Parameter, smallest: int, storages: Counter[int]) -> bool:
+    if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
+        return False
+    if parameter.layout is not torch.strided or parameter.is_meta or not size_of(parameter):
+        return False
+    alone = storages[parameter.untyped_storage()._cdata] == 1 and owns_its_storage(parameter)
+    return alone and size_of(parameter) >= smallest

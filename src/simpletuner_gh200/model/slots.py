@@ -1,0 +1,307 @@
+"""Weights of blocks in slots on the device, ahead of their use; their home is elsewhere.
+
+>>> stream = WeightStream(find_blocks([model]), lane)
+>>> stream.install([model])
+>>> with stream.step():
+...     prediction = model(batch)
+>>> loss_of(prediction).backward()
+>>> stream.go_home()
+
+A block's weights are copied into a slot on a side stream when the block before it begins, in the order that was seen
+last: a hint, never a promise, since whoever needs a block that is not there fetches it. While it is there its
+parameters point into the slot, at home before and after. What autograd saves of a weight is kept as the parameter and
+the view of it, so that backward reads the slot that holds it then, and asks for it in time.
+
+Nothing is ever copied home, since weights change only where they live, in the optimizer step. A slot that somebody
+still looks at when it is to be used again is left to him, and another takes its place: whatever was kept is right.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, Ticket, spot_of
+from simpletuner_gh200.model.activations.saved_tensors import as_it_is, changed
+from simpletuner_gh200.model.blocks import Block, Piece
+from simpletuner_gh200.model.tensors import storage_users, view_of
+
+logger = logging.getLogger("simpletuner_gh200")
+
+SLOTS = 2
+
+
+class Slot:
+    """Device memory for one block at a time."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.identity: int = memory.untyped_storage()._cdata
+        self.block: Block | None = None
+        self.filled: Ticket = None
+        self.in_place = False
+        """Do the block's parameters point here?"""
+        self.used = 0
+        self._views: dict[Any, list[torch.Tensor]] = {}
+        """By the layouts of a kind of block."""
+
+    def views(self, block: Block) -> list[torch.Tensor]:
+        found = self._views.get(block.layouts)
+        if found is None:
+            made = zip(block.pieces, block.layouts, strict=True)
+            found = [view_of(self.memory, layout, piece.offset // layout[0].itemsize) for piece, layout in made]
+            self._views[block.layouts] = found
+        return found
+
+    def alone(self) -> bool:
+        """Does nobody but this slot look at its memory?"""
+        mine = 1 + sum(map(len, self._views.values()))
+        return storage_users(self.memory) <= mine
+
+
+class SavedWeight:
+    """What a node holds of a weight: which, at what version, and the view of it."""
+
+    __slots__ = ("block", "layout", "offset", "piece", "stream", "version")
+
+    def __init__(self, stream: WeightStream, block: Block, piece: Piece, tensor: torch.Tensor) -> None:
+        self.stream, self.block, self.piece = stream, block, piece
+        self.layout = tensor.dtype, tensor.size(), tensor.stride()
+        self.offset = tensor.storage_offset() * tensor.element_size() - piece.offset
+        self.version = tensor._version
+
+    def there(self) -> torch.Tensor:
+        """The view, of the place where the weight is now."""
+        parameter = self.piece.parameter
+        if parameter._version != self.version:
+            raise changed(self.layout[0], self.layout[1], self.version, parameter._version)
+        self.stream.need(self.block)
+        now = parameter.data
+        start = now.storage_offset() * now.element_size() + self.offset
+        return view_of(now, self.layout, start // self.layout[0].itemsize)
+
+
+class WeightStream:
+    """One per rank, used by one thread at a time, as forward and backward are."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        lane: Lane,
+        *,
+        slots: int = SLOTS,
+        released: Callable[[torch.Tensor], None] = lambda memory: None,
+    ) -> None:
+        """``released`` is shown the memory of a slot that nobody looks at any more."""
+        self.blocks = list(blocks)
+        self._lane = lane
+        self._count = slots
+        self._released = released
+        self._slots: list[Slot] = []
+        self._at: dict[Block, Slot] = {}
+        self._by_storage: dict[int, Slot] = {}
+        self._next: dict[tuple[Block | None, Block | None], Block] = {}
+        """What came after two blocks in a row, when they last did."""
+        self._now: Block | None = None
+        self._before: Block | None = None
+        self._turn = 0
+        self._hooks: list[Any] = []
+        self.streamed = self.late = self.failed = self.kept = 0
+        """Bytes copied to slots; times that a block was not there; copies that failed; slots left to others."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(slot.memory.numel() for slot in self._slots)
+
+    # -- standing beside the model -----------------------------------------------------------------------
+
+    def install(self, models: Iterable[nn.Module]) -> None:
+        for block in self.blocks:
+            self._hook(block)
+        for model in models:
+            self._hooks.append(model.register_forward_hook(self._predicted, always_call=True))
+
+    def _hook(self, block: Block) -> None:
+        def about_to_run(module: nn.Module, args: Any) -> None:
+            if block is not self._now:
+                self.need(block)
+
+        for module in {block.module, *block.owners}:
+            self._hooks.append(module.register_forward_pre_hook(about_to_run, prepend=True))
+
+    def remove(self) -> None:
+        self.go_home()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _predicted(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Without a backward pass to come the blocks have done their work."""
+        if not torch.is_grad_enabled():
+            self.go_home()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a forward pass with gradients."""
+        self.go_home()
+        with torch.inference_mode(False):
+            first = self._next.get((None, None))
+            if first is not None and self._fetch(first) is not None and self._count > 1:
+                second = self._next.get((None, first))
+                if second is not None:
+                    self._fetch(second, beside=first)
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+            yield
+
+    # -- what autograd saves -----------------------------------------------------------------------------
+
+    def recognise(self, tensor: torch.Tensor) -> SavedWeight | None:
+        """What to hold in place of a view of a weight that is in a slot now; None for anything else."""
+        try:
+            slot = self._by_storage.get(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):  # a sparse one has no storage
+            return None
+        if slot is None or slot.block is None or not slot.in_place:
+            return None
+        at = tensor.storage_offset() * tensor.element_size()
+        pieces = slot.block.pieces
+        piece = pieces[bisect.bisect_right(pieces, at, key=lambda one: one.offset) - 1]
+        return SavedWeight(self, slot.block, piece, tensor)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        return self.recognise(tensor) or as_it_is(tensor)
+
+    # -- blocks come and go ------------------------------------------------------------------------------
+
+    def need(self, block: Block) -> None:
+        """The current stream's next work finds it in a slot, or else at its home."""
+        if block is self._now and block in self._at:
+            return
+        with torch.inference_mode(False):
+            if block is not self._now:
+                self._next[self._before, self._now] = block
+                self._before, self._now = self._now, block
+            slot = self._at.get(block)
+            if slot is None:
+                self.late += 1
+                slot = self._fetch(block)
+            if slot is not None:
+                self._enter(slot, block)
+            later = self._next.get((self._before, block))
+            if later is not None and later is not block and later not in self._at and self._count > 1:
+                self._fetch(later, beside=block)
+
+    def go_home(self) -> None:
+        """Every parameter is where it lives; what the slots hold does not count any more."""
+        for slot in list(self._slots):
+            self._empty(slot)
+        self._now = self._before = None
+
+    def _enter(self, slot: Slot, block: Block) -> None:
+        self._turn += 1
+        slot.used = self._turn
+        if slot.filled is not None:
+            self._lane.wait(slot.filled)
+            slot.filled = None
+        if not slot.in_place:
+            for piece, view in zip(block.pieces, slot.views(block), strict=True):
+                piece.parameter.data = view
+            slot.in_place = True
+
+    def _fetch(self, block: Block, beside: Block | None = None) -> Slot | None:
+        """Queue its way into a slot; None where that failed, or where only ``beside`` has one."""
+        slot = None
+        try:
+            slot = self._free_slot(beside)
+            if slot is None:
+                return None
+            slot.filled = self._lane.copy(_moves(block, slot.memory.untyped_storage()), self._lane.here())
+        except RuntimeError as refused:
+            if slot is not None and isinstance(refused, StillUnderWay):
+                self._drop(slot)
+            self._failed(block, refused)
+            return None
+        slot.block, self._at[block] = block, slot
+        self._turn += 1
+        slot.used = self._turn
+        self.streamed += block.size
+        return slot
+
+    def _free_slot(self, beside: Block | None) -> Slot | None:
+        """An empty one, another where there are too few, else the one whose block was not needed for longest."""
+        for slot in self._slots:
+            if slot.block is None:
+                return slot
+        if len(self._slots) == self._count:
+            taken = [slot for slot in self._slots if slot.block is not beside]
+            if not taken:
+                return None
+            oldest = min(taken, key=lambda slot: slot.used)
+            self._empty(oldest)
+            if oldest in self._slots:
+                return oldest
+        largest = max(block.size for block in self.blocks)
+        slot = Slot(torch.empty(largest, dtype=torch.uint8, device=self._lane.device))
+        self._slots.append(slot)
+        self._by_storage[slot.identity] = slot
+        return slot
+
+    def _empty(self, slot: Slot) -> None:
+        block, slot.block = slot.block, None
+        if block is None:
+            return
+        del self._at[block]
+        if slot.in_place:
+            for piece in block.pieces:
+                piece.parameter.data = piece.home
+            slot.in_place = False
+        if slot.filled is not None:  # fetched in vain: whoever has its memory next comes after it
+            self._lane.wait(slot.filled)
+            slot.filled = None
+        if slot.alone():
+            self._released(slot.memory)
+        else:
+            self.kept += 1
+            self._drop(slot)
+
+    def _drop(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        del self._by_storage[slot.identity]
+
+    def _failed(self, block: Block, refused: RuntimeError) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            logger.warning(
+                "gh200: the weights of %s could not be brought, and are read where they live: %s (said once)",
+                block.name,
+                str(refused),
+            )
+
+
+def _moves(block: Block, memory: torch.UntypedStorage) -> list[Move]:
+    """Of its weights, from where they are now."""
+    found: list[Move] = []
+    for piece, layout in zip(block.pieces, block.layouts, strict=True):
+        piece.home = home = piece.parameter.data
+        if home.dtype is not layout[0] or home.stride() != layout[2]:
+            raise RuntimeError(f"a weight became {home.dtype} with strides {home.stride()}")
+        found.append(((memory, piece.offset), spot_of(home), piece.size))
+    return found
+
+
+def unpacked(handle: Any) -> torch.Tensor:
+    """Of what ``as_it_is`` gave: the tensor, unless it was changed since."""
+    tensor: torch.Tensor = handle[0]
+    if handle[1] is not None and tensor._version != handle[1]:
+        raise changed(tensor.dtype, tensor.shape, handle[1], tensor._version)
+    return tensor
+
+
+def _unpack(handle: Any) -> torch.Tensor:
+    return handle.there() if type(handle) is SavedWeight else unpacked(handle)

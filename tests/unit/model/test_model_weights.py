@@ -1,0 +1,277 @@
+"""Weights in slots: the same bits with slots poisoned on release, in any order, and whatever fails."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, lanes
+from simpletuner_gh200.memory.slab import Slab
+from simpletuner_gh200.model.activations.arena import Arena, Room
+from simpletuner_gh200.model.activations.offload import Offloader
+from simpletuner_gh200.model.blocks import find_blocks, staying
+from simpletuner_gh200.model.slots import WeightStream
+
+CPU = torch.device("cpu")
+WIDTH = 12
+
+
+class Mixer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.out = nn.ModuleList((nn.Linear(WIDTH, WIDTH), nn.Dropout(0.0)))
+        self.conv = nn.Conv2d(3, 3, 3, padding=1).to(memory_format=torch.channels_last)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.out[1](self.out[0](torch.nn.functional.gelu(self.up(x)) @ self.down.weight.t()))
+        return x + self.conv(inner.reshape(-1, 3, 2, 2)).reshape(x.shape) * self.scale
+
+
+class Model(nn.Module):
+    """A stack and a list inside a list, as a transformer and a UNet have them; embedder and head are in no block."""
+
+    def __init__(self, depth: int = 4, recompute: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Mixer() for _ in range(depth))
+        self.outer = nn.ModuleList(nn.ModuleDict({"layers": nn.ModuleList((Mixer(), Mixer()))}) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.recompute = recompute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        inner = [layer for outer in self.outer for layer in outer["layers"]]
+        for block in (*self.blocks, *inner):
+            x = block(x) if self.recompute is None else self.recompute(block, x)
+        return self.head(x)
+
+
+def inputs() -> torch.Tensor:
+    return torch.linspace(-1, 1, 5 * WIDTH).reshape(5, WIDTH)
+
+
+def poison(memory: torch.Tensor) -> None:
+    memory.fill_(0xFF)
+
+
+def trained(model: Model, around: Callable[[], AbstractContextManager[Any]] = nullcontext, rows: int = 5) -> Any:
+    """Gradients of two micro-batches."""
+    model.zero_grad(set_to_none=True)
+    for part in (inputs()[:rows], inputs()[:rows] * 2):
+        with around():
+            out = model(part.to(next(model.parameters()).dtype))
+        out.float().square().mean().backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def stream_on(model: nn.Module, **options: Any) -> WeightStream:
+    stream = WeightStream(find_blocks([model]), options.pop("lane", lanes(CPU)[1]), released=poison, **options)
+    stream.install([model])
+    return stream
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return bool(left) and left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
+
+
+RECOMPUTED = {
+    "plain": None,
+    "checkpointed": partial(checkpoint, use_reentrant=False),
+    "reentrant": partial(checkpoint, use_reentrant=True),
+}
+CASES = list(itertools.product(RECOMPUTED, ("full", "frozen"), ("fp32", "bf16", "autocast"), (1, 2, 3)))
+
+
+@pytest.mark.parametrize(("recompute", "kind", "precision", "slots"), CASES)
+def test_gradients_are_the_same_to_the_bit(recompute: str, kind: str, precision: str, slots: int) -> None:
+    model = Model(recompute=RECOMPUTED[recompute])
+    if kind == "frozen":
+        model.blocks.requires_grad_(False)
+        model.blocks[1].scale.requires_grad_(True)
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+    cast = partial(torch.autocast, "cpu", torch.bfloat16) if precision == "autocast" else nullcontext
+    expected = trained(model, cast)
+    homes = {name: weight.data_ptr() for name, weight in model.named_parameters()}
+    values = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    stream = stream_on(model, slots=slots)
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with stream.step(), cast():
+            yield
+
+    for _ in range(3):
+        assert same(trained(model, around), expected)
+    stream.go_home()
+    assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == homes
+    assert all(weight.equal(values[name]) for name, weight in model.named_parameters())
+    assert stream.streamed > 0
+    assert stream.failed == 0
+    largest = max(block.size for block in stream.blocks)
+    assert stream.slot_bytes <= slots * largest
+
+
+def test_after_the_first_step_every_block_comes_ahead_and_once() -> None:
+    model = Model()
+    stream = stream_on(model)
+    trained(model, stream.step)
+    late, before = stream.late, stream.streamed
+    assert late > 0
+    trained(model, stream.step)
+    assert stream.late == late, "all of them were there"
+    count, size = len(stream.blocks), stream.blocks[0].size
+    assert stream.streamed - before == 2 * (2 * count - 2) * size, "backward begins with the two that are there"
+    assert stream.kept == 0
+
+
+def test_activations_that_move_leave_weights_to_their_slots() -> None:
+    model = Model()
+    expected = trained(model)
+    stream = stream_on(model)
+    engine = Offloader(
+        lanes(CPU), Arena(Slab.anonymous, 1 << 26), minimum=1, room=Room(), recognise=lambda: stream.recognise
+    )
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with stream.step(), engine.step("a", model.parameters, []):
+            yield
+
+    for _ in range(3):
+        assert same(trained(model, around), expected)
+        stream.go_home()
+    assert engine.moved > 0
+    assert stream.kept == 0
+
+
+def test_without_gradients_everything_is_home_after_the_forward_pass() -> None:
+    model = Model()
+    with torch.inference_mode():
+        expected = model(inputs())
+    homes = [weight.data_ptr() for weight in model.parameters()]
+    stream = stream_on(model)
+    for way in (torch.no_grad, torch.inference_mode):
+        with way():
+            assert model(inputs()).equal(expected)
+        assert [weight.data_ptr() for weight in model.parameters()] == homes
+    assert same(trained(model, stream.step), trained(Model()))
+    stream.remove()
+    before = stream.streamed
+    model(inputs())
+    assert stream.streamed == before
+
+
+def test_what_is_in_no_block_tied_or_no_plain_tensor_stays() -> None:
+    model = Model(depth=3)
+    model.blocks[0].up.weight = model.head.weight = nn.Parameter(torch.zeros(2 * WIDTH, WIDTH))
+    model.blocks[1].up.bias = nn.Parameter(torch.zeros(4 * WIDTH)[: 2 * WIDTH])
+    blocks = find_blocks([model, model], smallest=4 * WIDTH * 2)
+    names = [block.name for block in blocks]
+    assert names == ["blocks.0", "blocks.1", "blocks.2", *(f"outer.{at}.layers.{on}" for at in (0, 1) for on in (0, 1))]
+    leaving = {id(piece.parameter) for block in blocks for piece in block.pieces}
+    named = {name for name, weight in model.named_parameters() if id(weight) in leaving}
+    assert "blocks.0.up.weight" not in named, "tied"
+    assert "blocks.1.up.bias" not in named, "a view"
+    assert "blocks.2.up.bias" in named
+    assert "blocks.2.scale" not in named, "too small"
+    assert not any(name.startswith(("embed", "head")) for name in named)
+
+
+def test_a_weight_that_changed_between_forward_and_backward_is_said() -> None:
+    model = Model()
+    stream = stream_on(model)
+    with stream.step():
+        out = model(inputs())
+    with torch.no_grad():
+        model.blocks[2].up.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_slot_that_somebody_looks_at_is_left_to_him() -> None:
+    model = Model()
+    stream = stream_on(model)
+    kept: list[torch.Tensor] = []
+    hook = model.blocks[1].register_forward_pre_hook(lambda module, args: kept.append(module.up.weight.detach()))
+    for _ in range(3):
+        trained(model, stream.step)
+    hook.remove()
+    stream.go_home()
+    assert len(kept) == 6
+    assert all(seen.equal(model.blocks[1].up.weight) for seen in kept), "none was poisoned"
+    assert stream.kept >= 5
+    assert stream.slot_bytes <= 2 * stream.blocks[0].size
+
+
+class Faulty(Lane):
+    def __init__(self, nth: int, kind: type[Exception]) -> None:
+        super().__init__(CPU)
+        self.calls, self._nth, self._kind = 0, nth, kind
+
+    def copy(self, moves: Iterable[Move], *after: Any) -> None:
+        self.calls += 1
+        if self.calls == self._nth:
+            raise self._kind("a copy failed")
+        super().copy(moves, *after)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, StillUnderWay])
+def test_any_copy_may_fail(kind: type[Exception]) -> None:
+    expected = trained(Model())
+    for nth in range(1, 34):
+        model, lane = Model(), Faulty(nth, kind)
+        homes = [weight.data_ptr() for weight in model.parameters()]
+        stream = stream_on(model, lane=lane)
+        assert same(trained(model, stream.step), expected)
+        stream.go_home()
+        assert [weight.data_ptr() for weight in model.parameters()] == homes
+        assert stream.failed == (1 if lane.calls >= nth else 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_order_of_blocks_gives_the_same_bits(data: st.DataObject) -> None:
+    """The order is a hint: another one each time, blocks that are used twice or not at all."""
+
+    class Shuffled(Model):
+        order: tuple[int, ...] = ()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.embed(x)
+            for at in self.order:
+                x = self.blocks[at](x)
+            return self.head(x)
+
+    model, plain = Shuffled(), Shuffled()
+    slots = data.draw(st.integers(1, 3))
+    stream = stream_on(model, slots=slots)
+    for _ in range(3):
+        model.order = plain.order = data.draw(st.lists(st.integers(0, 3), max_size=6).map(tuple))
+        assert same(trained(model, stream.step), trained(plain))
+        assert stream.slot_bytes <= slots * stream.blocks[0].size
+
+
+@given(st.lists(st.integers(1, 100), max_size=12), st.integers(0, 1500), st.integers(1, 3))
+def test_as_many_of_the_last_blocks_stay_as_the_budget_has_room_for(sizes: list[int], budget: int, slots: int) -> None:
+    def taken(kept: int) -> int:
+        leaving = sizes[: len(sizes) - kept]
+        return sum(sizes[len(leaving) :]) + slots * max(leaving, default=0)
+
+    kept = staying(sizes, budget, slots)
+    assert kept == 0 or taken(kept) <= budget
+    assert kept == len(sizes) or taken(kept + 1) > budget
+    assert staying(sizes, None, slots) == 0
