@@ -93,7 +93,7 @@ class StateSettings(PartModel):
     uvm_hbm_budget_gb: float | None = _decimal(None, "State kept in HBM", ge=0)
     """State that gpu_first keeps in HBM, in GiB; unset: what the first forward and backward leave."""
     uvm_min_tensor_kb: int = _key(1024, "Smallest tensor of state", ge=0)
-    """Smaller tensors stay where they are: torch rounds up to megabytes in a pool."""
+    """Smaller tensors of state, weights and gradients stay where they are: torch rounds up to megabytes in a pool."""
     uvm_streaming: Literal["auto", "on", "off"] = _key("auto", "Stage state through HBM")
     """Stage state through HBM during the optimizer step: auto does so where the optimizer passes over its state so
     often that it wins."""
@@ -123,6 +123,27 @@ class CheckpointSettings(PartModel):
     checkpoints: Literal["stock", "behind"] = _key("stock", "Checkpoints")
     """stock: training waits for the disk. behind: SimpleTuner saves to memory, and a process of its own writes that to
     the disk while training goes on; where memory has no room for it, that checkpoint is saved as stock."""
+
+
+class WeightSettings(PartModel):
+    """Weights of the model's blocks and gradients in Grace."""
+
+    weights: Literal["hbm", "grace", "auto"] = _key("hbm", "Weights of the blocks")
+    """Where the weights of the denoiser's repeated blocks live: hbm leaves them to SimpleTuner, grace keeps those in
+    Grace that HBM has no room for and brings each block ahead of its use, auto does so where there is a GPU beside
+    Grace memory. Without a GPU grace runs with host memory on both sides."""
+    weights_hbm_budget_gb: float | None = _decimal(None, "HBM for the blocks", ge=0)
+    """HBM in GiB that the blocks' weights may take, those on their way included; unset: what the first forward and
+    backward leave, without a GPU none."""
+    gradients: Literal["hbm", "grace", "auto"] = _key("hbm", "Gradients")
+    """Where gradients live: hbm leaves them to SimpleTuner, grace moves each to Grace as soon as it is there, auto does
+    so where there is a GPU beside Grace memory, until a step has shown that HBM has room for all of them."""
+
+
+def _check_weights(model: WeightSettings) -> list[tuple[str, str]]:
+    if model.weights != "hbm" or not model.weights_hbm_budget_gb:
+        return []
+    return [("weights_hbm_budget_gb", f"{model.weights_hbm_budget_gb:g} has no effect with weights: 'hbm'")]
 
 
 def _check_state(model: StateSettings) -> list[tuple[str, str]]:
@@ -241,6 +262,14 @@ PARTS = (
         environment={"activations": ACTIVATIONS},
     ),
     Part("gh200_optimizations", "checkpoints", CheckpointSettings, title="Checkpoints", switch="checkpoints"),
+    Part(
+        "gh200_optimizations",
+        "weights",
+        WeightSettings,
+        title="Memory: weights and gradients",
+        main=("weights", "gradients"),
+        check=_check_weights,
+    ),
     Part(
         "gh200_optimizations",
         "prefetch",

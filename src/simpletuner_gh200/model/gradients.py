@@ -16,7 +16,7 @@ import torch
 
 from simpletuner_gh200.memory.lane import Lane, StillUnderWay, Ticket, spot_of
 from simpletuner_gh200.model.catching import StatePool
-from simpletuner_gh200.model.tensors import owns_its_storage, size_of, storage_users
+from simpletuner_gh200.model.tensors import like, owns_its_storage, size_of, storage_users
 from simpletuner_gh200.units import GIB
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -53,6 +53,14 @@ class PooledGradients:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    def give_back(self) -> None:
+        """They live on the device from now on."""
+        self.remove()
+        for parameter, home in self._homes.items():
+            if parameter.grad is not None and self._pool.holds(parameter.grad):
+                parameter.grad = like(home).copy_(home)
+        self._homes.clear()
 
     def settle(self) -> None:
         """The current stream's next work finds every gradient at home."""

@@ -1,4 +1,4 @@
-"""What state and activations in Grace can't be combined with, and where they make no sense: each with its reason. Pure.
+"""What the model's memory in Grace can't be combined with, and where it makes no sense: each with its reason. Pure.
 
 ``config`` is SimpleTuner's own configuration, ``distributed`` accelerate's name for how the ranks work together.
 """
@@ -56,11 +56,22 @@ def activations_refusal(config: Mapping[str, Any], distributed: str = "NO") -> s
         "musubi_blocks_to_swap": (int(config.get("musubi_blocks_to_swap") or 0) > 0, f"swapped blocks' {swapped}"),
         "enable_group_offload": (config.get("enable_group_offload"), f"offloaded groups' {swapped}"),
     }
-    found = [f"{key} = {config.get(key)!r}: {why}" for key, (is_on, why) in against.items() if is_on]
-    engine = _engine(distributed)
-    if engine in _ENGINES:
-        found.append(f"{engine}: {_ENGINES[engine]}")
-    return f"not tested together with {'; '.join(found)}" if found else None
+    return _together(config, against, distributed)
+
+
+def weights_refusal(config: Mapping[str, Any], distributed: str = "NO") -> str | None:
+    """Why neither weights nor gradients may come and go beside what SimpleTuner is configured to do."""
+    moves = "moves the same weights"
+    steps = "steps while weights and gradients are on their way"
+    against = {
+        "dynamo_backend": (_named(config.get("dynamo_backend")), "a compiled graph does not ask for a block's weights"),
+        "ramtorch": (config.get("ramtorch"), moves),
+        "musubi_blocks_to_swap": (int(config.get("musubi_blocks_to_swap") or 0) > 0, moves),
+        "enable_group_offload": (config.get("enable_group_offload"), moves),
+        "optimizer_release_gradients": (config.get("optimizer_release_gradients"), steps),
+        "optimizer_cpu_offload_method": (_named(config.get("optimizer_cpu_offload_method")), steps),
+    }
+    return _together(config, against, distributed)
 
 
 def state_device_refusal(caps: Capabilities, *, by_name: bool) -> str | None:
@@ -98,6 +109,15 @@ def torch_refusal(version: str, alloc_conf: str) -> str | None:
     if release[:2] < (2, 10) and expandable:
         return f"expandable_segments is on, and torch {version} then ignores the pool's allocator"
     return None
+
+
+def _together(config: Mapping[str, Any], against: Mapping[str, tuple[Any, str]], distributed: str) -> str | None:
+    """``against``: key -> is it on, and why not beside it."""
+    found = [f"{key} = {config.get(key)!r}: {why}" for key, (is_on, why) in against.items() if is_on]
+    engine = _engine(distributed)
+    if engine in _ENGINES:
+        found.append(f"{engine}: {_ENGINES[engine]}")
+    return f"not tested together with {'; '.join(found)}" if found else None
 
 
 def _named(value: Any) -> bool:

@@ -111,7 +111,8 @@ class WeightStream:
         self._now: Block | None = None
         self._before: Block | None = None
         self._turn = 0
-        self._hooks: list[Any] = []
+        self._hooks: dict[Block | None, list[Any]] = {}
+        """By block; those on models are nobody's."""
         self.streamed = self.late = self.failed = self.kept = 0
         """Bytes copied to slots; times that a block was not there; copies that failed; slots left to others."""
 
@@ -125,21 +126,35 @@ class WeightStream:
         for block in self.blocks:
             self._hook(block)
         for model in models:
-            self._hooks.append(model.register_forward_hook(self._predicted, always_call=True))
+            self._hooks.setdefault(None, []).append(model.register_forward_hook(self._predicted, always_call=True))
 
     def _hook(self, block: Block) -> None:
         def about_to_run(module: nn.Module, args: Any) -> None:
             if block is not self._now:
                 self.need(block)
 
-        for module in {block.module, *block.owners}:
-            self._hooks.append(module.register_forward_pre_hook(about_to_run, prepend=True))
+        modules = {block.module, *block.owners}
+        self._hooks[block] = [module.register_forward_pre_hook(about_to_run, prepend=True) for module in modules]
 
     def remove(self) -> None:
         self.go_home()
-        for hook in self._hooks:
+        for hook in (hook for hooks in self._hooks.values() for hook in hooks):
             hook.remove()
         self._hooks.clear()
+
+    def let_stay(self, count: int) -> list[Block]:
+        """The last blocks are brought no more, from now on; they are at home, wherever that will be."""
+        self.go_home()
+        first = len(self.blocks) - count
+        leaving, self.blocks = self.blocks[first:], self.blocks[:first]
+        for block in leaving:
+            for hook in self._hooks.pop(block):
+                hook.remove()
+        self._next = {}
+        if not self.blocks:
+            self._slots.clear()
+            self._by_storage.clear()
+        return leaving
 
     def _predicted(self, module: nn.Module, args: Any, output: Any) -> None:
         """Without a backward pass to come the blocks have done their work."""

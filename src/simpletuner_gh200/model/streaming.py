@@ -13,7 +13,7 @@ No memory is taken for state here: it was at home before, and goes back there, w
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -124,8 +124,11 @@ class StreamedOptimizer:
                 yield tensor
 
     def _pooled(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """What state shares with its parameter stays where it is, as one thing."""
         held = self._caught.keeper.pool.holds
-        return [part for part in self._parts(parameter) if held(part) and size_of(part) and owns_its_storage(part)]
+        parts = [part for part in self._parts(parameter) if held(part) and size_of(part) and owns_its_storage(part)]
+        places = Counter(part.data_ptr() for part in parts)
+        return [part for part in parts if places[part.data_ptr()] == 1]
 
     def _make_buffers(self, size: int) -> None:
         if self._buffers and self._buffers[0].numel() >= size:

@@ -18,6 +18,8 @@ from simpletuner_gh200.registry import contributions
 from simpletuner_gh200.upstream.features import FEATURES, ON, Status
 
 if TYPE_CHECKING:
+    import torch
+
     from simpletuner_gh200.config.settings import Settings
     from simpletuner_gh200.memory.allocate import SlabRecord
     from simpletuner_gh200.memory.pressure import Relief
@@ -80,6 +82,13 @@ class Feature:
     def idle_in_grace(self) -> int:
         """Bytes that torch counts as cached on the device, and that are Grace memory of this feature's."""
         return 0
+
+    def came_to_grace(self) -> int:
+        """Of what is in Grace now, bytes that were on the device when the first step was at its peak."""
+        return 0
+
+    weights_in_slots: Callable[[torch.Tensor], object | None] | None = None
+    """Tells weights that are on the device for a while from other tensors; what a node is to hold of them instead."""
 
     def slab_records(self) -> Iterable[SlabRecord]:
         """The slabs it made, and why they are as they are."""

@@ -19,6 +19,7 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import training_from
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.seams.feature import Feature, all_features, decide, losses
+from simpletuner_gh200.seams.grace import Grace
 from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.outcome import RunOutcome, mark
 from simpletuner_gh200.seams.patch import Patches
@@ -69,6 +70,7 @@ class Runtime:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.seams = {seam.name: InstalledSeam(seam) for seam in all_seams()}
+        self.grace = Grace(self)
         self.features = all_features()
         for feature in self.features:
             feature.runtime = self

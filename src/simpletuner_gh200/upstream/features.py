@@ -57,6 +57,8 @@ FEATURES: dict[str, FeatureInfo] = {
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "state": FeatureInfo("optimizer state and EMA in Grace"),
     "activations": FeatureInfo("saved activations in Grace instead of recomputing"),
+    "weights": FeatureInfo("weights of blocks in Grace, in HBM ahead of their use"),
+    "gradients": FeatureInfo("gradients in Grace"),
     "pressure": FeatureInfo("memory given back before the kernel takes it"),
 }
 

@@ -74,7 +74,7 @@ class Offloader:
         chosen: Callable[[Hashable, Shape], None] = lambda key, shape: None,
         recognise: Callable[[], Callable[[torch.Tensor], Any] | None] = lambda: None,
     ) -> None:
-        """``chosen`` hears of each mix; ``recognise`` gives, for a step, who tells weights that come and go in slots."""
+        """``chosen`` hears of each mix; ``recognise`` gives, for a step, who knows weights that are in slots."""
         self._out, self._back = lanes
         self.device = self._out.device
         self.arena = arena

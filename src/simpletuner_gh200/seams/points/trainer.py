@@ -156,7 +156,9 @@ def _model_predict(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwa
         return wrapped(*args, **kwargs)
     batch = args[0] if args else kwargs["prepared_batch"]
     with ExitStack() as during:
-        for predicting in moments:
+        for predicting in reversed(
+            moments
+        ):  # of hooks on saved tensors the innermost, an earlier feature's, are called
             during.enter_context(predicting(instance, batch))
         return wrapped(*args, **kwargs)
 

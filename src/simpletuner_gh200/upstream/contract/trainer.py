@@ -44,7 +44,7 @@ SPECS = (
     seam(
         "trainer.init_hooks",
         f"{TRAINER}:Trainer.init_hooks(self)",
-        "checkpoints, state: our state is saved and loaded by hooks registered next to upstream's",
+        "checkpoints, state, weights, gradients: hooks beside upstream's save and load our state",
         fact(ON_SELF, mentions("self.init_hooks"), "Trainer"),
         # Ours run with upstream's, before the checkpoint is complete.
         fact("saving goes through accelerate's hooks", calls("self.accelerator.register_save_state_pre_hook")),
@@ -68,7 +68,7 @@ SPECS = (
     seam(
         "trainer.train",
         f"{TRAINER}:Trainer.train(self)",
-        "ramp, batch_path, telemetry, state, pressure, prefetch, preemption: all is ready before it, and over after it",
+        "ramp, batch_path, telemetry, state, weights, gradients, pressure, prefetch, preemption: the whole loop",
         # The accumulation is changed between two of its entries, never inside one.
         fact("ramp: one accumulation block", with_block("self.accelerator.accumulate")),
         # A value changed at a closed window is right everywhere in the loop.
@@ -76,7 +76,8 @@ SPECS = (
         # The reported loss follows the accumulation of its window.
         fact("ramp: the loss is averaged over the window", mentions(STEPS)),
         # accelerate weighs each micro-batch by the accumulation of the moment, and decides where a window ends.
-        fact("ramp: gradients through accelerate", mentions("self.accelerator.backward")),
+        # After it weights are at home, where alone they change, and gradients in their places.
+        fact("ramp, weights, gradients: gradients through accelerate", mentions("self.accelerator.backward")),
         fact("ramp: steps when accelerate says so", mentions("self.accelerator.sync_gradients")),
         # It fires with the ramp on, at any accumulation.
         fact("ramp: manual validation is polled in the loop", calls("self._consume_manual_validation_request")),
@@ -117,10 +118,10 @@ SPECS = (
     seam(
         "trainer.model_predict",
         f"{TRAINER}:Trainer.model_predict(self, prepared_batch, custom_timesteps)",
-        "activations: what autograd saves in the forward pass goes to Grace",
+        "activations, weights: what autograd saves in the forward pass goes to Grace, blocks' weights come from there",
         fact(ON_SELF, mentions("self.model_predict"), "Trainer"),
         # One forward pass, whose backward pass follows, is one step of what was learned about its shape.
-        fact("the model predicts once", calls("self.model.model_predict", times=1)),
+        fact("activations: the model predicts once", calls("self.model.model_predict", times=1)),
     ),
     seam(
         "trainer.enable_gradient_checkpointing",

@@ -120,7 +120,11 @@ class ActivationsFeature(Feature):
             rates=rates,
             grace_limit=allowed.size,
             chosen=self._chosen,
+            recognise=self._weights_in_slots,
         )
+
+    def _weights_in_slots(self) -> Any:
+        return next((known for one in self.runtime.features_on if (known := one.weights_in_slots)), None)
 
     def _idle_in_grace(self) -> int:
         return sum(feature.idle_in_grace() for feature in self.runtime.features_on)

@@ -19,7 +19,6 @@ from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.state.opening import (
     check,
     no_streaming,
-    open_pool,
     trained_and_outliving,
 )
 from simpletuner_gh200.seams.patch import Patches, wrap_method
@@ -40,8 +39,6 @@ class StateFeature(Feature):
     name = "state"
 
     def __init__(self) -> None:
-        self._trial: Tried | None = None
-        self._pool: GracePool | HostPool | None = None
         self._keeper: Keeper | None = None
         self._optimizers: list[CaughtOptimizer] = []
         self._streamed: dict[str, StreamedOptimizer | None] = {}
@@ -60,10 +57,18 @@ class StateFeature(Feature):
     def _settings(self) -> StateSettings:
         return self.settings.part(StateSettings)
 
+    @property
+    def _trial(self) -> Tried | None:
+        return self.runtime.grace.trial
+
+    @property
+    def _pool(self) -> GracePool | HostPool | None:
+        return self.runtime.grace.pool
+
     # -- moments ---------------------------------------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
-        self._trial = check(self._settings, trainer, by_name=self.settings.given(ACCESS_PATTERN))
+        check(self._settings, self.runtime.grace, trainer, by_name=self.settings.given(ACCESS_PATTERN))
         config = trainer.config
         if getattr(config, "use_ema", False) and getattr(config, "ema_device", None) != "accelerator":
             if getattr(config, "ema_cpu_only", False):
@@ -73,16 +78,15 @@ class StateFeature(Feature):
                 config.ema_device = "accelerator"
 
     def _open(self, trainer: Any) -> GracePool | HostPool:
-        if self._pool is None:
+        pool = self.runtime.grace.open(trainer)
+        if self._keeper is None:
             from simpletuner_gh200.model.catching import Keeper
 
-            claimed = sum(feature.memory_to_come() for feature in self.runtime.features_on)
-            self._pool = open_pool(self._settings, trainer, self._trial, claimed=claimed)
             given, pattern = self._settings.uvm_hbm_budget_gb, self._settings.uvm_access_pattern
-            self._keeper = Keeper(self._pool, Placement(pattern, self._smallest, gib_to_bytes(given or 0)))
+            self._keeper = Keeper(pool, Placement(pattern, self._smallest, gib_to_bytes(given or 0)))
             if given is not None or self._trial is None or pattern != "gpu_first":
                 self._budget = "uvm_hbm_budget_gb" if given is not None else "no HBM share"
-        return self._pool
+        return pool
 
     @property
     def _smallest(self) -> int:
@@ -183,11 +187,12 @@ class StateFeature(Feature):
         of_torch = max(torch.cuda.memory_reserved(ordinal) - in_grace.reserved, 0)
         groups = [group for caught in self._optimizers for group in caught.optimizer.param_groups]
         at_once, outliving = trained_and_outliving(self.runtime.trainer, groups)
+        came = sum(feature.came_to_grace() for feature in self.runtime.features_on)
         shadows = self._shadow.temporaries if self._shadow is not None else 0
         allowed = automatic_budget(
             total=total,
             others=max(total - free - of_torch, 0),
-            peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated, 0),
+            peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated + came, 0),
             at_step=max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0) + max(at_once, shadows),
             outliving=outliving,
         )

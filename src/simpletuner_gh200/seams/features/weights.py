@@ -1,0 +1,202 @@
+"""Weights of the denoiser's blocks in Grace, in a run: who leaves HBM, when they are brought, and what it says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from simpletuner_gh200.config.blocks import StateSettings, WeightSettings
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.ceilings import Allowance
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.model.optimizer_table import WeightType, state_bytes
+from simpletuner_gh200.model.placement import automatic_budget
+from simpletuner_gh200.model.refusals import weights_refusal
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.grace import unavailable
+from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.units import KIB, format_bytes, gib_to_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from simpletuner_gh200.model.blocks import Block
+    from simpletuner_gh200.model.slots import WeightStream
+    from simpletuner_gh200.seams.runtime import Runtime
+
+logger = logging.getLogger("simpletuner_gh200")
+
+REQUESTS: Mapping[str, Request] = {"hbm": "off", "grace": "requested", "auto": "auto"}
+AUTO_NEEDS_A_GPU = "there is no GPU whose memory could be relieved"
+
+
+class WeightsFeature(Feature):
+    name = "weights"
+
+    def __init__(self) -> None:
+        self._stream: WeightStream | None = None
+        self._blocks: list[Block] = []
+        """All, those that stay in HBM among them."""
+        self._patches = Patches()
+        self._budget: str | None = None
+        """Why so much stays, once that is known."""
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        return REQUESTS[settings.part(WeightSettings).weights]
+
+    @property
+    def _settings(self) -> WeightSettings:
+        return self.settings.part(WeightSettings)
+
+    # -- moments ---------------------------------------------------------------------------------------
+
+    def start(self, trainer: Any) -> None:
+        auto = self._settings.weights == "auto"
+        reason = AUTO_NEEDS_A_GPU if auto and trainer.accelerator.device.type == "cpu" else None
+        distributed = str(getattr(trainer.accelerator, "distributed_type", ""))
+        reason = reason or weights_refusal(vars(trainer.config), distributed)
+        self._give_up(reason or self.runtime.grace.refusal(trainer, by_name=not auto))
+
+    def _give_up(self, reason: str | None) -> None:
+        if reason is None:
+            return
+        if self._settings.weights == "auto":
+            self.runtime.switch_off(self, reason)
+        else:
+            raise unavailable("weights = 'grace'", reason)
+
+    def hooks_ready(self, trainer: Any) -> None:
+        """The model is there, with its adapters; what prepares and resumes it finds its weights at home."""
+        from simpletuner_gh200.memory.lane import lanes
+        from simpletuner_gh200.model.blocks import find_blocks, staying
+        from simpletuner_gh200.model.slots import SLOTS, WeightStream
+
+        models = _denoisers(trainer)
+        self._blocks = find_blocks(models, self.settings.part(StateSettings).uvm_min_tensor_kb * KIB)
+        if not self._blocks:
+            self._give_up(
+                "no block of the model has weights that are plain tensors of uvm_min_tensor_kb or more, and its own"
+            )
+            return
+        given = self._settings.weights_hbm_budget_gb
+        on_device = trainer.accelerator.device.type != "cpu"
+        budget = None if given is None else gib_to_bytes(given)
+        if budget is not None or not on_device:
+            self._budget = "weights_hbm_budget_gb" if budget is not None else "no HBM"
+        kept = staying([block.size for block in self._blocks], budget, SLOTS)
+        leaving = self._blocks[: len(self._blocks) - kept]
+        for block in leaving:
+            self._take_home(block, trainer)
+        device = trainer.accelerator.device
+        self._stream = WeightStream(leaving, lanes(device)[1])
+        self._stream.install(models)
+        self.weights_in_slots = self._stream.recognise
+        self._patches.install(wrap_method(trainer.accelerator, "backward", self._backward))
+        size = format_bytes(sum(block.size for block in leaving))
+        logger.info("gh200: %d of %d blocks live in Grace, %s", len(leaving), len(self._blocks), size)
+
+    def _take_home(self, block: Block, trainer: Any) -> None:
+        from simpletuner_gh200.model.tensors import move_to
+
+        pool = self.runtime.grace.open(trainer)
+        for piece in block.pieces:
+            if not pool.holds(piece.parameter):
+                move_to(piece.parameter, pool.take(piece.parameter.data))
+
+    def before_train(self, trainer: Any) -> None:
+        """What others have put elsewhere meanwhile comes home again."""
+        assert self._stream is not None
+        for block in self._stream.blocks:
+            self._take_home(block, trainer)
+
+    def predicting(self, trainer: Any, batch: Mapping[str, Any]) -> AbstractContextManager[object]:
+        return self._stream.step() if self._stream is not None and self._stream.blocks else nullcontext()
+
+    def _backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            if self._stream is not None:
+                self._stream.go_home()
+                if self._budget is None:
+                    self._set_budget(self._stream)
+
+    def _set_budget(self, stream: WeightStream) -> None:
+        """The first forward and backward have shown what training needs: the last blocks may come back."""
+        from simpletuner_gh200.model.blocks import staying
+        from simpletuner_gh200.model.slots import SLOTS
+        from simpletuner_gh200.model.tensors import like, move_to
+
+        room = room_left(self.runtime)
+        self._budget = room.why
+        kept = staying([block.size for block in stream.blocks], room.size + stream.slot_bytes, SLOTS)
+        coming = stream.let_stay(kept)
+        for block in coming:
+            for piece in block.pieces:
+                move_to(piece.parameter, like(piece.parameter))
+        logger.info("gh200: %d of %d blocks stay in HBM (%s)", len(coming), len(self._blocks), room.why)
+
+    def after_train(self, trainer: Any) -> None:
+        self._patches.remove()
+        self.weights_in_slots = None
+        if self._stream is not None:
+            self._stream.remove()
+
+    # -- what it tells ---------------------------------------------------------------------------------
+
+    def telemetry(self) -> Mapping[str, Any]:
+        stream = self._stream
+        if stream is None:
+            return {}
+        return {"streamed": stream.streamed, "late": stream.late, "failed": stream.failed}
+
+    def summary(self) -> dict[str, Any]:
+        stream = self._stream
+        if stream is None:
+            return {"blocks": 0, "bytes": 0, "streamed": 0}
+        return {
+            "blocks": len(stream.blocks),
+            "bytes": sum(piece.size for block in stream.blocks for piece in block.pieces),
+            "streamed": stream.streamed,
+            "late": stream.late,
+            "failed": stream.failed,
+            "kept_by_others": stream.kept,
+            "slot_bytes": stream.slot_bytes,
+            "hbm_blocks": len(self._blocks) - len(stream.blocks),
+            "hbm_budget": self._budget,
+        }
+
+
+def room_left(runtime: Runtime) -> Allowance:
+    """HBM that the first forward and backward have left, where state that is to be born there has its share."""
+    import torch
+
+    trainer, pool = runtime.trainer, runtime.grace.pool
+    assert pool is not None
+    free, total = detect.current().memory_info(pool.ordinal)
+    in_grace, ordinal = pool.share(), pool.ordinal
+    came = sum(feature.came_to_grace() for feature in runtime.features_on)
+    trained = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
+    count, size = sum(weight.numel() for weight in trained), sum(weight.nbytes for weight in trained)
+    kind: WeightType = "fp32" if any(weight.dtype is torch.float32 for weight in trained) else "bf16"
+    born = state_bytes(str(getattr(trainer.config, "optimizer", "")), count, kind) or 2 * size
+    in_hbm = 0 if runtime.settings is not None and runtime.settings.part(StateSettings).use_uvm else born
+    now = max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0)
+    return automatic_budget(
+        total=total,
+        others=max(total - free - max(torch.cuda.memory_reserved(ordinal) - in_grace.reserved, 0), 0),
+        peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated + came, 0) + in_hbm,
+        at_step=now + size + in_hbm,
+    )
+
+
+def _denoisers(trainer: Any) -> list[torch.nn.Module]:
+    import torch
+
+    found = (getattr(trainer.model, name, None) for name in ("model", "controlnet"))
+    return [one for one in found if isinstance(one, torch.nn.Module)]
+
+
+FEATURE = WeightsFeature
