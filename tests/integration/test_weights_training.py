@@ -42,3 +42,61 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     steps = len(run.losses[0])
     assert found["weights"]["late"] <= 2 * found["weights"]["blocks"] + steps, "in the first step, else ahead of use"
     assert found["weights"]["kept_by_others"] == 0
+
+
+@pytest.mark.one_release("3.")
+def test_a_lora_with_checkpointing(workbench) -> None:
+    workbench.configure(gradient_checkpointing=True)
+    stock = workbench.known(stock=True)
+    workbench.configure(blocks={"gh200_optimizations": GRACE}, gradient_checkpointing=True)
+    run = workbench.train()
+    assert told(run)["weights"]["kept_by_others"] == 0
+    assert run.losses == stock.losses
+    assert weights(run) == weights(stock)
+
+
+ALL = {**GRACE, "use_uvm": True, "uvm_streaming": "on", "activations": "grace", "activation_min_tensor_kb": 0}
+WAYS = {
+    "plain": ({}, GRACE),
+    "checkpointed": ({"gradient_checkpointing": True}, GRACE),
+    "some blocks stay": ({}, {**GRACE, "weights_hbm_budget_gb": 500_000 / 1024**3}),
+    "everything else on": ({"use_ema": True, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, ALL),
+    "checkpointed, everything": ({"gradient_checkpointing": True, "gradient_accumulation_steps": 2}, ALL),
+    "gradients kept as zeros": ({"gradient_accumulation_steps": 2, "set_grads_to_none": False}, GRACE),
+    "bf16": ({"mixed_precision": "bf16"}, GRACE),
+    "fused": ({"optimizer_config": "fused=true"}, ALL),
+}
+ONE = pytest.param("everything else on", marks=pytest.mark.one_release("4."))
+
+
+@pytest.mark.parametrize(
+    "way", [ONE, *(pytest.param(way, marks=pytest.mark.matrix) for way in WAYS if way != ONE.values[0])]
+)
+def test_a_full_fine_tune_and_its_resume(workbench, way: str) -> None:
+    """Losses, weights, EMA and checkpoints of the first steps, and of those after a resume."""
+    other, block = WAYS[way]
+    runs: dict[str, tuple[JobResult, JobResult]] = {}
+    for name, blocks in (("stock", {}), ("ours", {"gh200_optimizations": block})):
+        legs = []
+        for steps in (2, 4):
+            workbench.configure(
+                blocks=blocks,
+                max_train_steps=steps,
+                checkpoint_step_interval=2,
+                checkpoints_total_limit=9,
+                **FULL | other,
+            )
+            if legs:
+                workbench.go_on_from(legs[0])
+            legs.append(workbench.train(stock=name == "stock"))
+            assert legs[-1].ok, legs[-1].explain()
+            workbench.set_aside(legs[-1])
+        runs[name] = legs[0], legs[1]
+    for ours, stock in zip(runs["ours"], runs["stock"], strict=True):
+        found = told(ours)
+        assert ours.losses == stock.losses
+        assert weights(ours) == weights(stock)
+        assert (found["weights"]["hbm_blocks"] > 0) == (way == "some blocks stay")
+        if block is ALL:
+            assert found["state"]["streamed_steps"] > 0
+            assert found["activations"]["moved"] > 0

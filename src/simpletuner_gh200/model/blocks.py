@@ -79,13 +79,11 @@ def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[Block]:
     return found
 
 
-def staying(sizes: Sequence[int], budget: int | None, slots: int) -> int:
+def staying(sizes: Sequence[int], budget: int, slots: int) -> int:
     """How many of the last blocks can stay, where all blocks together may take ``budget`` bytes of HBM. Pure.
 
     The last ones, because backward begins with them; ``slots`` of the largest that still leaves are counted.
     """
-    if budget is None or not sizes:
-        return 0
     if sum(sizes) <= budget:
         return len(sizes)
     kept = 0

@@ -29,7 +29,7 @@ from torch import nn
 
 from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, Ticket, spot_of
 from simpletuner_gh200.model.activations.saved_tensors import as_it_is, changed
-from simpletuner_gh200.model.blocks import Block, Piece
+from simpletuner_gh200.model.blocks import Block, Piece, staying
 from simpletuner_gh200.model.tensors import storage_users, view_of
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -108,6 +108,8 @@ class WeightStream:
         self._by_storage: dict[int, Slot] = {}
         self._next: dict[tuple[Block | None, Block | None], Block] = {}
         """What came after two blocks in a row, when they last did."""
+        self._met: dict[Block, None] = {}
+        """In the order in which they were needed first."""
         self._now: Block | None = None
         self._before: Block | None = None
         self._turn = 0
@@ -142,10 +144,13 @@ class WeightStream:
             hook.remove()
         self._hooks.clear()
 
-    def let_stay(self, count: int) -> list[Block]:
-        """The last blocks are brought no more, from now on; they are at home, wherever that will be."""
+    def let_stay(self, budget: int) -> list[Block]:
+        """The last blocks of the forward pass, as it was, are brought no more: as many as fit into ``budget`` bytes
+        with what the others need. They are at home, wherever that will be."""
         self.go_home()
-        first = len(self.blocks) - count
+        met = {block: at for at, block in enumerate(self._met)}
+        self.blocks.sort(key=lambda block: met.get(block, -1))
+        first = len(self.blocks) - staying([block.size for block in self.blocks], budget, self._count)
         leaving, self.blocks = self.blocks[first:], self.blocks[:first]
         for block in leaving:
             for hook in self._hooks.pop(block):
@@ -202,6 +207,7 @@ class WeightStream:
             if block is not self._now:
                 self._next[self._before, self._now] = block
                 self._before, self._now = self._now, block
+                self._met.setdefault(block)
             slot = self._at.get(block)
             if slot is None:
                 self.late += 1

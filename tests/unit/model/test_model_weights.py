@@ -242,20 +242,22 @@ def test_any_copy_may_fail(kind: type[Exception]) -> None:
         assert stream.failed == (1 if lane.calls >= nth else 0)
 
 
+class Shuffled(Model):
+    """Blocks in the order that is asked for."""
+
+    order: tuple[int, ...] = ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for at in self.order:
+            x = self.blocks[at](x)
+        return self.head(x)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_order_of_blocks_gives_the_same_bits(data: st.DataObject) -> None:
     """The order is a hint: another one each time, blocks that are used twice or not at all."""
-
-    class Shuffled(Model):
-        order: tuple[int, ...] = ()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.embed(x)
-            for at in self.order:
-                x = self.blocks[at](x)
-            return self.head(x)
-
     model, plain = Shuffled(), Shuffled()
     slots = data.draw(st.integers(1, 3))
     stream = stream_on(model, slots=slots)
@@ -274,4 +276,20 @@ def test_as_many_of_the_last_blocks_stay_as_the_budget_has_room_for(sizes: list[
     kept = staying(sizes, budget, slots)
     assert kept == 0 or taken(kept) <= budget
     assert kept == len(sizes) or taken(kept + 1) > budget
-    assert staying(sizes, None, slots) == 0
+
+
+def test_the_last_blocks_of_the_forward_pass_stay() -> None:
+    """In the order in which they ran, which need not be the lists'; the others are still brought."""
+    model, plain = Shuffled(), Shuffled()
+    model.order = plain.order = (2, 0, 3, 1)
+    expected = trained(plain)
+    stream = stream_on(model)
+    trained(model, stream.step)
+    stay = stream.let_stay(4 * stream.blocks[0].size)
+    assert [block.name for block in stay] == ["blocks.3", "blocks.1"], "two more are the slots'"
+    before = stream.streamed
+    assert same(trained(model, stream.step), expected)
+    assert stream.streamed > before
+    assert len(stream.let_stay(1 << 30)) == 6
+    assert same(trained(model, stream.step), expected)
+    assert stream.slot_bytes == 0

@@ -70,8 +70,8 @@ class WeightsFeature(Feature):
     def hooks_ready(self, trainer: Any) -> None:
         """The model is there, with its adapters; what prepares and resumes it finds its weights at home."""
         from simpletuner_gh200.memory.lane import lanes
-        from simpletuner_gh200.model.blocks import find_blocks, staying
-        from simpletuner_gh200.model.slots import SLOTS, WeightStream
+        from simpletuner_gh200.model.blocks import find_blocks
+        from simpletuner_gh200.model.slots import WeightStream
 
         models = _denoisers(trainer)
         self._blocks = find_blocks(models, self.settings.part(StateSettings).uvm_min_tensor_kb * KIB)
@@ -80,22 +80,14 @@ class WeightsFeature(Feature):
                 "no block of the model has weights that are plain tensors of uvm_min_tensor_kb or more, and its own"
             )
             return
-        given = self._settings.weights_hbm_budget_gb
-        on_device = trainer.accelerator.device.type != "cpu"
-        budget = None if given is None else gib_to_bytes(given)
-        if budget is not None or not on_device:
-            self._budget = "weights_hbm_budget_gb" if budget is not None else "no HBM"
-        kept = staying([block.size for block in self._blocks], budget, SLOTS)
-        leaving = self._blocks[: len(self._blocks) - kept]
-        for block in leaving:
+        for block in self._blocks:
             self._take_home(block, trainer)
-        device = trainer.accelerator.device
-        self._stream = WeightStream(leaving, lanes(device)[1])
+        self._stream = WeightStream(self._blocks, lanes(trainer.accelerator.device)[1])
         self._stream.install(models)
         self.weights_in_slots = self._stream.recognise
         self._patches.install(wrap_method(trainer.accelerator, "backward", self._backward))
-        size = format_bytes(sum(block.size for block in leaving))
-        logger.info("gh200: %d of %d blocks live in Grace, %s", len(leaving), len(self._blocks), size)
+        size = format_bytes(sum(block.size for block in self._blocks))
+        logger.info("gh200: the weights of %d blocks live in Grace, %s", len(self._blocks), size)
 
     def _take_home(self, block: Block, trainer: Any) -> None:
         from simpletuner_gh200.model.tensors import move_to
@@ -124,19 +116,23 @@ class WeightsFeature(Feature):
                     self._set_budget(self._stream)
 
     def _set_budget(self, stream: WeightStream) -> None:
-        """The first forward and backward have shown what training needs: the last blocks may come back."""
-        from simpletuner_gh200.model.blocks import staying
-        from simpletuner_gh200.model.slots import SLOTS
+        """The first forward and backward have shown what training needs, and in which order: the last may come back."""
         from simpletuner_gh200.model.tensors import like, move_to
 
-        room = room_left(self.runtime)
+        given = self._settings.weights_hbm_budget_gb
+        if given is not None:
+            room = Allowance(gib_to_bytes(given), f"weights_hbm_budget_gb {given:g}")
+        elif self.runtime.trainer.accelerator.device.type == "cpu":
+            room = Allowance(0, "there is no HBM")
+        else:
+            room = room_left(self.runtime)
+            room = Allowance(room.size + stream.slot_bytes, room.why)
         self._budget = room.why
-        kept = staying([block.size for block in stream.blocks], room.size + stream.slot_bytes, SLOTS)
-        coming = stream.let_stay(kept)
+        coming = stream.let_stay(room.size)
         for block in coming:
             for piece in block.pieces:
                 move_to(piece.parameter, like(piece.parameter))
-        logger.info("gh200: %d of %d blocks stay in HBM (%s)", len(coming), len(self._blocks), room.why)
+        logger.info("gh200: %d of %d blocks stay in HBM: %s", len(coming), len(self._blocks), room.why)
 
     def after_train(self, trainer: Any) -> None:
         self._patches.remove()
