@@ -20,7 +20,7 @@ Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
 
 @dataclass(eq=False)
-class Piece:
+class BlockWeight:
     """One parameter of a block, and where it begins in a slot."""
 
     parameter: nn.Parameter
@@ -31,12 +31,12 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Block:
+class ModelBlock:
     """One element of a list of like blocks: what is copied together."""
 
     name: str
     module: nn.Module
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[BlockWeight] = field(default_factory=list)
     size: int = 0
     """Of its pieces in a slot, one behind the other."""
     layouts: tuple[Layout, ...] = ()
@@ -46,18 +46,18 @@ class Block:
 
     def add(self, parameter: nn.Parameter) -> None:
         size = size_of(parameter)
-        self.pieces.append(Piece(parameter, self.size, size, parameter.data))
+        self.pieces.append(BlockWeight(parameter, self.size, size, parameter.data))
         self.layouts += ((parameter.dtype, parameter.size(), parameter.stride()),)
         self.size += -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[Block]:
+def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[ModelBlock]:
     """In the order of the models' own lists. Parameters below ``smallest`` bytes stay on the device.
 
     So do those that are no plain tensors, that other modules share (tied weights), or that are views of something.
     """
     models = list(models)
-    found, seen = list[Block](), set[int]()
+    found, seen = list[ModelBlock](), set[int]()
     owners = Counter(id(parameter) for module in _modules(models) for parameter in _own(module))
     plain = {id(one): one for module in _modules(models) for one in _own(module) if type(one) is nn.Parameter}
     storages = Counter(one.untyped_storage()._cdata for one in plain.values())
@@ -66,7 +66,7 @@ def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[Block]:
             if id(element) in seen:
                 continue
             seen.add(id(element))
-            block = Block(name, element)
+            block = ModelBlock(name, element)
             for module in element.modules():
                 before = len(block.pieces)
                 for parameter in _own(module):

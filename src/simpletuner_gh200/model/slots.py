@@ -29,7 +29,7 @@ from torch import nn
 
 from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, Ticket, spot_of
 from simpletuner_gh200.model.activations.saved_tensors import as_it_is, changed
-from simpletuner_gh200.model.blocks import Block, Piece, staying
+from simpletuner_gh200.model.blocks import ModelBlock, BlockWeight, staying
 from simpletuner_gh200.model.tensors import storage_users, view_of
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -43,7 +43,7 @@ class Slot:
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self.identity: int = memory.untyped_storage()._cdata
-        self.block: Block | None = None
+        self.block: ModelBlock | None = None
         self.filled: Ticket = None
         self.in_place = False
         """Do the block's parameters point here?"""
@@ -51,7 +51,7 @@ class Slot:
         self._views: dict[Any, list[torch.Tensor]] = {}
         """By the layouts of a kind of block."""
 
-    def views(self, block: Block) -> list[torch.Tensor]:
+    def views(self, block: ModelBlock) -> list[torch.Tensor]:
         found = self._views.get(block.layouts)
         if found is None:
             made = zip(block.pieces, block.layouts, strict=True)
@@ -70,7 +70,7 @@ class SavedWeight:
 
     __slots__ = ("block", "layout", "offset", "piece", "stream", "version")
 
-    def __init__(self, stream: WeightStream, block: Block, piece: Piece, tensor: torch.Tensor) -> None:
+    def __init__(self, stream: WeightStream, block: ModelBlock, piece: BlockWeight, tensor: torch.Tensor) -> None:
         self.stream, self.block, self.piece = stream, block, piece
         self.layout = tensor.dtype, tensor.size(), tensor.stride()
         self.offset = tensor.storage_offset() * tensor.element_size() - piece.offset
@@ -92,7 +92,7 @@ class WeightStream:
 
     def __init__(
         self,
-        blocks: Sequence[Block],
+        blocks: Sequence[ModelBlock],
         lane: Lane,
         *,
         slots: int = SLOTS,
@@ -104,16 +104,16 @@ class WeightStream:
         self._count = slots
         self._released = released
         self._slots: list[Slot] = []
-        self._at: dict[Block, Slot] = {}
+        self._at: dict[ModelBlock, Slot] = {}
         self._by_storage: dict[int, Slot] = {}
-        self._next: dict[tuple[Block | None, Block | None], Block] = {}
+        self._next: dict[tuple[ModelBlock | None, ModelBlock | None], ModelBlock] = {}
         """What came after two blocks in a row, when they last did."""
-        self._met: dict[Block, None] = {}
+        self._met: dict[ModelBlock, None] = {}
         """In the order in which they were needed first."""
-        self._now: Block | None = None
-        self._before: Block | None = None
+        self._now: ModelBlock | None = None
+        self._before: ModelBlock | None = None
         self._turn = 0
-        self._hooks: dict[Block | None, list[Any]] = {}
+        self._hooks: dict[ModelBlock | None, list[Any]] = {}
         """By block; those on models are nobody's."""
         self.streamed = self.late = self.failed = self.kept = 0
         """Bytes copied to slots; times that a block was not there; copies that failed; slots left to others."""
@@ -130,7 +130,7 @@ class WeightStream:
         for model in models:
             self._hooks.setdefault(None, []).append(model.register_forward_hook(self._predicted, always_call=True))
 
-    def _hook(self, block: Block) -> None:
+    def _hook(self, block: ModelBlock) -> None:
         def about_to_run(module: nn.Module, args: Any) -> None:
             if block is not self._now:
                 self.need(block)
@@ -144,7 +144,7 @@ class WeightStream:
             hook.remove()
         self._hooks.clear()
 
-    def let_stay(self, budget: int) -> list[Block]:
+    def let_stay(self, budget: int) -> list[ModelBlock]:
         """The last blocks of the forward pass, as it was, are brought no more: as many as fit into ``budget`` bytes
         with what the others need. They are at home, wherever that will be."""
         self.go_home()
@@ -155,7 +155,8 @@ class WeightStream:
         for block in leaving:
             for hook in self._hooks.pop(block):
                 hook.remove()
-        self._next = {}
+        gone = set(leaving)
+        self._next = {pair: block for pair, block in self._next.items() if not gone & {*pair, block}}
         if not self.blocks:
             self._slots.clear()
             self._by_storage.clear()
@@ -199,7 +200,7 @@ class WeightStream:
 
     # -- blocks come and go ------------------------------------------------------------------------------
 
-    def need(self, block: Block) -> None:
+    def need(self, block: ModelBlock) -> None:
         """The current stream's next work finds it in a slot, or else at its home."""
         if block is self._now and block in self._at:
             return
@@ -224,7 +225,7 @@ class WeightStream:
             self._empty(slot)
         self._now = self._before = None
 
-    def _enter(self, slot: Slot, block: Block) -> None:
+    def _enter(self, slot: Slot, block: ModelBlock) -> None:
         self._turn += 1
         slot.used = self._turn
         if slot.filled is not None:
@@ -235,7 +236,7 @@ class WeightStream:
                 piece.parameter.data = view
             slot.in_place = True
 
-    def _fetch(self, block: Block, beside: Block | None = None) -> Slot | None:
+    def _fetch(self, block: ModelBlock, beside: ModelBlock | None = None) -> Slot | None:
         """Queue its way into a slot; None where that failed, or where only ``beside`` has one."""
         slot = None
         try:
@@ -254,7 +255,7 @@ class WeightStream:
         self.streamed += block.size
         return slot
 
-    def _free_slot(self, beside: Block | None) -> Slot | None:
+    def _free_slot(self, beside: ModelBlock | None) -> Slot | None:
         """An empty one, another where there are too few, else the one whose block was not needed for longest."""
         for slot in self._slots:
             if slot.block is None:
@@ -295,7 +296,7 @@ class WeightStream:
         self._slots.remove(slot)
         del self._by_storage[slot.identity]
 
-    def _failed(self, block: Block, refused: RuntimeError) -> None:
+    def _failed(self, block: ModelBlock, refused: RuntimeError) -> None:
         self.failed += 1
         if self.failed == 1:
             logger.warning(
@@ -305,7 +306,7 @@ class WeightStream:
             )
 
 
-def _moves(block: Block, memory: torch.UntypedStorage) -> list[Move]:
+def _moves(block: ModelBlock, memory: torch.UntypedStorage) -> list[Move]:
     """Of its weights, from where they are now."""
     found: list[Move] = []
     for piece, layout in zip(block.pieces, block.layouts, strict=True):

@@ -22,7 +22,7 @@ from simpletuner_gh200.units import KIB, format_bytes, gib_to_bytes
 if TYPE_CHECKING:
     import torch
 
-    from simpletuner_gh200.model.blocks import Block
+    from simpletuner_gh200.model.blocks import ModelBlock
     from simpletuner_gh200.model.slots import WeightStream
     from simpletuner_gh200.seams.runtime import Runtime
 
@@ -37,7 +37,7 @@ class WeightsFeature(Feature):
 
     def __init__(self) -> None:
         self._stream: WeightStream | None = None
-        self._blocks: list[Block] = []
+        self._blocks: list[ModelBlock] = []
         """All, those that stay in HBM among them."""
         self._patches = Patches()
         self._budget: str | None = None
@@ -89,7 +89,7 @@ class WeightsFeature(Feature):
         size = format_bytes(sum(block.size for block in self._blocks))
         logger.info("gh200: the weights of %d blocks live in Grace, %s", len(self._blocks), size)
 
-    def _take_home(self, block: Block, trainer: Any) -> None:
+    def _take_home(self, block: ModelBlock, trainer: Any) -> None:
         from simpletuner_gh200.model.tensors import move_to
 
         pool = self.runtime.grace.open(trainer)
