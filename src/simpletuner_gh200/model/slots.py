@@ -29,7 +29,7 @@ from torch import nn
 
 from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, Ticket, spot_of
 from simpletuner_gh200.model.activations.saved_tensors import as_it_is, changed
-from simpletuner_gh200.model.blocks import ModelBlock, BlockWeight, staying
+from simpletuner_gh200.model.blocks import BlockWeight, ModelBlock, staying
 from simpletuner_gh200.model.tensors import storage_users, view_of
 
 logger = logging.getLogger("simpletuner_gh200")

@@ -11,7 +11,7 @@ from simpletuner_gh200.config.blocks import StateSettings, WeightSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.model.optimizer_table import WeightType, state_bytes
+from simpletuner_gh200.model.optimizer_table import WeightType, optimizers
 from simpletuner_gh200.model.placement import automatic_budget
 from simpletuner_gh200.model.refusals import weights_refusal
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -177,7 +177,9 @@ def room_left(runtime: Runtime) -> Allowance:
     trained = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
     count, size = sum(weight.numel() for weight in trained), sum(weight.nbytes for weight in trained)
     kind: WeightType = "fp32" if any(weight.dtype is torch.float32 for weight in trained) else "bf16"
-    born = state_bytes(str(getattr(trainer.config, "optimizer", "")), count, kind) or 2 * size
+    facts = optimizers().get(str(getattr(trainer.config, "optimizer", "")))
+    each = facts.bytes_per_parameter(kind) if facts is not None else None
+    born = 2 * size if each is None else round(each * count)
     in_hbm = 0 if runtime.settings is not None and runtime.settings.part(StateSettings).use_uvm else born
     now = max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0)
     return automatic_budget(

@@ -15,6 +15,7 @@ _ICONS = {
     "Caches": "fas fa-database",
     "Memory: model state": "fas fa-memory",
     "Memory: activations": "fas fa-layer-group",
+    "Memory: weights and gradients": "fas fa-cubes",
     "Prefetch and hints": "fas fa-forward",
     "Batch ramp": "fas fa-chart-line",
 }
