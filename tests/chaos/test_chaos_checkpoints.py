@@ -46,14 +46,15 @@ VICTIMS = {
 @pytest.mark.one_release("4.")  # where a resumed run goes on in the order of the images that it was stopped in
 def test_whoever_is_killed_the_checkpoint_is_whole_or_not_there_and_the_memory_is_free(packed, train):
     packed.configure(BEHIND, checkpoint_step_interval=2)
-    saved = []
+    saved, ranks = [], []
     for name, (moment, victim) in VICTIMS.items():
         command = train(packed)
         rank = wait_in_memory(command, moment)
         kill(victim(command, rank))
         assert command.end().code != 0, name
         assert command.nothing_left() == "", name
-        assert memory_of(rank) == [], name
+        assert memory_of(rank) == [] or name == "the launcher", f"{name}: the launcher clears it"
+        ranks.append(rank)
         found = checkpoints(packed.project.output)
         assert not any(map(flaw, found)), name
         assert len(found) > len(saved) or moment == BEGUN, f"{name}: what was handed over gets to the disk"
@@ -71,5 +72,5 @@ def test_whoever_is_killed_the_checkpoint_is_whole_or_not_there_and_the_memory_i
     assert f"trained: {STEPS} of {STEPS} optimizer steps" in ended.err, ended.explain()
     assert "the last one safe on disk is checkpoint-12" in ended.err, ended.explain()
     assert [flaw(path) for path in checkpoints(packed.project.output)] == [None, None]
-    assert memory_of(rank) == []
+    assert [memory_of(each) for each in (*ranks, rank)] == [[]] * 4, "what nobody could clear, the next start does"
     assert packed.bits() == packed.reference_bits(), ended.explain()
