@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.upstream import importing
+from simpletuner_gh200.upstream import importing, rules
 from tests.unit.few_options import maker_of
 
 
@@ -34,6 +34,7 @@ def no_import_of_simpletuner() -> Iterator[None]:
     """Reading its options would import it, in a child, for a quarter of a minute: here it fails at once."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(importing, "PROBE", ("not-in-unit-tests",))
+        patched.setattr(rules, "RULES", (sys.executable, "-S", "-c", "print('{\"refusals\": []}')"))
         yield
 
 

@@ -10,6 +10,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,12 @@ class Dataset:
             return None
         return self.folder if self.folder is not None and "{" not in str(self.folder) else None
 
+    @cached_property
+    def survey(self) -> Survey | None:
+        """What lies in the folder; None where there is none, or where its index has been made elsewhere."""
+        folder = self.local_folder
+        return survey(folder) if folder is not None and folder.is_dir() and not self._listed_before else None
+
     def path(self, *keys: str) -> Path | None:
         """The path under the first of ``keys`` that the entry has."""
         value = next((self.entry[key] for key in keys if key in self.entry), None)
@@ -220,7 +227,8 @@ class Dataset:
             return [Problem(where, f"{str(folder)!r}: no such folder", remedy)]
         if self._listed_before:
             return []
-        found = survey(folder)
+        found = self.survey
+        assert found is not None
         if not found.files:
             return [Problem(where, f"{str(folder)!r}: no files in it", "mount the data, or correct the path")]
         if self.kind in _CAPTIONED and not found.samples and not found.others:

@@ -24,6 +24,7 @@ from simpletuner_gh200.errors import ConfigError, DatasetTooLarge, FeatureUnavai
 from simpletuner_gh200.held.saved import settle
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
+from simpletuner_gh200.operate.feasible import infeasible, missing_checkpoint
 from simpletuner_gh200.operate.launching import LaunchCommand, launch_command
 from simpletuner_gh200.ramp.outlook import outlook_of
 from simpletuner_gh200.seams.checkpoints import resumption
@@ -33,6 +34,7 @@ from simpletuner_gh200.upstream.check import check_installed
 from simpletuner_gh200.upstream.checkpoints import checkpoints
 from simpletuner_gh200.upstream.importing import ImportVerdict, check_import
 from simpletuner_gh200.upstream.option_table import Checker
+from simpletuner_gh200.upstream.rules import broken_rules
 from simpletuner_gh200.upstream.tested import setup_command
 
 OLDEST = Version("3.1.0")
@@ -76,16 +78,34 @@ def check_run(
 ) -> Checked:
     """Installation, configuration, datasets, models, seams, checkpoints, launch.
 
-    Before a start, or of a file that nobody is ``starting`` yet: what flags and a machine may still bring is only noted
-    then.
+    Before a start, or of a file that nobody is ``starting`` yet: its place among nodes may still come, and SimpleTuner
+    is asked for its own rules.
     """
-    checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say, starting=starting)
+    own_flags = _FLAGS_OF_TRAIN if starting else _FLAGS_OF_CHECK
+    checked = check_configuration(explicit=explicit, env_name=env_name, flags=flags, say=say, own_flags=own_flags)
     output = checked.training.values.get("output_dir")
     lost = settle(Path(str(output)), say) if starting and output else []  # before anybody looks for a checkpoint
+    if problems := list(missing_checkpoint(checked.training)):
+        raise ConfigError(problems, source=checked.training.source)
     notes = [*checked.notes, *check_seams(checked.settings), *lost, *_about_resuming(checked.training)]
     if starting and (unplaced := checked.training.job.unplaced()):
         raise unplaced
+    if not starting:
+        notes += _broken_rules(checked.training, say)
     return replace(checked, notes=(*notes, *checked.launch.notices))
+
+
+def _broken_rules(training: Training, say: Say) -> list[str]:
+    """Raises for SimpleTuner's own rules; returns what to tell. A start meets them by itself, some seconds later."""
+    options = check_import(say).table
+    if options is None:
+        return []
+    theirs = {key: value for key, value in training.values.items() if key.strip().lstrip("-") not in _OURS}
+    datasets = [dataset.as_local() if dataset.in_memory else dataset.entry for dataset in training.datasets]
+    problems, notes = broken_rules(theirs, datasets, training.job.ranks, options.options, say)
+    if problems:
+        raise ConfigError(problems, source=training.source)
+    return notes
 
 
 def check_rank(arguments: Sequence[str], say: Say) -> tuple[str, ...]:
@@ -118,7 +138,7 @@ def check_configuration(
     env_name: str | None,
     flags: Sequence[str],
     say: Say = lambda _words: None,
-    starting: bool = True,
+    own_flags: tuple[str, ...] = _FLAGS_OF_TRAIN,
 ) -> Checked:
     """Find, read and validate the configuration and the dataset list; raise one error with every problem."""
     check_release()
@@ -126,8 +146,7 @@ def check_configuration(
         _locate(explicit, env_name)  # a named file that is not there is told at once; options may take half a minute
     options = check_import(say)
     options.stop_unless_it_imports()
-    own = _FLAGS_OF_TRAIN if starting else _FLAGS_OF_CHECK
-    checker = Checker(options.table, _OURS, own) if options.table is not None else None
+    checker = Checker(options.table, _OURS, own_flags) if options.table is not None else None
     problems = checker.flags(flags) if checker is not None else []
     try:
         located = _locate(explicit, env_name)
@@ -138,10 +157,10 @@ def check_configuration(
     training = read_training(located, os.environ, flags=flags, options=options.table)
     notes = [*(training.settings.notes if training.settings is not None else ()), *options.notes]
     if checker is not None and (training.values or not training.problems):
-        problems += _upstreams_problems(checker, training, notes, starting=starting)
+        problems += _upstreams_problems(checker, training, notes)
     told = {problem.where.lstrip("-") for problem in problems}
     problems += [problem for problem in training.problems if problem.where not in told]
-    problems += [*training.missing(), *_oversized(training, notes)]
+    problems += [*training.missing(), *infeasible(training), *_oversized(training, notes)]
     ramp = outlook_of(training)
     if ramp is not None:
         problems += ramp.problems
@@ -157,10 +176,10 @@ def _locate(explicit: str | None, env_name: str | None) -> Located:
     )
 
 
-def _upstreams_problems(checker: Checker, training: Training, notes: list[str], *, starting: bool) -> list[Problem]:
+def _upstreams_problems(checker: Checker, training: Training, notes: list[str]) -> list[Problem]:
     """What SimpleTuner would stop at; what it goes without or drops is noted."""
     if training.located is not None and training.located.backend == "env":
-        problems, dropped = checker.variables(training.written)
+        problems, dropped = checker.variables(training.written), []
         problems += checker.flags(training.written.get("TRAINER_EXTRA_ARGS", "").split())
     else:
         problems, dropped = checker.keys(training.written)
@@ -168,11 +187,10 @@ def _upstreams_problems(checker: Checker, training: Training, notes: list[str], 
     given = {flag.removeprefix("--") for flag, _value in flag_words(training.flags)}
     given |= {key for key, value in training.values.items() if value not in (None, "")}
     given |= {"data_backend_config"} if "datasets" in given else set()
-    missing = checker.missing(given)
-    notes += [*dropped, *(() if starting else map(str, missing))]
+    notes += dropped
     for dataset in training.enabled():
         notes += checker.dataset(dataset.where, dataset.entry, (DATASET_BLOCK,))
-    return [*problems, *(missing if starting else ())]
+    return [*problems, *checker.missing(given)]
 
 
 def _about_resuming(training: Training) -> Iterator[str]:

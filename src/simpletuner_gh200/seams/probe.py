@@ -44,10 +44,15 @@ def probe() -> dict[str, Any]:
 
 def innermost(failure: BaseException) -> str:
     """The exception that was first, in a line: lazy imports, transformers' for one, hide it behind their own."""
-    while deeper := failure.__cause__ or (None if failure.__suppress_context__ else failure.__context__):
-        failure = deeper
+    failure = innermost_of(failure)
     words = " ".join(str(failure).split()).removesuffix(f" ({getattr(failure, 'path', None)})")
     return f"{type(failure).__name__}: {words}"[:LONGEST]
+
+
+def innermost_of(failure: BaseException) -> BaseException:
+    while deeper := failure.__cause__ or (None if failure.__suppress_context__ else failure.__context__):
+        failure = deeper
+    return failure
 
 
 # -- the options -------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def _ask() -> dict[str, Any]:
             ended = subprocess.run(
                 PROBE,
                 cwd=folder,
-                env=_environment(),
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=DEADLINE_SECONDS,
@@ -171,7 +171,7 @@ def _kept(entry: str, version: str) -> ImportVerdict | None:
     return verdict if verdict.table is not None else None
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The child finds the same packages in the same order as we do, and no extension in SimpleTuner."""
     found = os.pathsep.join(dict.fromkeys(os.path.abspath(place) for place in sys.path))
     return for_child({SWITCH: "0", "PYTHONPATH": found}, without=("SIMPLETUNER_SKIP_TORCH", NO_BYTECODE))

@@ -158,10 +158,9 @@ class Checker:
                 problems += self._values(flag, option, [value])
         return problems
 
-    def variables(self, variables: Mapping[str, str]) -> tuple[list[Problem], list[str]]:
-        """(problems, notes) about the variables of a ``config.env``."""
+    def variables(self, variables: Mapping[str, str]) -> list[Problem]:
+        """Problems of the variables of a ``config.env``; one that is hardly anything but a slip is one."""
         problems: list[Problem] = []
-        notes: list[str] = []
         for variable, text in variables.items():
             name, _, fixed = self.table.variables.get(variable, "").partition("=")
             texts = _as_passed_on(text) or []
@@ -172,8 +171,9 @@ class Checker:
                 problems.append(Problem(variable, what, "leave it out"))
             elif not name:
                 near = difflib.get_close_matches(variable, self.table.variables, n=1, cutoff=_VARIABLE_NEAR)
-                notes += [f"{variable}: SimpleTuner reads no such variable (did you mean {near[0]!r}?)"] if near else []
-        return problems, notes
+                said = f"SimpleTuner {self.table.version} reads no such variable"
+                problems += [Problem(variable, said, f"did you mean {near[0]!r}?")] if near else []
+        return problems
 
     def dataset(self, where: str, entry: Iterable[str], ours: Iterable[str] = ()) -> list[str]:
         """Notes about keys of a dataset's entry that SimpleTuner passes over, and that are hardly anything else."""

@@ -29,6 +29,8 @@ def project(tmp_path, monkeypatch):
         "output_dir": "output",
         "model_family": "sdxl",
         "model_type": "lora",
+        "train_batch_size": 1,
+        "max_train_steps": 10,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
 

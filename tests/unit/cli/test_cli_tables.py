@@ -73,7 +73,13 @@ def test_config_check_keeps_keys_and_paths_whole(tmp_path: Path, monkeypatch, gh
     datasets = [{"id": "cats", "type": "local", "dataset_type": "image", "instance_data_dir": str(tmp_path / "images")}]
     (tmp_path / "datasets.json").write_text(json.dumps(datasets))
     config = {"data_backend_config": str(tmp_path / "datasets.json"), "output_dir": str(tmp_path / "out")}
-    more = {"model_family": "sdxl", "model_type": "lora", "cache_config": {"cache_dir": LONG}}
+    more = {
+        "model_family": "sdxl",
+        "model_type": "lora",
+        "train_batch_size": 1,
+        "max_train_steps": 1,
+        "cache_config": {"cache_dir": LONG},
+    }
     (tmp_path / "config.json").write_text(json.dumps({**config, **more}))
     monkeypatch.setenv("COLUMNS", width)
     code, out, _err = gh200("config", "check", tmp_path / "config.json", "--all")

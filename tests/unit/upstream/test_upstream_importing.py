@@ -111,7 +111,7 @@ def test_the_child_has_no_extension_and_leaves_nothing_here(
 def test_without_bytecode_an_import_takes_a_minute_more(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PYTHONDONTWRITEBYTECODE", "1"), ("HF_HOME", "/x")):
         monkeypatch.setenv(name, value)
-    found = importing._environment()
+    found = importing.child_environment()
     assert found["HF_HOME"] == "/x" and "PYTHONDONTWRITEBYTECODE" not in found
     assert all(Path(place).is_absolute() for place in found["PYTHONPATH"].split(":"))
 

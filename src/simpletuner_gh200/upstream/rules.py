@@ -1,0 +1,67 @@
+"""SimpleTuner's own rules about a configuration: asked of SimpleTuner, in a process of its own (``seams/rules.py``).
+
+So that the next release's rules come by themselves. It costs an import each time, which is why only ``gh200 config
+check`` asks: a start runs into the same rules some seconds later, in the rank, and would only be slower.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from simpletuner_gh200.errors import Problem
+from simpletuner_gh200.upstream.importing import DEADLINE_SECONDS, Say, child_environment
+from simpletuner_gh200.upstream.source import installed_version
+
+RULES = (sys.executable, "-m", "simpletuner_gh200.seams.rules")
+
+_NAMED = re.compile(r"--([a-z][a-z0-9_]+)|\b([a-z0-9]+(?:_[a-z0-9]+)+)\b")
+_KIND = re.compile(r"^(ValueError|Exception|RuntimeError): ")
+"""Exceptions that say all in their words."""
+
+
+def broken_rules(
+    values: Mapping[str, Any],
+    datasets: Sequence[Mapping[str, Any]],
+    ranks: int,
+    options: Iterable[str],
+    say: Say = lambda _words: None,
+) -> tuple[list[Problem], list[str]]:
+    """(problems, notes): what SimpleTuner would stop at before it has a model, and whether it could be asked.
+
+    ``values`` and ``datasets`` as SimpleTuner is to see them, with nothing of ours; ``options`` are the names it knows.
+    """
+    release = installed_version("simpletuner") or ""
+    say(f"asking SimpleTuner {release} for its own rules ...")
+    question = {"folder": os.getcwd(), "values": values, "datasets": datasets, "ranks": ranks}
+    try:
+        with tempfile.TemporaryDirectory(prefix="gh200-rules-") as folder:  # SimpleTuner leaves files behind
+            ended = subprocess.run(
+                RULES,
+                cwd=folder,
+                env={**child_environment(), "HF_HUB_OFFLINE": "1"},
+                input=json.dumps(question, default=str).encode(),
+                capture_output=True,
+                timeout=DEADLINE_SECONDS,
+            )
+        refusals = json.loads(ended.stdout.decode(errors="replace").strip().splitlines()[-1])["refusals"]
+    except subprocess.TimeoutExpired:
+        return [], [f"SimpleTuner's own rules were not asked: no answer after {DEADLINE_SECONDS:g} s"]
+    except (OSError, IndexError, KeyError, TypeError, ValueError):
+        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
+        return [], [f"SimpleTuner's own rules were not asked: {last[0][:200]}"]
+    known = frozenset(options)
+    return [_problem(refusal["where"], refusal["what"], release, known) for refusal in refusals], []
+
+
+def _problem(where: str, words: str, release: str, options: frozenset[str]) -> Problem:
+    """Where none is given: the first of its options that the words name."""
+    named = (flag or word for flag, word in _NAMED.findall(words))
+    place = where or next((name for name in named if name in options), "configuration")
+    return Problem(place, f"SimpleTuner {release} refuses it: {_KIND.sub('', words)}")
