@@ -208,7 +208,7 @@ class Dataset:
         """Does SimpleTuner look for a ``.txt`` beside each sample, and stop where there is none?"""
         alone = self.entry.get("only_instance_prompt") or self.run.get("only_instance_prompt")
         strategy = self.entry.get("caption_strategy", self.run.get("caption_strategy"))
-        return self.kind in _CAPTIONED and strategy == "textfile" and not _true(alone) and not self._listed_before
+        return self.kind in _CAPTIONED and strategy == "textfile" and not is_true(alone) and not self._listed_before
 
     @property
     def _listed_before(self) -> bool:
@@ -249,7 +249,7 @@ class Dataset:
         return Problem(f"{self.where}.caption_strategy", message, remedy)
 
 
-def _true(value: object) -> bool:
+def is_true(value: object) -> bool:
     return value is True or str(value).strip().lower() in {"1", "true", "yes", "on"}
 
 
@@ -271,7 +271,8 @@ def with_in_memory_for_all(entries: list[dict[str, Any]], block: dict[str, Any] 
 def _misspellings(dataset: Dataset) -> list[Problem]:
     problems = []
     if not dataset.in_memory:
-        if _alike(dataset.type, IN_MEMORY) > 0.75:
+        theirs = dataset.type == "memory" and dataset.kind in _HOLD_CACHES  # SimpleTuner's own, since 4.5
+        if _alike(dataset.type, IN_MEMORY) > 0.75 and not theirs:
             problems.append(
                 Problem(f"{dataset.where}.type", f"{dataset.type!r} is unknown", "did you mean 'in_memory'?")
             )

@@ -78,7 +78,8 @@ class Training:
         """What it names and this machine does not have. SimpleTuner refuses most of it, but late."""
         found = [problem for dataset in self.enabled() for problem in dataset.missing()]
         file = self.job.missing_file()
-        models, output = _model_problems(self.values), _output_problems(self.values.get("output_dir"))
+        models, folder = _model_problems(self.values), self.values.get("output_dir")
+        output = unwritable("output_dir", folder) if folder else []
         return [*models, *found, *output, *([file] if file is not None else [])]
 
     def raise_if_bad(self, *, here: bool = False) -> Settings:
@@ -246,17 +247,14 @@ def _model_problems(values: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _output_problems(output: object) -> list[Problem]:
+def unwritable(where: str, folder: object) -> list[Problem]:
     """The nearest existing folder must let us write; nothing is created to find out."""
-    if not output:
-        return []
-    target = Path(str(output)).absolute()
-    existing = next(folder for folder in (target, *target.parents) if folder.exists())
-    if not existing.is_dir():
-        return [Problem("output_dir", f"{str(output)!r}: {existing} is not a folder", "name another folder")]
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return [Problem("output_dir", f"{str(output)!r}: no permission to write in {existing}", "name another folder")]
-    return []
+    target = Path(str(folder)).absolute()
+    existing = next(place for place in (target, *target.parents) if place.exists())
+    why = None if existing.is_dir() else f"{existing} is not a folder"
+    if why is None and not os.access(existing, os.W_OK | os.X_OK):
+        why = f"no permission to write in {existing}"
+    return [] if why is None else [Problem(where, f"{str(folder)!r}: {why}", "name another folder")]
 
 
 def _problems_of(error: GH200Error) -> list[Problem]:

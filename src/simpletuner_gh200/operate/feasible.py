@@ -5,14 +5,15 @@ Only what is certain is a problem: the least that a run needs, against what is t
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from simpletuner_gh200.config.blocks import CacheSettings, RampSettings
-from simpletuner_gh200.config.datasets import Dataset
-from simpletuner_gh200.config.training import Training
+from simpletuner_gh200.config.datasets import Dataset, is_true
+from simpletuner_gh200.config.training import Training, unwritable
 from simpletuner_gh200.errors import Problem
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.ramp.outlook import Sizes, ramp_from_settings, read_sizes
@@ -25,15 +26,32 @@ BYTES_PER_LATENT = 4 * 2
 """SDXL's, the fewest channels of a family that is trained today, in bf16."""
 
 
-LEAST = {"lora_rank": 1, "vae_batch_size": 1, "seed": -1}
-"""Numbers below which SimpleTuner fails, or never ends, at a place where it has no rule that could be asked."""
+RANGES: dict[str, tuple[float, float]] = {
+    "lora_rank": (1, math.inf),
+    "vae_batch_size": (1, math.inf),
+    "max_workers": (1, math.inf),
+    "seed": (-1, 2**32 - 1),
+    "lora_dropout": (0, 1),
+}
+"""Numbers beyond which SimpleTuner fails, or never ends, at a place where it has no rule that could be asked."""
+
+DATASET_RANGES: dict[str, tuple[float, float]] = {"repeats": (0, math.inf), "probability": (0, math.inf)}
+MEGAPIXELS, PIXELS = (0.0, 64.0), (16.0, math.inf)
+"""What a resolution can be, by its type: the other's numbers fill memory, or leave nothing of a picture."""
+
+PATHS = ("init_lora", "webhook_config", "deepspeed_config", "user_prompt_library")
+"""Files that are named; some may be JSON instead."""
 
 
 def infeasible(training: Training) -> Iterator[Problem]:
-    for key, least in LEAST.items():
-        value = _number(training.values.get(key))
-        if value is not None and value < least:
-            yield Problem(key, f"{value:g} is below {least}", "leave it out for SimpleTuner's default")
+    for key, limits in RANGES.items():
+        yield from _outside(key, training.values.get(key), *limits)
+    for key in PATHS:
+        text = str(training.values.get(key) or "").strip()
+        if text.startswith(("/", "./", "../")) and not os.path.exists(text):
+            yield Problem(key, f"{text!r}: no such file", "correct the path, or leave it out")
+    for dataset in training.enabled():
+        yield from _dataset(dataset, {other.id for other in training.enabled()})
     sizes, unreadable = read_sizes(training.effective, training.job.ranks)
     if not unreadable:
         yield from _without_length(training, sizes)
@@ -42,8 +60,73 @@ def infeasible(training: Training) -> Iterator[Problem]:
     yield from _too_little_disk(training)
 
 
+def missing_checkpoint(training: Training) -> Iterator[Problem]:
+    """One that is named is looked for by its last part in the output folder, wherever its path leads."""
+    named, output = str(training.values.get("resume_from_checkpoint") or "latest"), training.values.get("output_dir")
+    if named != "latest" and "://" not in named and output:
+        place = Path(str(output), Path(named).name)
+        if not place.is_dir():
+            yield Problem(
+                "resume_from_checkpoint", f"{named!r}: there is no {place}", "name one that is there, or 'latest'"
+            )
+
+
+def _outside(where: str, value: object, least: float, most: float) -> Iterator[Problem]:
+    number = _number(value)
+    if number is not None and not least <= number <= most:
+        yield Problem(
+            where, f"{value} is {'below' if number < least else 'above'} {least if number < least else most:g}"
+        )
+
+
+def _dataset(dataset: Dataset, ids: set[str]) -> Iterator[Problem]:
+    entry, where = dataset.entry, dataset.where
+    if not isinstance(entry.get("id", ""), str):
+        yield Problem(f"{where}.id", "not a text", f'write "{entry["id"]}"')
+    for key, limits in DATASET_RANGES.items():
+        yield from _outside(f"{where}.{key}", entry.get(key), *limits)
+    for key in ("cache_dir", "cache_dir_vae"):
+        folder = dataset.path(key)
+        if folder is not None and "{" not in str(folder):
+            yield from unwritable(f"{where}.{key}", folder)
+    if dataset.dealt:
+        yield from _resolution(dataset)
+        yield from _instance_prompt(dataset)
+    for name in _listed(entry.get("conditioning_data")):
+        if name not in ids:
+            yield Problem(f"{where}.conditioning_data", f"{name!r}: no dataset that is on has that id")
+
+
+def _resolution(dataset: Dataset) -> Iterator[Problem]:
+    given = {**dataset.run, **{key: value for key, value in dataset.entry.items() if value is not None}}
+    value, kind = given.get("resolution"), given.get("resolution_type")
+    if value is None or kind not in {"pixel", "area", "pixel_area"}:
+        return
+    where, number = f"{dataset.where}.resolution", _number(value)
+    least, most = MEGAPIXELS if kind == "area" else PIXELS
+    if number is None or number <= 0:
+        yield Problem(where, f"{value!r} is not a number above 0")
+    elif not least <= number < most:
+        unit = "megapixels" if kind == "area" else "pixels"
+        yield Problem(where, f"{value} {unit}, as resolution_type {kind!r} has it", "another resolution_type is meant")
+
+
+def _instance_prompt(dataset: Dataset) -> Iterator[Problem]:
+    given = {**dataset.run, **dataset.entry}
+    asking = [key for key in ("only_instance_prompt", "prepend_instance_prompt") if is_true(given.get(key))]
+    asking += ["caption_strategy"] if given.get("caption_strategy") == "instanceprompt" else []
+    if asking and not given.get("instance_prompt"):
+        what = f"{asking[0]} {given[asking[0]]!r} needs an instance_prompt, which is not set"
+        yield Problem(f"{dataset.where}.{asking[0]}", what)
+
+
+def _listed(value: object) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, list | tuple) else [str(value)] if value else []
+
+
 def _without_length(training: Training, sizes: Sizes) -> Iterator[Problem]:
-    if not sizes.max_train_steps and not sizes.by_epochs and not _ramps(training):  # the ramp's own words say it too
+    steps = _number(training.effective.get("max_train_steps"))
+    if not steps and not sizes.by_epochs and not _ramps(training):  # the ramp's own words say it too
         yield Problem("max_train_steps", "0, and so is num_train_epochs", "set one of the two")
 
 

@@ -179,7 +179,8 @@ def _locate(explicit: str | None, env_name: str | None) -> Located:
 def _upstreams_problems(checker: Checker, training: Training, notes: list[str]) -> list[Problem]:
     """What SimpleTuner would stop at; what it goes without or drops is noted."""
     if training.located is not None and training.located.backend == "env":
-        problems, dropped = checker.variables(training.written), []
+        dropped: list[str] = []
+        problems = checker.variables(training.written)
         problems += checker.flags(training.written.get("TRAINER_EXTRA_ARGS", "").split())
     else:
         problems, dropped = checker.keys(training.written)
@@ -190,6 +191,7 @@ def _upstreams_problems(checker: Checker, training: Training, notes: list[str]) 
     notes += dropped
     for dataset in training.enabled():
         notes += checker.dataset(dataset.where, dataset.entry, (DATASET_BLOCK,))
+        problems += checker.choices_of_dataset(dataset.where, dataset.entry)
     return [*problems, *checker.missing(given)]
 
 

@@ -71,8 +71,30 @@ def refusals(values: Mapping[str, Any], datasets: list[dict[str, Any]], ranks: i
         except (Exception, SystemExit) as refused:  # noqa: BLE001 - its words are the answer
             yield from _refusal("", refused)
             return
+        yield from _of_the_weights(trainer)
         yield from _of_datasets(trainer, ranks)
         yield from _of_the_optimizer(trainer)
+
+
+def _of_the_weights(trainer: Any) -> Iterator[dict[str, str]]:
+    """A folder of this machine has the parts that the family reads from it."""
+    config, family = trainer.config, trainer.model
+    named = config.pretrained_model_name_or_path
+    folder = Path(str(named))
+    parts = {str(getattr(family, "MODEL_SUBFOLDER", None) or ""), "vae"}
+    if getattr(config, "pretrained_vae_model_name_or_path", None) or not getattr(family, "AUTOENCODER_CLASS", None):
+        parts.discard("vae")
+    if not named or not folder.is_dir() or _named_apart(config):
+        return
+    for part in sorted(filter(None, parts)):
+        if not (folder / part).is_dir():
+            what = f"{str(folder)!r} has no {part!r}, which {config.model_family} reads"
+            yield {"where": "pretrained_model_name_or_path", "what": what}
+
+
+def _named_apart(config: Any) -> bool:
+    apart = ("pretrained_transformer_model_name_or_path", "pretrained_unet_model_name_or_path")
+    return any(getattr(config, name, None) for name in apart)
 
 
 def _of_datasets(trainer: Any, ranks: int) -> Iterator[dict[str, str]]:
@@ -96,20 +118,25 @@ def _of_datasets(trainer: Any, ranks: int) -> Iterator[dict[str, str]]:
     for judge in filter(None, (getattr(factory, name, None) for name in OF_ALL_DATASETS)):
         yield from _judged("", judge, copy.deepcopy(entries))
     enabled = [entry for entry in entries if not entry.get("disabled") and not entry.get("disable")]
-    if not any(_trained(entry) for entry in enabled):
+    if not any(map(_trained, enabled)):
         yield {"where": "data_backend_config", "what": "no dataset to train on: none of images, videos or audio is on"}
-    for entry in enabled:
-        where, kind = f"dataset {entry.get('id')!r}", entry.get("dataset_type", "image")
-        if kind in PRIMARY:
-            yield from _judged(where, module.create_backend_config, copy.deepcopy(entry), vars(trainer.config))
-            yield from _judged(
-                where, factory._configure_single_data_backend, copy.deepcopy(entry), entries, [], [], False
-            )
+    primary = [(f"dataset {entry.get('id')!r}", entry) for entry in enabled if _kind(entry) in PRIMARY]
+    for where, entry in primary:
+        yield from _judged(where, module.create_backend_config, copy.deepcopy(entry), vars(trainer.config))
+    if not factory.text_embed_backends:  # judged above, or made of something that this process has not
+        return
+    for where, entry in primary:
+        configure = factory._configure_single_data_backend
+        yield from _judged(where, configure, copy.deepcopy(entry), entries, [], [], False)
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("dataset_type") or "image")
 
 
 def _trained(entry: Mapping[str, Any]) -> bool:
     """Is it dealt to the training loop, now or later?"""
-    return entry.get("dataset_type", "image") in TRAINED and entry.get("probability", 1) != 0
+    return _kind(entry) in TRAINED and entry.get("probability", 1) != 0
 
 
 class _Nothing:
@@ -131,13 +158,13 @@ def _write_nothing(module: Any, factory: Any) -> None:
     nothing = _Nothing()
     module.TextEmbeddingCache = module.ImageEmbedCache = module.DistillationCache = nothing
     module.StateTracker.delete_cache_files = staticmethod(nothing)
-    os.makedirs = nothing
+    os.makedirs = nothing  # type: ignore[assignment]
     Path.mkdir = nothing  # type: ignore[assignment, method-assign]
 
     def files_come_now(backend: Any, init_backend: Any, *_more: Any, **_named: Any) -> None:
         pictures = _pictures(init_backend.get("instance_data_dir") or backend.get("instance_data_dir"))
         sizes = [size for size in map(_size, pictures) if size]
-        if pictures and not sizes and backend.get("dataset_type", "image") == "image":
+        if pictures and not sizes and _kind(backend) == "image":
             raise ValueError(f"none of its pictures can be opened, {pictures[0]} for one")
         fits = init_backend["metadata_backend"].meets_resolution_requirements
         if sizes and not any(fits(image_metadata={"original_size": size}) for size in sizes):
@@ -161,7 +188,8 @@ def _size(path: Path) -> tuple[int, int] | None:
 
     try:
         with Image.open(path) as picture:
-            return picture.size
+            wide, high = picture.size
+            return wide, high
     except Exception:  # noqa: BLE001 - SimpleTuner passes over it, whatever is wrong
         return None
 
