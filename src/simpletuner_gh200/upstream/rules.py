@@ -57,10 +57,10 @@ def broken_rules(
         last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
         return [], [f"SimpleTuner's own rules were not asked: {last[0][:200]}"]
     known = frozenset(options)
-    return [_problem(refusal["where"], refusal["what"], release, known) for refusal in refusals], []
+    return [problem(refusal["where"], refusal["what"], release, known) for refusal in refusals], []
 
 
-def _problem(where: str, words: str, release: str, options: frozenset[str]) -> Problem:
+def problem(where: str, words: str, release: str, options: frozenset[str]) -> Problem:
     """Where none is given: the first of its options that the words name."""
     named = (flag or word for flag, word in _NAMED.findall(words))
     place = where or next((name for name in named if name in options), "configuration")

@@ -30,8 +30,9 @@ def check(
 ) -> None:
     """Everything `gh200 train` checks before it starts, in the same words; nothing is started.
 
-    SimpleTuner's own keys and flags, our blocks, the dataset list, folders and captions, model paths, limits. Then
-    prints what is set and where it comes from. Flags that follow are taken as `gh200 train` takes them.
+    SimpleTuner's own keys and flags, our blocks, the dataset list, folders and captions, model paths, limits; then
+    SimpleTuner's own rules, which takes as long as importing it. Prints what is set and where it comes from. Flags
+    that follow are taken as `gh200 train` takes them.
 
     Examples:
 
