@@ -15,6 +15,7 @@ import pytest
 from simpletuner_gh200.held import saved
 from simpletuner_gh200.held.drain import carry_out, drain
 from simpletuner_gh200.held.saved import DRAINER, OWNER, MemoryFolder, Order, place_for, settle
+from tests.chaos.commands import without_roots_rights
 from tests.chaos.test_chaos_limits import small_disk
 
 NAME = "checkpoint-7"
@@ -169,6 +170,21 @@ def test_a_disk_that_is_gone_for_a_while_is_tried_again(memory, output):
     eventually(lambda: folder.told() is not None)
     assert "No such file" in folder.told().failing and not folder.told().given_up
     away.rename(output)
+    assert drainer.wait(60) == 0
+    assert contents(output / NAME) == expected
+    folder.remove()
+
+
+def test_a_disk_that_is_read_only_for_a_while_is_tried_again(memory, output):
+    folder = MemoryFolder.make(memory)
+    expected = filled(folder)
+    folder.give(order_to(output, patience=60.0))
+    output.chmod(0o555)
+    command = [sys.executable, "-m", "simpletuner_gh200.held.drain", folder.path]
+    drainer = subprocess.Popen(command, preexec_fn=without_roots_rights)
+    eventually(lambda: folder.told() is not None)
+    assert "Permission denied" in folder.told().failing
+    output.chmod(0o755)
     assert drainer.wait(60) == 0
     assert contents(output / NAME) == expected
     folder.remove()

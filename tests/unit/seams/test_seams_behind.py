@@ -77,6 +77,9 @@ class Trainer:
     def _schedule_hub_upload(self, description, upload):
         self.note("upload", description)
 
+    def _schedule_checkpoint_hub_upload(self, path):
+        self._schedule_hub_upload(path, None)
+
     def _finish_hub_uploads(self):
         self.note("uploads finished")
 
@@ -141,7 +144,8 @@ def test_what_looks_for_the_checkpoint_waits_and_is_told_its_step_and_place(run,
     place = str(output / "checkpoint-3")
     assert save(feature, trainer, 3) == place
     trainer.checkpoint_state_cleanup(str(output), 2)
-    trainer._schedule_hub_upload("checkpoint step 3", None)
+    trainer._schedule_checkpoint_hub_upload("checkpoint step 3")
+    trainer._schedule_hub_upload("another", None)
     assert trainer.happened == [("lifecycle", f"Saved checkpoint to {place}", 3, [])], "only what needs no files"
     trainer.state["global_step"] = 5
     until_it_is_safe(feature, trainer, 3)
@@ -151,6 +155,7 @@ def test_what_looks_for_the_checkpoint_waits_and_is_told_its_step_and_place(run,
         ("script", place, 3, there),
         ("rotation", 2, 3, there),
         ("upload", "checkpoint step 3", 3, there),
+        ("upload", "another", 3, there),
     ]
     assert trainer.state["global_step"] == 5
     trainer.checkpoint_state_cleanup(str(output), 2)

@@ -66,6 +66,7 @@ class BehindFeature(Feature):
         self._saving: tuple[str, str] | None = None
         """While SimpleTuner writes: (the memory folder, the folder it stands for)."""
         self._afterwards: deque[Callable[[], object]] = deque()
+        self._catching_up = False
         self._patches = Patches()
         self._size = 0
         self._failing: str | None = None
@@ -284,8 +285,14 @@ class BehindFeature(Feature):
     # -- what looks for the checkpoint -----------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        while self._afterwards:
-            self._afterwards.popleft()()
+        if self._catching_up:  # what is done now calls another of them
+            return
+        self._catching_up = True
+        try:
+            while self._afterwards:
+                self._afterwards.popleft()()
+        finally:
+            self._catching_up = False
 
     def _later(self, wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Any:
         if self._saving is None:
