@@ -22,8 +22,11 @@ _gh200_exports() {
         gh200 env --shell sh
     elif [ -x ./gh200 ]; then # a SimpleTuner tree with the package in it
         ./gh200 env --shell sh
-    else
+    elif "${PYTHON:-python3}" -c 'import simpletuner_gh200' 2>/dev/null; then
         "${PYTHON:-python3}" -m simpletuner_gh200.cli.main env --shell sh
+    else
+        echo "gh200: simpletuner-gh200 is not installed here: activate its environment, or install it with pip" >&2
+        return 1
     fi
 }
 
@@ -33,7 +36,7 @@ _gh200_setup() {
         return 1
     fi
     if ! _gh200_commands=$(_gh200_exports); then
-        echo "gh200: nothing was exported; is simpletuner-gh200 installed in this environment?" >&2
+        echo "gh200: nothing was exported" >&2
         return 1
     fi
     eval "$_gh200_commands"

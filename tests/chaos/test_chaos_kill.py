@@ -51,7 +51,9 @@ def test_nothing_outlives_a_kill(laboratory, train, phase, victim):
         assert ended.code == -signal.SIGKILL
         return
     assert ended.code in {KILLED, 1}, ended.explain()
-    assert ended.last_line.startswith("gh200: training failed: a rank ended without a word while "), ended.explain()
+    assert ended.last_line.startswith("gh200: training failed: a rank exited without reporting why while "), (
+        ended.explain()
+    )
 
 
 @pytest.mark.chaos

@@ -24,7 +24,7 @@ def test_terminated_at_its_second_checkpoint(laboratory, train):
     command.wait_until((laboratory.project.output / "checkpoint-2").is_dir, "the second checkpoint")
     command.send(signal.SIGTERM)
     ended = command.end_of_all()
-    assert "resume with: gh200 train" in ended.last_line, ended.explain()
+    assert "with: gh200 train" in ended.last_line, ended.explain()
     assert ended.code == (75 if "stopped after a checkpoint" in ended.last_line else 143), ended.explain()
 
 
@@ -40,7 +40,7 @@ def test_a_signal_ends_every_phase(laboratory, train, phase, number):
     ended = command.end_of_all()
     expected = {75, 128 + number} if number == signal.SIGTERM else {128 + number}
     assert ended.code in expected, ended.explain()
-    assert "resume with: gh200 train" in ended.last_line, ended.explain()
+    assert "with: gh200 train" in ended.last_line, ended.explain()
 
 
 @pytest.mark.chaos
@@ -74,7 +74,7 @@ def test_two_ranks_end_together(laboratory, train, phase):
     command.send(signal.SIGINT)
     ended = command.end_of_all()
     assert ended.code == 128 + signal.SIGINT, ended.explain()
-    assert "resume with: gh200 train" in ended.last_line, ended.explain()
+    assert "with: gh200 train" in ended.last_line, ended.explain()
 
 
 @pytest.mark.chaos

@@ -59,7 +59,12 @@ class Part:
     def from_text(self, key: str, text: str) -> Any:
         """What the text of the key's variable means. Raises ValueError."""
         kind = self.model.model_fields[key].annotation
-        return float(text) if kind is float else flag_from_text(text) if kind in (bool, bool | None) else text
+        if kind is not float:
+            return flag_from_text(text) if kind in (bool, bool | None) else text
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number; give one like 2.5") from None
 
     def value_in(self, key: str, text: str) -> Any:
         """The same, checked. Raises ValueError with the accepted ones."""

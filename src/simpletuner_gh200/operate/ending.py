@@ -131,7 +131,7 @@ def closing_line(outcome: Outcome, *, output: Path | None, again: str, resumes: 
     if outcome.exit_code:
         # 137 is what a shell and the kernel's OOM killer leave.
         killed = " (killed; the kernel does so when memory runs out: see dmesg)" if outcome.exit_code == 137 else ""
-        return f"training failed: a rank ended without a word while {outcome.phase or 'starting'}{killed}"
+        return f"training failed: a rank exited without reporting why while {outcome.phase or 'starting'}{killed}"
     return None
 
 
@@ -155,7 +155,10 @@ def _interrupted(outcome: Outcome, output: Path | None, again: str, *, resumes: 
         yield f"the last checkpoint is {checkpoint}"
     elif training:
         yield "there is no checkpoint yet"
-    yield f"resume with: {again}" + (" --resume_from_checkpoint=latest" if checkpoint and not resumes else "")
+    if checkpoint:
+        yield f"resume with: {again}" + ("" if resumes else " --resume_from_checkpoint=latest")
+    else:
+        yield f"start again with: {again}"
 
 
 # -- every run that trained ------------------------------------------------------------------------------------

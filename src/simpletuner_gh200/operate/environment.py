@@ -46,8 +46,9 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
         if settled.get(USE_UVM):
             exports.values[USE_UVM] = str(int(state.use_uvm))
         else:
-            switched = f"with {USE_UVM}=1, or use_uvm in the configuration"
-            exports.notes.append(f"nothing is kept beyond HBM yet: {OVERSUBSCRIPTION_RATIO} takes effect {switched}")
+            switch = f"export {USE_UVM}=1, or set use_uvm in the configuration"
+            ratio = f"{OVERSUBSCRIPTION_RATIO}={state.uvm_oversubscription_ratio:g}"
+            exports.notes.append(f"{ratio} has no effect by itself: to keep optimizer state in CPU memory, {switch}")
     if settled.get(ACTIVATIONS) and not environment.get(ACTIVATIONS):
         exports.values[ACTIVATIONS] = settled[ACTIVATIONS]
     exports.values[OVERSUBSCRIPTION_RATIO] = str(state.uvm_oversubscription_ratio)

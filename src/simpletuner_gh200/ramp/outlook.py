@@ -140,7 +140,9 @@ def _impossible(ramp: GH200GradientRamp, max_train_steps: int) -> str:
     if not batch:
         return f"{words}; use fewer ranks, or a larger initial_effective_batch_size"
     length = _default_length(ramp.target, batch * ramp.world_size, Sizes(batch, max_train_steps=max_train_steps))
-    settings = {"train_batch_size": batch, "target_effective_batch_size": ramp.target, "batch_rampup_steps": length}
+    settings = {"train_batch_size": batch, "target_effective_batch_size": ramp.target}
+    if length > 1:  # of a run whose length is given
+        settings["batch_rampup_steps"] = length
     return f"{words}; this does what it means: " + ", ".join(f'"{key}": {value}' for key, value in settings.items())
 
 

@@ -146,7 +146,7 @@ def test_a_completed_run_is_closed_by_others():
 @pytest.mark.parametrize("phase", ["starting", "caching", "filling the caches", "loading the model"])
 def test_an_interrupt_before_training_loses_nothing(phase):
     said = line(Outcome(130, [], 2, phase))
-    assert said == f"interrupted while {phase}; nothing lost; resume with: {AGAIN}"
+    assert said == f"interrupted while {phase}; nothing lost; start again with: {AGAIN}"
     assert line(Outcome(130, [], 2, None)).startswith("interrupted while starting")
 
 
@@ -177,7 +177,7 @@ def test_checkpoints_behind_are_told_with_what_they_cost_and_what_is_safe(safe, 
 def test_an_interrupt_in_training_names_step_checkpoint_and_command(tmp_path):
     ended = Outcome(130, [ended_as("interrupted")], 2, "training")
     assert line(ended, tmp_path) == (
-        f"interrupted while training at step 12 of 40; there is no checkpoint yet; resume with: {AGAIN}"
+        f"interrupted while training at step 12 of 40; there is no checkpoint yet; start again with: {AGAIN}"
     )
     checkpoint = write(tmp_path / "checkpoint-10", guarded=True)
     (tmp_path / "checkpoint-12").mkdir()
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_failed_is_no_interrupt():
 
 
 def test_a_rank_that_says_nothing_is_a_failure_with_a_hint():
-    assert "ended without a word while training (killed" in line(Outcome(137, [], None, "training"))
+    assert "exited without reporting why while training (killed" in line(Outcome(137, [], None, "training"))
 
 
 def test_a_reason_of_many_lines_hangs_below_its_first():

@@ -32,8 +32,10 @@ def stock(tmp_path: Path) -> TorchBuild:
 
 def test_the_defaults_of_the_guides(stock: TorchBuild) -> None:
     exports = decide({}, stock)
-    assert any("GH200_USE_UVM=1" in note for note in exports.notes), (
-        "the ratio alone must not look as if it did something"
+    (said,) = exports.notes
+    assert said == (
+        "GH200_UVM_OVERSUBSCRIPTION_RATIO=5 has no effect by itself: to keep optimizer state in CPU memory, "
+        "export GH200_USE_UVM=1, or set use_uvm in the configuration"
     )
     assert exports.values == {
         "SIMPLETUNER_GH200": "1",
@@ -63,6 +65,7 @@ def test_a_bad_value_is_an_error_that_quotes_it(stock: TorchBuild, name: str, va
         decide({name: value}, stock)
     assert name in str(refused.value)
     assert value in str(refused.value)
+    assert "could not convert" not in str(refused.value)
 
 
 def test_keys_that_torch_rejects_are_taken_out_and_carried(stock: TorchBuild) -> None:
@@ -192,3 +195,12 @@ def test_running_the_script_says_to_source_it(tmp_path: Path) -> None:
     done = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert "source this file" in done.stderr
+
+
+def test_the_script_asks_about_the_installation_only_where_it_is_missing(tmp_path: Path) -> None:
+    bad = sourced("bash", f". {SCRIPT}", tmp_path, GH200_UVM_OVERSUBSCRIPTION_RATIO="abc")
+    assert "'abc'" in bad.stderr
+    assert "nothing was exported" in bad.stderr
+    assert "install" not in bad.stderr
+    none = sourced("bash", f"rm {tmp_path}/bin/gh200; hash -r; PYTHON=/bin/false; . {SCRIPT}", tmp_path)
+    assert "simpletuner-gh200 is not installed here" in none.stderr

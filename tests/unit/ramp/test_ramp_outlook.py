@@ -36,7 +36,9 @@ def test_the_quick_configuration_of_the_guides_is_explained_and_trains_at_its_ba
     assert found.problems == ()
     (notice,) = found.notices
     assert "no ramp from 4 to 32 is possible" in notice
-    assert '"train_batch_size": 4, "target_effective_batch_size": 32, "batch_rampup_steps": ' in notice
+    assert notice.endswith(': "train_batch_size": 4, "target_effective_batch_size": 32'), "no ramp of one micro-batch"
+    (known,) = outlook(settings, Sizes(32, max_train_steps=100)).notices
+    assert known.endswith('"target_effective_batch_size": 32, "batch_rampup_steps": 80')
     assert {window.effective for window in found.ramp.windows(50)} == {32}
     assert "use fewer ranks" in outlook(settings, Sizes(8, 8)).notices[0]
 

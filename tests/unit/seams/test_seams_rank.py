@@ -128,7 +128,7 @@ def test_a_full_disk_is_found_behind_other_exceptions():
 
 
 def test_a_run_under_gh200_train_tells_its_summary_over_the_line():
-    """Without it a completed run looks like a rank that ended without a word."""
+    """Without it a completed run looks like a rank that exited without reporting why."""
     runtime, told = Runtime(Launch()), []
     runtime.lifeline = SimpleNamespace(part=lambda summary: told.append({"summary": summary}))
     runtime.outcome = RunOutcome(status="completed")
