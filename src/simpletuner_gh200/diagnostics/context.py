@@ -42,6 +42,7 @@ class Context:
     """Where packages are looked for; None: as this interpreter's imports do."""
     config: Path | None = None
     machine: str = field(default_factory=platform.machine)
+    python: str = field(default_factory=platform.python_version)
     page_size: int = PAGE
     allocate: bool = True
     """May checks allocate device memory and move bytes? ``--skip-allocation`` says no."""

@@ -79,6 +79,16 @@ def choose(python: str, machine: str) -> Tested:
     )
 
 
+def held_back(python: str) -> str | None:
+    """Where this interpreter keeps pip from the newest release: how, and which one gets it."""
+    newest = TESTED[0]
+    offered = next((each.release for each in TESTED if python in each.pythons), None)
+    if offered in (None, newest.release):
+        return None
+    wanted = " or ".join(sorted(newest.pythons))
+    return f"for Python {python} pip offers nothing newer than SimpleTuner {offered}; {newest.release} needs {wanted}"
+
+
 # -- what is installed
 
 FIRST = ("torch", "torchvision", "torchaudio", "transformers", "diffusers", "accelerate", "peft", "numpy")

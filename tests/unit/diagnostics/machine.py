@@ -27,6 +27,7 @@ class Machine:
         self.config: Path | None = None
         self.page_size = 65536
         self.refused_placement: dict[Call, str] = {}
+        self.python = "3.13.1"
         self.imported = ImportVerdict(True, version="4.10.1", table=TABLE)
         self._put_host()
         self._put_gpu()
@@ -44,6 +45,7 @@ class Machine:
             search_path=(str(self.site),),
             config=self.config,
             machine="aarch64",
+            python=self.python,
             page_size=self.page_size,
             **{"check_import": lambda: self.imported, **changes},
         )

@@ -134,6 +134,12 @@ CASES = [
     ("GH102", uvm_keys, "warn", "use_uvm"),
     ("GH103", lambda m: m.without("pynvml"), "fail", "nvidia-ml-py"),
     ("GH104", lambda m: m.simpletuner("2.4.0"), "fail", "2.4.0 is older than 3.1.0"),
+    (
+        "GH104",
+        lambda m: setattr(m, "python", "3.11.9"),
+        "warn",
+        "newer than SimpleTuner 3.1.6; 4.10.1 needs 3.12",
+    ),
     ("GH105", lambda m: m.package("simpletuner"), "fail", "Off because of it: core"),
     ("GH106", lambda m: m.without("zstandard"), "warn", "zstd"),
     ("GH106", no_asked_codec, "fail", "zstd"),

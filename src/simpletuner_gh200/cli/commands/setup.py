@@ -50,6 +50,8 @@ def setup(
 
     python, machine = HERE
     wanted = decide(release, python=python, machine=machine)
+    if release is None and (held := tested.held_back(python)):
+        say(f"gh200: {held}", error=True)
     found = check_import(say_on_a_terminal, refresh=True)
     installer: str | None = None
     changed: list[str] = []

@@ -14,7 +14,7 @@ from simpletuner_gh200.held.codecs import PACKAGES
 from simpletuner_gh200.units import counted, format_seconds
 from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.source import folder_source, with_installed_accelerate
-from simpletuner_gh200.upstream.tested import setup_command, versions_in_words
+from simpletuner_gh200.upstream.tested import TESTED, held_back, setup_command, versions_in_words
 
 _BINDINGS = {"cuda": "cuda-bindings", "pynvml": "nvidia-ml-py"}
 OLDEST_SIMPLETUNER = Version("3.1.0")
@@ -88,7 +88,7 @@ def python_bindings(context: Context) -> CheckResult:
 
 @check("GH104", "SimpleTuner version")
 def simpletuner_version(context: Context) -> CheckResult:
-    """The extension knows SimpleTuner from 3.1 on."""
+    """The extension knows SimpleTuner from 3.1 on. Python 3.11 keeps pip from SimpleTuner 4."""
     found = context.version("simpletuner")
     if found is None:
         return failed("SimpleTuner is not installed here", setup_command())
@@ -98,6 +98,10 @@ def simpletuner_version(context: Context) -> CheckResult:
         return warned(f"SimpleTuner {found}: not a release number", "gh200 upstream check tells what holds")
     if version < OLDEST_SIMPLETUNER:
         return failed(f"SimpleTuner {version} is older than {OLDEST_SIMPLETUNER}", setup_command())
+    held = held_back(".".join(context.python.split(".")[:2]))
+    if held is not None:
+        fix = f"python{TESTED[0].pythons[0]} -m venv tuner, this package there, then gh200 setup"
+        return warned(f"SimpleTuner {version}: {held}", fix)
     return passed(f"SimpleTuner {version}")
 
 
