@@ -15,6 +15,12 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that hands on what it does not know."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Run = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A run: its output folder, project folder or configuration. Default: the one here, a live one first."
+    ),
+]
 Configuration = Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")]
 
 PANELS = ("Start here", "More: before a run", "More: runs", "More: measure", "More: SimpleTuner's releases")

@@ -67,14 +67,16 @@ def run_demo(folder: Path, *, steps: int, show: Callable[[str], None] | None = N
     summary = train_by_command(project.config, log, folder=project.folder, show=show or (lambda _line: None))
     if summary is None:
         raise RunFailed("training left no summary", remedy=f"see {log}")
+    total = round(time.perf_counter() - started, 3)
     seconds = {"prepare": round(prepared - started, 3), **summary.get("seconds", {})}
+    seconds["process"] = round(total - sum(seconds.values()), 3)
     checkpoint = project.output / f"checkpoint-{steps}"
     if summary["status"] != "completed" or summary["global_step"] < steps or not checkpoint.is_dir():
         raise RunFailed(
             f"the demo reached step {summary['global_step']} of {steps}: {summary['reason'] or summary['status']}",
             remedy=f"see {log}",
         )
-    return DemoResult(project, summary, checkpoint, {**seconds, "total": round(time.perf_counter() - started, 3)})
+    return DemoResult(project, summary, checkpoint, {**seconds, "total": total})
 
 
 def _claim(folder: Path) -> None:

@@ -24,6 +24,7 @@ from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate import launching, preflight
 from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.operate.report.page import summary
+from simpletuner_gh200.operate.run_folder import configuration_of, output_of
 from simpletuner_gh200.telemetry.numbers import data_wait_shares, plain
 from simpletuner_gh200.telemetry.reading import FILE, Point, Recorded, read_run
 from simpletuner_gh200.telemetry.redact import redact_command
@@ -100,6 +101,17 @@ def regressed(found: Sequence[MetricChange]) -> bool:
     return any(row.judgement == "worse" for row in found)
 
 
+def pair(first: Path, second: Path | None) -> tuple[Path, Path]:
+    """What is compared: two telemetry files, or the baseline beside the records of one run and that run."""
+    if second is not None:
+        return first, second
+    kept = first.with_name(BESIDE) / TELEMETRY
+    if not kept.is_file():
+        remedy = "capture one with `gh200 baseline capture`, or name two runs"
+        raise UsageError(f"no baseline beside {first}", remedy=remedy)
+    return kept, first
+
+
 def describe(run: Recorded) -> dict[str, Estimate | None]:
     return {name: estimate([value for _step, value in metric.curve(run)]) for name, metric in METRICS.items()}
 
@@ -144,6 +156,8 @@ def _compare(name: str, old: Estimate | None, new: Estimate | None, tolerance: f
 
 # -- capturing -----------------------------------------------------------------------------------------------
 
+BESIDE = "baseline"
+"""A folder beside a run's records."""
 TELEMETRY = "telemetry.jsonl"
 REPORT = "baseline_report.txt"
 GPU_LOG = "nvidia_smi.log"
@@ -151,6 +165,22 @@ DOCTOR = "doctor.json"
 RUN = "run"
 
 _GPU_QUESTION = "timestamp,name,utilization.gpu,utilization.memory,memory.used,memory.total,power.draw,clocks.sm"
+
+
+def meant(words: Sequence[str], output: Path | None) -> tuple[list[str], Path]:
+    """Flags for `gh200 train`, and the folder of the baseline, from ``[RUN] [FLAGS]``: beside the run's records."""
+    flags = list(words)
+    if flags and not flags[0].startswith("-"):
+        run = Path(flags.pop(0))
+        config = configuration_of(run) if run.exists() else None
+        if config is None:
+            remedy = "name its project folder or its configuration, or put --config after --"
+            raise UsageError(f"{run}: there is no training configuration", remedy=remedy)
+        flags = [f"--config={config}", *flags]
+    named, _rest = take(flags, "config")
+    config = Path(named) if named else configuration_of(Path())
+    beside = output_of(config) / FILE.parent if config is not None and config.is_file() else Path()
+    return flags, output or beside / BESIDE
 
 
 def capture(

@@ -34,6 +34,7 @@ PHASES = {
     "train": TRAINING,
     "save": "checkpoints",
     "finish": "final weights",
+    "process": "processes that begin and end",
     "total": "in all",
 }
 """A phase of the summary, for people. Loading comes in two parts: encoders before the data, the model after it."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.run_folder import is_project, output_of, run_name, telemetry_of
+from simpletuner_gh200.operate.run_folder import configuration_of, output_of, run_name, telemetry_of
 from simpletuner_gh200.operate.run_lock import in_use
 from simpletuner_gh200.telemetry.numbers import numbers_of
 from simpletuner_gh200.telemetry.ranks import RankTable
@@ -34,21 +34,21 @@ _SHOWN_RANKS = 8
 _STATES = {"running": "green", "ended": "bold", "gone": "bold red", "unseen": "yellow"}
 
 
-def wait_for(run: Path, every: float, say: Callable[[str], None]) -> Path:
-    """The run's telemetry, waited for while a job is at work or may yet begin; UsageError where nothing is to be seen.
+def wait_for(run: Path | None, every: float, say: Callable[[str], None]) -> Path:
+    """The telemetry of ``run``, or of one here; waited for while a job may yet begin, else UsageError.
 
     Models are loaded and datasets staged before the first record.
     """
-    reported = False
+    reported, place = False, run or Path()
     while True:
         try:
             return telemetry_of(run)
         except UsageError:
-            if not (run.is_dir() and (is_project(run) or in_use(output_of(run)))):
+            if not place.exists() or not (configuration_of(place) or in_use(output_of(place))):
                 raise
         if not reported:
-            working = in_use(output_of(run))
-            say(f"no records yet in {run}; " + (f"at work: {working}" if working else "waiting for a run to begin"))
+            working = in_use(output_of(place))
+            say(f"no records yet in {place}; " + (f"at work: {working}" if working else "waiting for a run to begin"))
             reported = True
         time.sleep(every)
 

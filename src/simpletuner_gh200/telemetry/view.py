@@ -15,7 +15,7 @@ import psutil
 from simpletuner_gh200.telemetry.alerts import Alert, alerts
 from simpletuner_gh200.telemetry.numbers import numbers_of
 from simpletuner_gh200.telemetry.ranks import RankTable, rank_table, read_ranks, same_run
-from simpletuner_gh200.telemetry.reading import FILE, Recorded, rank_files, read_run
+from simpletuner_gh200.telemetry.reading import FILE, Recorded, dig, rank_files, read_run
 from simpletuner_gh200.units import format_seconds
 
 State = Literal["running", "ended", "gone", "unseen"]
@@ -162,6 +162,10 @@ def _remaining(run: Recorded) -> float | None:
     wanted, latest = run.start.get("max_steps"), _pace(run)
     if not isinstance(wanted, int) or not run.steps or not latest:
         return None
+    left = dig(run.steps[-1], "features/ramp/samples_left")
+    samples = sum(run.latest("effective_batch", len(latest)))
+    if isinstance(left, int) and samples:
+        return left * sum(latest) / samples
     return max(0, wanted - run.step) * sum(latest) / len(latest)
 
 

@@ -56,6 +56,11 @@ def test_without_a_watcher_there_is_the_log(trained, capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_times_of_the_parts_are_the_time_of_all(trained) -> None:
+    *parts, total = trained(4).seconds.values()
+    assert sum(parts) == pytest.approx(total)
+
+
 def test_steps_that_are_missing_are_a_failure_that_names_the_log(trained) -> None:
     with pytest.raises(RunFailed, match=r"step 2 of 4") as failed:
         trained(2)

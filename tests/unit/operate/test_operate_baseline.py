@@ -195,3 +195,29 @@ def test_the_exit_code_of_compare(tmp_path: Path, gh200, slower: float, code: in
     ended, out, _err = gh200("baseline", "compare", tmp_path / "a", tmp_path / "b", "--json")
     (line,) = out.splitlines()
     assert (ended, json.loads(line)["ok"]) == (code, code == 0)
+
+
+def test_a_baseline_lies_beside_the_run_that_is_named_and_is_compared_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gh200
+) -> None:
+    output, config = tmp_path / "output", tmp_path / "config" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({"model_family": "sdxl", "output_dir": str(output)}))
+    run, seen = trainer(output / "gh200" / "baseline")
+    monkeypatch.setattr("simpletuner_gh200.operate.baseline.capture", partial(capture, run=run))
+    code, _out, shown = gh200("baseline", "compare", tmp_path)
+    assert code == 2 and "no telemetry" in shown
+    sink = JsonLines(output / "gh200" / "telemetry.jsonl")
+    for record in run_of(2, slower=2.0).steps:
+        sink.write(record)
+    code, _out, shown = gh200("baseline", "compare", tmp_path)
+    assert code == 2 and "gh200 baseline capture" in shown
+    code, _out, shown = gh200("baseline", "capture", output, "--steps", 20, "--", "--seed=7")
+    assert code == 0, shown
+    assert "--seed=7" in seen[0].command and str(config.with_suffix("")) in str(seen[0])
+    code, out, _shown = gh200("baseline", "compare", tmp_path, "--json")
+    assert code == 1 and not json.loads(out)["ok"], "the run is slower"
+    monkeypatch.chdir(tmp_path)
+    assert gh200("baseline", "compare")[0] == 1, "nothing named"
+    code, _out, shown = gh200("baseline", "capture", tmp_path / "nowhere")
+    assert code == 2 and "nowhere" in shown

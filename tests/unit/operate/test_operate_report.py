@@ -469,3 +469,9 @@ def test_that_all_ranks_failed_without_a_reason_is_told_once(tmp_path: Path) -> 
     assert "rank 1: training ended midway" in [finding.text for finding in findings(RunView(failed[0], [midway]))]
     unknown = Recorded(tmp_path / "telemetry.jsonl", {}, {}, [])
     assert "rank 1: training failed" in [finding.text for finding in findings(RunView(unknown, failed[1:]))]
+
+
+def test_the_page_lies_beside_the_records(tmp_path: Path, gh200) -> None:
+    code, out, shown = gh200("report", record_run(tmp_path / "run"), "--json")
+    page = tmp_path / "run" / "gh200" / "report.html"
+    assert code == 0 and json.loads(out) == {"report": str(page)} and page.is_file(), shown

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import time
 from pathlib import Path
 
 import pytest
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.run_folder import caches_of, newest_run, output_of, telemetry_of
+from simpletuner_gh200.operate.run_folder import caches_of, configuration_of, newest_run, output_of, telemetry_of
+from simpletuner_gh200.telemetry.sink import JsonLines
 
 
 @pytest.fixture
@@ -23,9 +27,39 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("named", ["", "results", "results/gh200", "results/gh200/telemetry.jsonl"])
-def test_a_run_by_any_of_its_names(project: Path, named: str) -> None:
+@pytest.mark.parametrize(
+    "named", ["", "results", "results/gh200", "results/gh200/telemetry.jsonl", "config/config.json"]
+)
+def test_a_run_by_any_of_its_names(project: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert telemetry_of(project / named) == project / "results" / "gh200" / "telemetry.jsonl"
+    monkeypatch.chdir(project)
+    assert telemetry_of(None).absolute() == telemetry_of(project / named), "or by none"
+
+
+def test_the_run_that_goes_on_comes_before_one_that_ended_later(tmp_path: Path) -> None:
+    for name, records in (("live", [{"pid": os.getpid()}]), ("over", [{"pid": os.getpid()}, {}])):
+        sink = JsonLines(tmp_path / "output" / name / "gh200" / "telemetry.jsonl")
+        for kind, record in zip(("start", "end"), records, strict=False):
+            sink.write({"kind": kind, "time": time.time(), "host": platform.node(), **record})
+    os.utime(tmp_path / "output" / "live" / "gh200" / "telemetry.jsonl", (time.time() - 60,) * 2)
+    assert newest_run(tmp_path) == tmp_path / "output" / "live" / "gh200" / "telemetry.jsonl"
+
+
+def test_a_baseline_beside_a_run_is_not_the_newest_run(project: Path) -> None:
+    inside = project / "results" / "gh200" / "baseline" / "run" / "gh200" / "telemetry.jsonl"
+    inside.parent.mkdir(parents=True)
+    inside.write_text('{"kind": "start"}\n')
+    assert newest_run(project / "results") == project / "results" / "gh200" / "telemetry.jsonl"
+
+
+def test_the_configuration_of_a_run(project: Path, tmp_path: Path) -> None:
+    """Its output folder may lie anywhere; a folder beside it is another's."""
+    config = project / "config" / "config.json"
+    (project / "other").mkdir()
+    config.write_text(json.dumps({"output_dir": str(project / "results")}))
+    for named in (project, config, project / "results"):
+        assert configuration_of(named) == config
+    assert configuration_of(project / "other") is None
 
 
 def test_a_project_whose_configuration_says_nothing_or_is_broken(project: Path) -> None:

@@ -242,6 +242,13 @@ def test_a_run_is_alive_as_long_as_its_process_is() -> None:
     assert gone.elapsed == pytest.approx(50, abs=5) and gone.remaining is None
 
 
+def test_the_rest_of_a_ramp_is_counted_in_samples() -> None:
+    """50 steps of 16 samples took 50 s; the rest has larger batches, and so longer steps."""
+    run = live()
+    run.steps[-1]["features"]["ramp"] = {"samples_left": 16 * 1200}
+    assert seen(run).remaining == pytest.approx(1200)
+
+
 def test_another_process_of_that_number_is_not_the_run() -> None:
     assert seen(live(time=1000.0), now=time.time() + 600).state == "gone", "this process is younger than the run"
 

@@ -77,3 +77,13 @@ def test_ranks_that_would_resume_differently_stop(
         with pytest.raises(RunFailed, match="this rank would go on from step 4"):
             feature.before_train(trainer)
     assert begun == ([trainer] if agreed else [])
+
+
+def test_a_ramp_tells_how_many_samples_the_rest_of_the_run_takes() -> None:
+    feature = RampFeature()
+    feature.runtime = SimpleNamespace(trainer=SimpleNamespace(config=SimpleNamespace(max_train_steps=6)))
+    feature._ramp, feature._last = RAMP, None
+    assert feature.telemetry() == {}, "no window has begun"
+    for step in (0, 3, 5):
+        feature._opened(RAMP.window(step))
+        assert feature.telemetry() == {"samples_left": sum(RAMP.window(n).effective for n in range(step + 1, 6))}

@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
-from simpletuner_gh200.cli.command import Command
+from simpletuner_gh200.cli.command import Command, Run
 from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.operate.monitor import screen_of, wait_for
-from simpletuner_gh200.operate.run_folder import newest_run, telemetry_of
+from simpletuner_gh200.operate.run_folder import telemetry_of
 from simpletuner_gh200.telemetry.view import RECENT, RunView
 
 
 def monitor(
-    run: Annotated[Path | None, typer.Argument(help="Output or project folder; default: the newest here.")] = None,
+    run: Run = None,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Look once and print one JSON object.")] = False,
@@ -39,11 +38,11 @@ def monitor(
     """
     console = screen()
     if as_json or once:
-        view = RunView.read(telemetry_of(run) if run is not None else newest_run(Path()))
+        view = RunView.read(telemetry_of(run))
         print(json.dumps(_document(view))) if as_json else console.print(screen_of(view, console))
         return
     try:
-        _watch(RunView.follow(wait_for(run, every, say) if run is not None else newest_run(Path())), console, every)
+        _watch(RunView.follow(wait_for(run, every, say)), console, every)
     except KeyboardInterrupt:
         console.print("left; the run goes on by itself")
 

@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.command import AsJson, Command, Run, conclude
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.draw import save
 from simpletuner_gh200.operate.report.page import build
+from simpletuner_gh200.operate.run_folder import telemetry_of
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Output or project folder of a run, or its telemetry file.")],
+    run: Run = None,
     nodes: Annotated[list[Path] | None, typer.Argument(help="Output folders of the run's other nodes.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("report.html"),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: beside the run's records.")] = None,
     doctor: Annotated[Path | None, typer.Option(help="Doctor's report; default: beside the records.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -27,7 +28,7 @@ def report(
 
     Examples:
 
-      gh200 report output/my-run
+      gh200 report
 
       gh200 report my-project --json
 
@@ -35,8 +36,10 @@ def report(
 
       gh200 report output/my-run -o my-run.html --doctor gh200_diagnostic_report.json
     """
-    save(build(run, doctor=doctor, other_nodes=nodes or ()), output)
-    conclude({"report": str(output)}, as_json, lambda: say(output))
+    records = telemetry_of(run)
+    page = output or records.with_name("report.html")
+    save(build(records, doctor=doctor, other_nodes=nodes or ()), page)
+    conclude({"report": str(page)}, as_json, lambda: say(page))
 
 
 COMMAND = Command("report", report, panel="Start here", order=70)

@@ -168,6 +168,13 @@ class RampFeature(Feature):
             "samples": sum(window.effective for window in windows),
         }
 
+    def telemetry(self) -> Mapping[str, Any]:
+        """What the rest of the run takes: its steps are not as long as those before them."""
+        if self._last is None:
+            return {}
+        end = max(int(self.runtime.trainer.config.max_train_steps), self._last.step + 1)
+        return {"samples_left": self._ramp.window(end).samples - self._ramp.window(self._last.step + 1).samples}
+
     def _factor(self) -> float:
         return rate_factor(self._ramp, self._last.step, self._settings.ramp_lr_rule) if self._last else 1.0
 
