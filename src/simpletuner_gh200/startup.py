@@ -24,9 +24,18 @@ IGNORED = (
 )
 
 
+NOT_HERE = (
+    "gh200: no {} here: that file is in a clone of SimpleTuner, whose folder to start this in. Anywhere else, "
+    "`gh200 train --config FILE` trains the same; docs/compat/migration.md says what became of the guides' names.\n"
+)
+
+
 def begin() -> None:
     """Called by the .pth line."""
-    if switched_on():
+    script = next(iter(getattr(sys, "argv", ())), "")
+    if script.endswith("simpletuner/train.py") and not os.path.exists(script):
+        sys.stderr.write(NOT_HERE.format(script) if local_rank() == 0 else "")
+    elif switched_on():
         on_interpreter_start()
     elif not switched_off() and _names_a_file(sys.orig_argv):
         sys.stderr.write(IGNORED)

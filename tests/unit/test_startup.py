@@ -96,3 +96,18 @@ def test_a_file_that_simpletuner_alone_would_not_read_is_told(launched, tmp_path
     assert launched("--config_path", "elsewhere").stderr == ""
     (tmp_path / "simpletuner" / "gh200").mkdir()
     assert launched("--config", "config/mine.json").stderr == "", "a tree with the package in it reads it"
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_the_guides_script_that_is_not_in_this_folder_is_told_with_what_to_type(switch, tmp_path):
+    """As Python starts it: the installed .pth line comes first, then Python finds no such file."""
+    environment = {**os.environ, "PYTHONPATH": OURS, "SIMPLETUNER_GH200": switch}
+    for rank in ("0", "1"):
+        command = [sys.executable, "simpletuner/train.py", "--config", "config/mine.json"]
+        told = subprocess.run(
+            command, cwd=tmp_path, env={**environment, "LOCAL_RANK": rank}, capture_output=True, text=True
+        )
+        assert told.returncode == 2
+        assert ("gh200: no simpletuner/train.py here: that file is in a clone of SimpleTuner" in told.stderr) == (
+            rank == "0"
+        )

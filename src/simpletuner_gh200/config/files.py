@@ -194,6 +194,9 @@ class Located:
         return cls(path.suffix.removeprefix("."), path, by_path=True)
 
 
+NO_SUCH_FILE = "check the path; `gh200 init` writes a configuration, `gh200 examples DIR` those that the guides name"
+
+
 def locate_training_config(
     environment: Mapping[str, str], *, explicit: str | None, env_name: str | None, examples: Path | None = None
 ) -> Located:
@@ -208,7 +211,7 @@ def locate_training_config(
             accepted = ", ".join(f".{name}" for name in FILE_NAMES)
             raise UsageError(f"{explicit}: unknown kind of file {path.suffix!r}", remedy=f"accepted: {accepted}")
         if not path.is_file():
-            raise UsageError(f"{explicit}: no such file", remedy="check the path")
+            raise UsageError(f"{explicit}: no such file", remedy=NO_SUCH_FILE)
         return Located.at(path)
     backend_set = _first(environment, "SIMPLETUNER_CONFIG_BACKEND", "CONFIG_BACKEND", "CONFIG_TYPE")
     if backend_set == "cmd":

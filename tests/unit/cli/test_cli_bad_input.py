@@ -11,6 +11,7 @@ import pytest
 
 from simpletuner_gh200 import launch
 from simpletuner_gh200.cli.main import main
+from simpletuner_gh200.config.files import NO_SUCH_FILE
 from tests.unit.nobody import as_nobody
 
 pytestmark = pytest.mark.usefixtures("few_options")
@@ -194,7 +195,7 @@ def test_the_demo_touches_no_folder_that_is_not_its_own(project, capsys, monkeyp
 def test_a_rank_that_finds_no_configuration_says_so_without_a_traceback(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert launch.main(["--config", "none.json"]) == 2
-    assert capsys.readouterr().err == "gh200: none.json: no such file\n  remedy: check the path\n"
+    assert capsys.readouterr().err == f"gh200: none.json: no such file\n  remedy: {NO_SUCH_FILE}\n"
 
 
 def test_unknown_command_is_a_usage_error(capsys, monkeypatch):

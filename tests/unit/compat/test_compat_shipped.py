@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -67,3 +69,13 @@ def test_the_wheel_is_told_to_carry_all_of_it():
 def test_the_command_lists_them():
     done = CliRunner().invoke(build_app(), ["examples", "--json"])
     assert set(json.loads(done.stdout.splitlines()[-1])["files"]) >= OF_THE_GUIDES
+
+
+@pytest.mark.parametrize("name", ["train.py", "gh200_diagnostic.py", "validate_uvm.py"])
+def test_a_clone_that_is_not_installed_says_what_to_type(name: str, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", shipped.root() / name], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("gh200: No module named 'simpletuner_gh200'. Install this clone first: ")
+    assert "pip install '.[cuda,codecs]'" in ran.stderr
