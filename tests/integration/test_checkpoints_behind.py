@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.held.saved import memory_folders
-from tests.integration.workbench import JobResult
+from simpletuner_gh200.upstream.checkpoints import newest_whole
+from tests.integration.workbench import JobResult, probe
 
 STEPS, EVERY = 6, 2
 BEHIND = {"gh200_optimizations": {"checkpoints": "behind"}}
@@ -88,11 +89,9 @@ def test_a_whole_model_with_ema_and_a_folder_for_drafts_is_the_same_too(workbenc
 
 @pytest.mark.one_release("4.")
 def test_a_signal_ends_the_run_with_75_when_the_disk_has_the_checkpoint(workbench):
-    from tests.integration.workbench import probe
-
     configure(workbench, BEHIND, steps=40, checkpoint_step_interval=100)
     signalled = workbench.train(probe=probe("preempted"))
     assert signalled.exit_codes == [75], signalled.explain()
     step = signalled.summaries[0]["global_step"]
     assert signalled.summaries[0]["details"]["checkpoints"]["safe"] == str(signalled.output / f"checkpoint-{step}")
-    assert (signalled.output / f"checkpoint-{step}" / ".guard").is_file()
+    assert newest_whole(signalled.output) == signalled.output / f"checkpoint-{step}"

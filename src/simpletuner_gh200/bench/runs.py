@@ -191,7 +191,7 @@ def _brake(rate: float, *, stock: bool) -> None:
     """Make checkpoints as slow as a disk of this rate would: stock's saving lasts as long, ours drains so."""
     if not stock:
         from simpletuner_gh200.held.saved import Order
-        from simpletuner_gh200.seams.features import behind
+        from simpletuner_gh200.seams.features.behind import feature as behind
 
         vars(behind)["Order"] = functools.partial(Order, rate=rate)
         return

@@ -4,7 +4,6 @@ does not, and that whatever looks for a checkpoint finds it on the disk."""
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import sys
@@ -17,8 +16,9 @@ import pytest
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.held import saved
-from simpletuner_gh200.seams.features import behind
-from simpletuner_gh200.seams.features.behind import BehindFeature
+from simpletuner_gh200.seams.features.behind import feature as behind
+from simpletuner_gh200.seams.features.behind.draining import Draining
+from simpletuner_gh200.seams.features.behind.feature import BehindFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 
 
@@ -115,8 +115,10 @@ def run(output, memory):
     trainer = Trainer(output)
     feature.before_train(trainer)
     yield feature, trainer
+    feature.runtime.outcome.status = "interrupted"  # nobody waits
+    feature.runtime.outcome.exit_code = 1
+    feature.after_train(trainer)
     feature.close()
-    feature._patches.remove()
 
 
 def save(feature, trainer, step):
@@ -126,7 +128,7 @@ def save(feature, trainer, step):
 
 def until_it_is_safe(feature, trainer, step):
     deadline = time.monotonic() + 60
-    while feature.safe is None or Path(feature.safe.target).name != f"checkpoint-{step}":
+    while feature.telemetry()["safe"] != f"checkpoint-{step}":
         assert time.monotonic() < deadline
         feature.batch_prepared(trainer, {})
         time.sleep(0.01)
@@ -225,7 +227,7 @@ def test_a_drainer_that_is_killed_is_started_again(run, output, monkeypatch):
     feature, trainer = run
     monkeypatch.setattr(behind, "Order", lambda *given: saved.Order(*given, rate=400_000.0))
     save(feature, trainer, 3)
-    feature._drainer.kill()
+    feature.draining._drainer.kill()
     until_it_is_safe(feature, trainer, 3)
     assert (output / "checkpoint-3" / ".guard").is_file()
 
@@ -236,7 +238,7 @@ def test_a_disk_that_refuses_for_too_long_ends_the_run_with_the_reason(run, outp
     output.rmdir()
     save(feature, trainer, 3)
     with pytest.raises(RunFailed, match=r"checkpoint-3 could not be written: .*No such file"):
-        feature._wait()
+        feature.draining.wait()
     assert "can't be written, and is tried again" in caplog.text
 
 
@@ -250,29 +252,30 @@ def test_a_preempted_run_waits_for_the_disk_but_not_beyond_its_time(run, output,
     assert "the job's time runs out before checkpoint-3 is on disk" in caplog.text
     assert feature.summary()["pending"] == str(output / "checkpoint-3")
     feature.close()
-    assert feature._folder.order() is not None, "the drainer goes on with it"
-    assert not feature._folder.locked(saved.OWNER), "and clears the memory when it is done"
-    monkeypatch.delenv("SLURM_JOB_END_TIME")
-    feature.after_train(trainer)
-    assert feature.summary()["pending"] is None and (output / "checkpoint-3").is_dir()
+    assert not feature.draining.folder.locked(saved.OWNER), "the drainer clears the memory when it is done"
+    deadline = time.monotonic() + 60
+    while feature.draining.folder.path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (output / "checkpoint-3" / ".guard").is_file()
 
 
 def test_another_rank_of_the_node_hears_where_to_write_and_waits_for_nobody(run, output, memory, caplog):
     caplog.set_level(logging.INFO)
     feature, trainer = run
     trainer.accelerator.num_processes = 2
-    other, theirs = BehindFeature(), Trainer(output)
-    other.runtime, other._folder, other._trainer = feature.runtime, saved.MemoryFolder(feature._folder.path), theirs
-    theirs.accelerator = SimpleNamespace(num_processes=2, is_main_process=False, _models=[], _optimizers=[])
+    other = Draining(saved.MemoryFolder(feature.draining.folder.path), main=False)
     heard = []
 
     def both_write(output_dir, suffix=None):
-        heard.append(json.loads((feature._folder.path / "way.json").read_text()))
-        assert other._to_memory(theirs, "checkpoint-3") is True
+        heard.append(other.folder.hear("checkpoint-3"))
+        other.hand_over(saved.Order("checkpoint-3", str(output / "checkpoint-3"), 0.0))
+        assert not other.landed(), "the main process has not handed it over yet"
         return Trainer.save(trainer, output_dir, suffix)
 
     trainer.state["global_step"] = 3
     feature.save_checkpoint(trainer, both_write, str(output), None)
-    assert heard == [{"name": "checkpoint-3", "memory": True}]
-    assert not (feature._folder.path / "way.json").exists()
+    assert heard == [True]
+    assert not (other.folder.path / "way.json").exists()
     until_it_is_safe(feature, trainer, 3)
+    assert other.landed()
