@@ -25,6 +25,7 @@ from typing import Any
 
 from simpletuner_gh200.config.environment import NO_BYTECODE, for_child
 from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.memory.host import cpu_seconds
 
 FIRST_STEP = "gh200-bench: first optimizer step"
 """Written into the log by the run itself."""
@@ -134,17 +135,12 @@ def _timed(job: Mapping[str, Any]) -> dict[str, Any]:
                 if mark.encode() in line:
                     every[mark].append(now)
                     if mark not in wall:
-                        wall[mark], cpu[mark] = now, _cpu_seconds(child)
+                        wall[mark], cpu[mark] = now, cpu_seconds(child)
             if now > LONGEST_RUN:
                 os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     end = time.monotonic() - started
     return {"code": os.waitstatus_to_exitcode(status), "wall": wall, "cpu": cpu, "every": every, "end": end}
-
-
-def _cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _become(job: Mapping[str, Any], output: int) -> None:

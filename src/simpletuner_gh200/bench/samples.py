@@ -63,6 +63,26 @@ def make_jpegs(folder: Path, count: int) -> list[str]:
     return paths
 
 
+def make_photographs(folder: Path, count: int, edge: int, *, captions: bool = False) -> None:
+    """JPEGs of ``edge`` to four thirds of it, with as much in them as a photograph has."""
+    import numpy as np
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(1)
+    contents = []
+    for height in (edge, edge * 4 // 3):
+        coarse = Image.fromarray(random.integers(0, 255, (height // 24, edge // 24, 3), np.uint8))
+        out = io.BytesIO()
+        coarse.resize((edge, height), Image.Resampling.BICUBIC).save(out, "JPEG", quality=92)
+        contents.append(out.getvalue())
+    for number in range(count):
+        path = folder / f"photograph_{number:05d}.jpg"
+        path.write_bytes(contents[number % 2])
+        if captions:
+            path.with_suffix(".txt").write_text(f"a photograph, number {number}", encoding="utf-8")
+
+
 def make_cache_files(folder: Path, shape: tuple[int, ...], count: int, *, gzipped: bool = False) -> list[str]:
     """As SimpleTuner writes them: one pickle of a bfloat16 tensor each, no two alike."""
     import torch

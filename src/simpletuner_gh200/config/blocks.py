@@ -56,6 +56,12 @@ class CacheSettings(PartModel):
     fill: Literal["background", "start", "lazy"] = _key("background", "When caches are filled")
     """Fill while training runs, before it starts, or only on first use."""
 
+    caching: Literal["parallel", "stock"] | None = _key(None, "Caching pass")
+    """Pictures are decoded and prepared on all cores, ahead of the VAE (parallel), or one by one as SimpleTuner does it
+    (stock); unset: parallel where a data set is in memory or VAE latents are unified."""
+    caching_memory_gb: float | None = _decimal(None, "Pictures in flight", gt=0)
+    """Most memory, in GiB, for pictures that are decoded and not encoded yet; unset: a fifth of what is free."""
+
     def served(self) -> dict[str, bool]:
         """Kind of cache -> whether we serve it, with the defaults that follow another key resolved."""
         audio = self.audio_cache_type or self.vae_cache_type

@@ -64,6 +64,9 @@ _NODE = (
 )
 """What the ranks of one node have in common, and no others."""
 
+DEBUG_PICTURES = "SIMPLETUNER_DEBUG_IMAGE_PREP"
+"""SimpleTuner's own: it saves each picture while it prepares it."""
+
 Environment = Mapping[str, str]
 
 

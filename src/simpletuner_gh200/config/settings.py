@@ -52,6 +52,13 @@ class Settings:
     def any_given(self) -> bool:
         return any(self.given_blocks.values())
 
+    @property
+    def caching_in_parallel(self) -> bool:
+        """Are pictures to be prepared on all cores, ahead of the VAE?"""
+        cache = self.part(CacheSettings)
+        served = bool(self.in_memory_datasets) or cache.vae_cache_type == "unified_memory"
+        return cache.caching == "parallel" or (cache.caching is None and served)
+
     def rows(self) -> list[tuple[str, Any, str]]:
         """(key, value, origin) for people and for ``--json``."""
         return [

@@ -11,6 +11,7 @@ both, in one pool     what half of all memory leaves them together    the GPU, w
 each cache            its need, small entries first                   a hit saves most where entries are small
 a checkpoint          what its memory file system has free, less      what is held for speed is not given back for it
                       the low mark below
+pictures in flight    their limit, or a fifth of what is free         data sets and caches come first
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 model state in Grace  so many times HBM, within its rank's share      a run ends with an error, not with a kill
                       of what the host can give
@@ -57,6 +58,9 @@ STATE_RESERVE_SHARE = 0.03
 
 ACTIVATIONS_SHARE = 0.5
 """Of the host memory that is free when training begins, for all ranks of a node together, where no limit is set."""
+
+PICTURES_SHARE = 0.2
+"""Of what is free when a data set's pictures are to be encoded, for all ranks of a node together."""
 
 TRIAL_SHARE = 0.9
 """Of all memory that managed pages can be in, for an allocation that is made only to see whether it can be."""
@@ -147,6 +151,12 @@ def checkpoint_allowance(free: int, host: HostMemory) -> Allowance:
     return Allowance(
         spare, f"{format_bytes(host.available)} by {host.limit}, less {format_bytes(low_mark(host.total))}"
     )
+
+
+def pictures_allowance(limit_gb: float | None, host: HostMemory, ranks: int) -> int:
+    """Of one rank's decoded pictures that the VAE has not had yet; a limit is taken at its word."""
+    whole = gib_to_bytes(limit_gb) if limit_gb is not None else int(host.available * PICTURES_SHARE)
+    return whole // max(ranks, 1)
 
 
 def low_mark(total: int) -> int:

@@ -97,6 +97,17 @@ def _reclaimable(folder: Path) -> int:
     return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
 
 
+def usable_cores(root: Path = ROOT) -> int:
+    """CPUs that this process may run on, and may use in full by the quota of its cgroups."""
+    return max(1, int(min([len(os.sched_getaffinity(0)), *cpu_quotas(root)])))
+
+
+def cpu_seconds(process: int) -> float:
+    """That a process has used, its threads together."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def last_level_cache(root: Path = ROOT) -> int:
     """Bytes of the largest cache of the first CPU; 0 where the kernel doesn't tell."""
     sizes = [0]

@@ -278,8 +278,16 @@ def _checkpoints(found: Mapping[str, Any]) -> Iterator[Line]:
         yield "checkpoints", f"{saved}; written to disk in {behind} behind it; {safe} when training ended"
 
 
+def _caching(caching: Mapping[str, Any]) -> Iterator[Line]:
+    if caching.get("pictures"):
+        pictures, seconds = counted(caching["pictures"], "picture"), caching["seconds"]
+        rate = f"{caching['pictures'] / max(seconds, 1e-6):.3g}/s with {counted(caching['workers'], 'worker')}"
+        yield "caching", f"{pictures} in {format_seconds(seconds)}, {rate}"
+
+
 FEATURE_LINES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
     "store": _datasets,
+    "caching": _caching,
     "caches": _caches,
     "ramp": _ramp,
     "activations": _activations,

@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.blocks import MOST_WORKERS
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.memory.driver.interface import Driver
+from simpletuner_gh200.memory.host import usable_cores
 from simpletuner_gh200.plan import text
 from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, with_settings
@@ -22,6 +24,7 @@ from simpletuner_gh200.plan.facts import NOT_FOLLOWED, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine, this_machine
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
+from simpletuner_gh200.plan.starting import start_seconds
 from simpletuner_gh200.plan.steps import sharding_notes
 from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread, usual_flops
 from simpletuner_gh200.telemetry.sink import read_whole, write_whole
@@ -47,6 +50,8 @@ class Plan:
     """From the largest, which the table is about, down."""
     nodes: tuple[OnNodes, ...] = ()
     """The same run on one node, two and more, with as many ranks on each."""
+    start: Mapping[str, float] = field(default_factory=dict)
+    """Seconds before the first step of a first start; empty where there was no time to look at files."""
 
     @property
     def fits(self) -> bool:
@@ -81,6 +86,7 @@ class Plan:
             "bytes": [row.to_json() for row in found.rows],
             "buckets": [bucket.to_json() for bucket in self.buckets],
             "step": {**found.step_json(), "flops": self.traced_flops},
+            "start": dict(self.start),
             "changes": [change.to_json() for change in self.changes],
             "fastest": best.to_json() if (best := fastest(self.changes)) else None,
             "nodes": [one.to_json() for one in self.nodes],
@@ -117,7 +123,9 @@ def make_plan(
         notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
     others = on_nodes(lambda count: read_facts(training, ranks=count), sizes, one, job)
     found = buckets(facts, sizes, one)
-    return Plan(one, sizes, evaluate(facts, sizes, one), tuple(notes), found, tuple(others))
+    cores = usable_cores() if machine.name == "this" else MOST_WORKERS * one.devices
+    start = start_seconds(training, cores) if patience is None else {}
+    return Plan(one, sizes, evaluate(facts, sizes, one), tuple(notes), found, tuple(others), start)
 
 
 def quick_plan(training: Training, machine: Machine) -> Plan:

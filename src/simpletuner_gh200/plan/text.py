@@ -65,6 +65,11 @@ def step_line(plan: Plan) -> str:
     return f"{least}; {others or 'nothing else counts'}"
 
 
+def start_line(plan: Plan) -> str:
+    parts = ", ".join(f"{name} {format_seconds(value)}" for name, value in plan.start.items())
+    return f"with empty caches, before the first step: {parts}"
+
+
 def bucket_name(bucket: Bucket) -> str:
     shape = bucket.shape
     return f"{shape.width} x {shape.height}" + (f" x {shape.frames} frames" if shape.frames else "")

@@ -126,6 +126,9 @@ class Feature:
     def before_train(self, trainer: Any) -> None:
         """Everything is prepared and resumed; the loop starts now."""
 
+    def caching_pass(self, cache: Any) -> Callable[[Callable[[], Any]], Any] | None:
+        """A VAE cache is about to encode what is missing; return what runs that, or None where it just runs."""
+
     def rebuild_cache(self, cache: Any) -> None:
         """A VAE cache is about to be rebuilt."""
 

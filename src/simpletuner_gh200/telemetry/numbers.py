@@ -107,6 +107,7 @@ NUMBERS = (
     Number("samples/s", "samples_per_second", plain, "median"),
     Number("effective batch", "effective_batch", plain),
     Number("cache hits", hit_rates, percent),
+    Number("pictures cached, /s", "features/caching/pictures_per_second", plain),
     Number("host memory available", "host/available", format_bytes, "least"),
     Number("process memory", "host/resident", format_bytes, "most"),
     Number("slabs", "slab_bytes", format_bytes, "most"),

@@ -46,6 +46,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "web_ui": FeatureInfo("a field for every key, in the Web UI"),
     "store": FeatureInfo("in-memory datasets"),
     "caches": FeatureInfo("unified-memory caches"),
+    "caching": FeatureInfo("pictures prepared on all cores, ahead of the VAE"),
     "batch_path": FeatureInfo("batches assembled straight from the caches", needs=("caches",)),
     "prefetch": FeatureInfo("batches collated ahead, by SimpleTuner's own prefetching"),
     "hints": FeatureInfo("placement hints on batches"),

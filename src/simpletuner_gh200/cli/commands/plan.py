@@ -96,7 +96,15 @@ def _applied(made: Plan, path: Path | None) -> str:
 
 def _print(made: Plan, console: Console) -> None:
     from simpletuner_gh200.plan.pictures import SHOWN_BUCKETS, bars, in_characters
-    from simpletuner_gh200.plan.text import BUCKET_HEADINGS, bucket_cells, headline, nodes_lines, step_line, summary
+    from simpletuner_gh200.plan.text import (
+        BUCKET_HEADINGS,
+        bucket_cells,
+        headline,
+        nodes_lines,
+        start_line,
+        step_line,
+        summary,
+    )
 
     console.print(headline(made), style="bold green" if made.fits else "bold red", markup=False, highlight=False)
     for bar in bars(made):
@@ -113,7 +121,7 @@ def _print(made: Plan, console: Console) -> None:
     if len(made.buckets) > 1:
         cells = [bucket_cells(bucket) for bucket in made.buckets[:SHOWN_BUCKETS]]
         show_table(console, BUCKET_HEADINGS, cells, title="activations by bucket", right=(1, 2, 3, 4))
-    for line in (*summary(made), step_line(made), *nodes_lines(made)):
+    for line in (*summary(made), step_line(made), start_line(made), *nodes_lines(made)):
         paragraph(console, line)
     useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]
     for change in useful[:SHOWN_CHANGES]:

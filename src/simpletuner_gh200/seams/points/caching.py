@@ -17,6 +17,14 @@ def _vae_rebuild(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwarg
     return wrapped(*args, **kwargs)
 
 
+def _vae_pass(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    for offered in runtime.moment("caching_pass"):
+        run = offered(instance)
+        if run is not None:
+            return run(lambda: wrapped(*args, **kwargs))
+    return wrapped(*args, **kwargs)
+
+
 def _compute_latents(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     def ours(filepaths: Any, data_backend_id: str, model: Any) -> Any:
         path = runtime.batch_path
@@ -46,6 +54,7 @@ def _compute_prompt_embeddings(runtime: Runtime, wrapped: Any, instance: Any, ar
 
 SEAMS = (
     wrapping("caching.vae_rebuild", _vae_rebuild),
+    wrapping("caching.vae_pass", _vae_pass),
     wrapping("collate.compute_latents", _compute_latents),
     wrapping("collate.check_latent_shapes", _check_latent_shapes),
     wrapping("collate.compute_prompt_embeddings", _compute_prompt_embeddings),

@@ -52,6 +52,48 @@ SPECS = (
         "caches: entries of that cache are dropped first, on every rank, so that no stale latent is served",
     ),
     seam(
+        "caching.vae_pass",
+        f"{CACHING}.vae:VAECache.process_buckets",
+        "caching: while it runs, workers prepare pictures ahead of it, and latents are written behind it",
+        # Where that order comes from, and which ends of its stages are replaced on the instance and in the module.
+        fact("the order of buckets is shuffled by name", calls("shuffle", arguments=1)),
+        fact("what a bucket needs is asked of the instance", calls("self._reduce_bucket", arguments=3)),
+        fact(
+            "pictures are read by the backend",
+            calls("self.image_data_backend.read_image_batch", arguments=2),
+            "VAECache.read_images_in_batch",
+        ),
+        fact(
+            "pictures are grouped by the batch processor",
+            calls("self.batch_processor.process_aspect_grouped_images", times=1, arguments=2),
+            "VAECache._process_images_in_batch",
+        ),
+        fact(
+            "pictures are prepared by name",
+            contains(
+                "prepare_sample(image=prepared_input, data_backend_id=self.id, filepath=filepath, model=self.model)"
+            ),
+            "VAECache._process_images_in_batch",
+        ),
+        fact(
+            "pictures are transformed last",
+            contains("self.transform_sample(image).to(self.accelerator.device, dtype=self.vae.dtype)"),
+            "VAECache._process_images_in_batch",
+        ),
+        fact(
+            "latents are written by the backend",
+            calls("self.cache_data_backend.write_batch", arguments=2),
+            "VAECache._write_latents_in_batch",
+        ),
+    ),
+    seam(
+        "caching.prepare_sample",
+        f"{CACHING}.vae:prepare_sample(image, data_backend_id, filepath, model)",
+        "caching: a worker prepares a sample by the two ways that it has",
+        fact("by itself", calls("training_sample.prepare", arguments=0)),
+        fact("like its partner", calls("training_sample.prepare_like", times=1, arguments=1)),
+    ),
+    seam(
         "caching.text_retrieve",
         f"{CACHING}.text_embeds:TextEmbeddingCache.load_from_cache",
         f"caches: {SERVED}",

@@ -1,0 +1,178 @@
+"""Worker processes, seen from the rank: started by a server of their own, asked one job at a time, replaced if lost."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simpletuner_gh200.caching.server import ONE_THREAD, receive_with_fd, send
+from simpletuner_gh200.config.environment import SWITCH, for_child
+from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.memory.host import cpu_seconds
+
+logger = logging.getLogger("simpletuner_gh200")
+
+START_SECONDS = 300.0
+"""Until the server has imported what its workers need, on a busy machine."""
+
+_STARTS = 3
+"""Servers that are started at most: one that dies again and again won't come back."""
+
+
+class WorkerLost(GH200Error):
+    """The process that was at a job is gone, or was ended because the job took too long."""
+
+
+class Answer(NamedTuple):
+    message: Any
+    array: np.ndarray[Any, Any] | None
+    """In memory shared with the worker, which has let go of it: freed with the last view."""
+
+
+class Worker:
+    """One process. Used by one thread at a time."""
+
+    def __init__(self, jobs: socket.socket) -> None:
+        self._jobs = jobs
+        self._jobs.settimeout(START_SECONDS)
+        pid = self._receive().message
+        self.pid = int(pid)
+        try:
+            self._process = os.pidfd_open(self.pid)
+        except ProcessLookupError as gone:
+            raise WorkerLost("it ended as soon as it was started") from gone
+
+    def ask(self, job: Any, content: Any, seconds: float) -> Answer:
+        """WorkerLost where it is gone, or has not answered by then; then it is killed."""
+        self._jobs.settimeout(seconds)
+        try:
+            send(self._jobs, job, content)
+            return self._receive()
+        except WorkerLost:
+            self.end()
+            raise
+        except OSError as gone:
+            self.end()
+            slow = isinstance(gone, TimeoutError)
+            raise WorkerLost(f"no answer within {seconds:g} s" if slow else "its process was killed") from gone
+
+    def _receive(self) -> Answer:
+        try:
+            (message, kind), _content, fds = receive_with_fd(self._jobs)
+        except ConnectionError as gone:
+            raise WorkerLost("its process was killed") from gone
+        if kind is None:
+            return Answer(message, None)
+        try:
+            mapped = mmap.mmap(fds[0], 0)
+        finally:
+            os.close(fds[0])
+        dtype, shape = kind
+        size = int(np.prod(shape, dtype=np.int64))
+        return Answer(message, np.frombuffer(mapped, dtype, size).reshape(shape))
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        os.close(self._process)
+        self._jobs.close()
+
+
+class WorkerPool:
+    """``target``, "module:function", is what they run; nothing is started before ``start`` or the first ``worker``."""
+
+    def __init__(self, target: str, count: int) -> None:
+        self.count = count
+        self._target = target
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._idle: list[Worker] = []
+
+    def start(self) -> None:
+        """Have the server begin to import. Does not wait for it."""
+        with self._lock:
+            if self._server is None or self._server.poll() is not None:
+                self._start()
+
+    def _start(self) -> None:
+        if self._starts >= _STARTS:
+            raise WorkerLost(f"the server of the workers has ended {self._starts} times")
+        self._starts += 1
+        self._let_go()  # with it went its workers
+        self._control, theirs = socket.socketpair()
+        # Without CUDA, and without us: a worker is not one more rank.
+        alone = {**ONE_THREAD, SWITCH: "0", "CUDA_VISIBLE_DEVICES": "", "SIMPLETUNER_LOG_LEVEL": "CRITICAL"}
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "simpletuner_gh200.caching.server", str(theirs.fileno()), self._target],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=for_child({**alone, "SIMPLETUNER_SKIP_TORCH": "1"}),
+            )
+
+    def worker(self) -> Worker:
+        """An idle one, or a new one. WorkerLost where there are none to be had."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        while True:
+            self.start()
+            with suppress(OSError):
+                return self._forked()
+
+    def _forked(self) -> Worker:
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            if self._control is None:
+                raise BrokenPipeError
+            socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+        try:
+            return Worker(ours)
+        except WorkerLost as gone:
+            ours.close()
+            self._bury()
+            raise BrokenPipeError from gone
+
+    def _bury(self) -> None:
+        """A server that did not fork is at its end."""
+        if self._server is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(timeout=1.0)
+
+    def cpu_seconds(self) -> float:
+        """Of the idle workers, since they were started."""
+        with self._lock:
+            return sum(cpu_seconds(worker.pid) for worker in self._idle)
+
+    def give_back(self, worker: Worker) -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+    def close(self) -> None:
+        """All of them are gone when this returns; asked again, it starts anew."""
+        with self._lock:
+            self._let_go()
+            self._starts = 0
+
+    def _let_go(self) -> None:
+        while self._idle:
+            self._idle.pop().end()
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+        self._control = self._server = None

@@ -1,0 +1,155 @@
+"""The caching pass: pictures are prepared by processes on all cores, SimpleTuner's VAE takes them in its own order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from simpletuner_gh200.caching.workers import WorkerPool
+from simpletuner_gh200.config.blocks import MOST_WORKERS, CacheSettings
+from simpletuner_gh200.config.datasets import Dataset
+from simpletuner_gh200.config.environment import DEBUG_PICTURES, local_size, text
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.ceilings import pictures_allowance
+from simpletuner_gh200.memory.host import host_memory, usable_cores
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.caching.session import Pass
+from simpletuner_gh200.units import format_seconds
+
+logger = logging.getLogger("simpletuner_gh200")
+
+VAE = "simpletuner.helpers.caching.vae"
+TARGET = "simpletuner_gh200.seams.features.caching.preparing:workshop"
+
+FEW = 64
+"""Pictures for which workers are not worth their start, unless they were asked for."""
+
+DEBUG_LEVELS = (4, "debug")
+"""Of SimpleTuner's webhooks: at it each picture is sent while it is prepared."""
+
+
+class CachingFeature(Feature):
+    name = "caching"
+
+    def __init__(self) -> None:
+        self._pool: WorkerPool | None = None
+        self._pictures = 0
+        self._seconds = 0.0
+        self._workers = 0
+        self._said: set[str] = set()
+        self._loading = True
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        if not settings.caching_in_parallel:
+            return "off"
+        return "auto" if settings.part(CacheSettings).caching is None else "requested"
+
+    # -- moments ---------------------------------------------------------------------------------------
+
+    def start(self, trainer: Any) -> None:
+        self._let_go()
+        self._pictures, self._seconds, self._said, self._loading = 0, 0.0, set(), True
+        self._workers = max(1, min(MOST_WORKERS, usable_cores() // local_size()))
+        self._pool = WorkerPool(TARGET, self._workers)
+
+    def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Where there is much to do, what workers need is imported while SimpleTuner loads its models."""
+        if self._pool is not None and any(map(_nothing_cached, entries)):
+            self._pool.start()
+        return entries
+
+    def caching_pass(self, cache: Any) -> Callable[[Callable[[], Any]], Any] | None:
+        pictures = len(getattr(cache, "local_unprocessed_files", ()))
+        if self._pool is None or not pictures:
+            return None
+        reason = why_not(cache)
+        if reason is not None:
+            if reason not in self._said:
+                logger.info("gh200: dataset %s is cached by SimpleTuner alone: %s", cache.id, reason)
+            self._said.add(reason)
+            return None
+        if pictures < FEW and self.settings.part(CacheSettings).caching is None:
+            return None
+        return lambda process_buckets: self._run(cache, process_buckets)
+
+    def data_ready(self, trainer: Any) -> None:
+        """There may be passes still, where caches are made anew each epoch; they start what they need."""
+        self._let_go()
+        self._loading = False
+
+    def summary(self) -> dict[str, Any]:
+        return {"pictures": self._pictures, "workers": self._workers, "seconds": round(self._seconds, 3)}
+
+    def telemetry(self) -> dict[str, Any]:
+        if not self._pictures:
+            return {}
+        return {"pictures": self._pictures, "pictures_per_second": self._pictures / max(self._seconds, 1e-6)}
+
+    def close(self) -> None:
+        self._let_go()
+
+    # -- a pass ----------------------------------------------------------------------------------------
+
+    def _run(self, cache: Any, process_buckets: Callable[[], Any]) -> Any:
+        assert self._pool is not None
+        began = time.monotonic()
+        limit = self.settings.part(CacheSettings).caching_memory_gb
+        ceiling = pictures_allowance(limit, host_memory(), local_size())
+        now = Pass(cache, sys.modules[VAE], self._pool, ceiling)
+        try:
+            return now.run(process_buckets)
+        finally:
+            if not self._loading:
+                self._let_go()
+            self._pictures += now.pictures
+            self._seconds += time.monotonic() - began
+            logger.info(
+                "gh200: dataset %s cached in %s with %d workers: %s",
+                *(cache.id, format_seconds(now.seconds), self._workers, now.line()),
+            )
+
+    def _let_go(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def why_not(cache: Any) -> str | None:
+    """What this data set does that is not followed; None where it can be."""
+    from simpletuner.helpers.caching.vae import VAECache
+    from simpletuner.helpers.data_backend.local import LocalDataBackend
+    from simpletuner.helpers.training.state_tracker import StateTracker
+
+    backend = cache.image_data_backend
+    webhook = StateTracker.get_webhook_handler()
+    reasons = {
+        "sound is not decoded by workers": "audio" in str(cache.dataset_type).lower(),
+        "its samples are looked at for NSFW content": getattr(cache, "nsfw_check_enabled", False),
+        "samples are encoded when they are needed": cache.vae_cache_ondemand,
+        "its files are not local": not isinstance(backend, LocalDataBackend),
+        "its VAE cache is not SimpleTuner's own": type(cache) is not VAECache,
+        "each picture is sent to a webhook": getattr(webhook, "log_level", None) in DEBUG_LEVELS,
+        "pictures are saved for debugging": text(DEBUG_PICTURES).lower() == "true",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _nothing_cached(entry: dict[str, Any]) -> bool:
+    """Is there a folder of many files, and nothing yet where their latents go?"""
+    dataset = Dataset(entry)
+    pictures, latents = dataset.local_folder, dataset.path("cache_dir_vae")
+    if pictures is None or latents is None or "{" in str(latents) or not dataset.enabled:
+        return False
+    return len(list(islice(_files(pictures), FEW))) == FEW and next(_files(latents), None) is None
+
+
+def _files(folder: Path) -> Iterator[str]:
+    return (name for _place, _inside, names in os.walk(folder) for name in names)
+
+
+FEATURE = CachingFeature

@@ -1,0 +1,88 @@
+"""The caching pass with workers leaves what stock leaves, to the bit, whatever the pictures are and whoever dies."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.workbench import Workbench
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def beside(forge, tmp_path_factory):
+    """Runs a function of ``caching_passes`` beside an imported SimpleTuner; what it said, line by line."""
+    bench = Workbench(forge, tmp_path_factory.mktemp("passes"))
+    bench.project.folder.mkdir()
+
+    def run(function: str, *arguments: object) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(function)
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.integration import caching_passes as it\n"
+        done = bench.execute(f"{code}it.{function}({str(folder)!r}, *{arguments!r})")
+        assert done.ok, done.explain()
+        return [json.loads(line) for line in done.log().splitlines() if line.startswith("{")]
+
+    return run
+
+
+def test_what_a_pass_leaves_is_stocks_to_the_bit(beside) -> None:
+    found = beside("compare", [])
+    assert len(found) == 12
+    for case in found:
+        assert case["differences"] == {}, case["case"]
+        assert 2 * case["written"] > case["pictures"] > 0, case["case"]
+
+
+def test_random_crops_are_as_large_and_as_many_as_stocks(beside) -> None:
+    assert beside("loose") == [{"differences": {}, "written": 17}]
+
+
+def test_nothing_is_seen_of_workers_that_die_hang_or_lack_memory(beside) -> None:
+    killed, stopped, without_server = beside("disturbed")
+    bomb = 6000 * 6000 * 10
+    for found in (killed, stopped, without_server):
+        assert found["differences"] == {}
+        assert bomb <= found["most"] < bomb + (1 << 20), "alone, since it is above the ceiling by itself"
+
+
+def test_an_interrupted_pass_goes_on_and_a_file_that_never_ends_costs_itself_alone(beside) -> None:
+    first, second, whole = beside("interrupted")
+    assert first["killed"]
+    assert second["killed"]
+    assert 0 <= first["written"] <= second["written"] < 23
+    assert whole == {"written": 23, "left_out": True, "there": True}
+
+
+PARALLEL = {"cache_config": {"vae_cache_type": "unified_memory", "caching": "parallel"}}
+
+
+def from_empty_caches(workbench, world: int, **how: Any) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    workbench.restore()
+    latents = workbench.project.folder / "cache" / "vae"
+    shutil.rmtree(latents)
+    workbench.configure(max_train_steps=3, **({"blocks": PARALLEL, "dataset": {"type": "in_memory"}} if how else {}))
+    run = workbench.train(stock=not how, world=world)
+    assert run.ok, run.explain()
+    return run, {path.name: torch.load(gzip.open(path)) for path in sorted(latents.rglob("*.pt"))}
+
+
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.matrix)])
+def test_a_run_that_fills_its_caches_trains_as_stock_does(workbench, world: int) -> None:
+    import torch
+
+    stock, theirs = from_empty_caches(workbench, world)
+    ours, mine = from_empty_caches(workbench, world, ours=True)
+    assert theirs.keys() == mine.keys() != set()
+    assert all(torch.equal(theirs[name], mine[name]) for name in theirs)
+    assert stock.losses == ours.losses
+    details = [summary["details"]["caching"] for summary in ours.summaries]
+    assert sum(found["pictures"] for found in details) == len(mine)
+    assert "gh200: dataset" in ours.log()
