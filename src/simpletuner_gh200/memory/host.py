@@ -5,6 +5,7 @@ Everything takes ``root``, the folder that stands for ``/``, so that tests and t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +74,7 @@ def test_a_picture_weighs_what_a_worker_needs_for_it() -> None:
     ],
 )
 def test_when_it_is_on(cache: dict[str, Any], datasets: tuple[str, ...], asked: str) -> None:
-    settings = resolve({"cache_config": cache}, {}, in_memory_datasets=datasets)
+    settings = replace(resolve({"cache_config": cache}, {}), in_memory_datasets=datasets)
     assert CachingFeature().request(settings, {}) == asked
 
 

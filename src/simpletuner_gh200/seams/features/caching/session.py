@@ -36,8 +36,8 @@ from simpletuner_gh200.seams.features.caching.jobs import (
 from simpletuner_gh200.seams.features.caching.preparing import COMPANION, Companion, Preparation
 from simpletuner_gh200.seams.features.caching.turns import STAGES, Turns
 from simpletuner_gh200.seams.patch import Patch, Patches, put, wrap_method
-from simpletuner_gh200.telemetry.printable import printable
 from simpletuner_gh200.telemetry.progress import LINE_EVERY_SECONDS
+from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.units import format_seconds
 
 logger = logging.getLogger("simpletuner_gh200")
