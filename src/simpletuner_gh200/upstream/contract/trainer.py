@@ -102,7 +102,6 @@ SPECS = (
         fact("everything is written below the folder that it is given", calls("self.accelerator.save_state", times=1)),
         # What looks at the checkpoint afterwards waits for it, through methods replaced on the trainer.
         fact("runs the user's script when it is saved", calls("self._run_post_checkpoint_script", times=1)),
-        fact("says that it is saved in an event", calls("self._emit_event")),
         fact("rotates old ones", mentions("self.checkpoint_state_cleanup"), "Trainer"),
         fact("uploads one by one method", mentions("self._schedule_hub_upload"), "Trainer"),
         fact("waits for uploads in the end", mentions("self._finish_hub_uploads"), "Trainer"),
