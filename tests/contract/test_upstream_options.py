@@ -193,7 +193,7 @@ def test_older_spellings_and_every_variable_are_taken(table: OptionTable, checke
     for variable, flag in env_file.env_to_args_map.items():
         option = table.options.get(flag.removeprefix("--"))
         value = option.choices[0] if option is not None and option.later else "1"
-        refused, _notes = checker.variables({variable: value})
+        refused = checker.variables({variable: value})
         words = [flag if "=" in flag else f"{flag}={value}"]
         assert accepts([*needed_but(flag.removeprefix("--")), *words]) == (not refused), variable
 

@@ -122,12 +122,17 @@ def _of_datasets(trainer: Any, ranks: int) -> Iterator[dict[str, str]]:
         yield {"where": "data_backend_config", "what": "no dataset to train on: none of images, videos or audio is on"}
     primary = [(f"dataset {entry.get('id')!r}", entry) for entry in enabled if _kind(entry) in PRIMARY]
     for where, entry in primary:
-        yield from _judged(where, module.create_backend_config, copy.deepcopy(entry), vars(trainer.config))
+        yield from _judged(where, module.init_backend_config, copy.deepcopy(entry), trainer.config, process)
+        yield from _judged(where, _validated, module, copy.deepcopy(entry), vars(trainer.config))
     if not factory.text_embed_backends:  # judged above, or made of something that this process has not
         return
     for where, entry in primary:
         configure = factory._configure_single_data_backend
         yield from _judged(where, configure, copy.deepcopy(entry), entries, [], [], False)
+
+
+def _validated(module: Any, entry: dict[str, Any], arguments: dict[str, Any]) -> None:
+    module.create_backend_config(entry, arguments).validate(arguments)
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
@@ -158,6 +163,8 @@ def _write_nothing(module: Any, factory: Any) -> None:
     nothing = _Nothing()
     module.TextEmbeddingCache = module.ImageEmbedCache = module.DistillationCache = nothing
     module.StateTracker.delete_cache_files = staticmethod(nothing)
+    for name in ("get_vae", "load_vae", "load_text_encoder", "get_pipeline", "load_model"):
+        setattr(factory.model, name, nothing)
     os.makedirs = nothing  # type: ignore[assignment]
     Path.mkdir = nothing  # type: ignore[assignment, method-assign]
 
