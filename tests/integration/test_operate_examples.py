@@ -22,7 +22,7 @@ SLOW_QUEUES = probe("slow_queues")
 def test_a_project_of_init_trains_unchanged(workbench, tmp_path):
     project = workbench.project
     model = choose_model(str(project.model), TABLE.families)
-    wish = Wish(tmp_path, model, project.images, steps=3, batch=2, resolution=64, cpu=True)
+    wish = Wish(tmp_path, model, project.images, steps=3, batch=2, resolution=64, cpu=True, ramp=True)
     write(plan_project(wish))
     run = workbench.train(argv=["--config", str(tmp_path / "config" / "config.json")])
     assert run.ok, run.explain()

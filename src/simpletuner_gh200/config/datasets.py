@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +45,8 @@ SKIPPED_FOLDERS = frozenset(
 """Folders of systems and tools, into which SimpleTuner does not look."""
 
 _SHOWN = 3
+_LOOKED_AT = 200
+"""Images, spread over all of them, whose size is read."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Survey:
     """Of all files; 0 where it was not asked for."""
     without_caption: tuple[str, ...] = ()
     """The first few, below the folder."""
+    edges: tuple[int, ...] = ()
+    """What ``shorter_edges`` found, where that was asked."""
 
 
 def survey(folder: Path, *, sizes: bool = False) -> Survey:
@@ -82,6 +87,19 @@ def survey(folder: Path, *, sizes: bool = False) -> Survey:
         if sizes:
             total += sum(_size(os.path.join(place, name)) for name in names)
     return Survey(files, samples, captioned, others, total, tuple(first))
+
+
+def shorter_edges(folder: Path) -> tuple[int, ...]:
+    """Of some images, spread over all that are below ``folder``: their shorter edges in pixels, in order."""
+    from PIL import Image
+
+    paths = [os.path.join(place, name) for place, names in _folders(folder) for name in names]
+    images = [path for path in paths if os.path.splitext(path)[1].lower() in IMAGES]
+    found = []
+    for path in images[:: max(1, len(images) // _LOOKED_AT)]:
+        with suppress(OSError, ValueError, Image.DecompressionBombError), Image.open(path) as image:
+            found.append(min(image.size))
+    return tuple(sorted(found))
 
 
 def _folders(top: Path) -> Iterator[tuple[str, list[str]]]:

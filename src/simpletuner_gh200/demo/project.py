@@ -54,13 +54,18 @@ def write_project(project: DemoProject, *, blocks: dict[str, Any], dataset: dict
 
 
 def write_project_in_subprocess(project: DemoProject, blocks: dict[str, Any], dataset: dict[str, Any]) -> None:
-    """Make the model in a process of its own, once: torch and diffusers stay out of this one."""
-    if not (project.model / "model_index.json").is_file():
+    write_model_in_subprocess(project.model)
+    write_project(project, blocks=blocks, dataset=dataset)
+
+
+def write_model_in_subprocess(folder: Path) -> Path:
+    """The tiny model, once, by a process of its own: torch and diffusers stay out of this one."""
+    if not (folder / "model_index.json").is_file():
         code = f"import sys, pathlib, {__name__} as here; here.write_tiny_sdxl(pathlib.Path(sys.argv[1]))"
-        made = subprocess.run([sys.executable, "-c", code, str(project.model)], text=True, capture_output=True)
+        made = subprocess.run([sys.executable, "-c", code, str(folder)], text=True, capture_output=True)
         if made.returncode:
             raise RunFailed(f"the tiny model could not be made:\n{made.stderr[-2000:]}")
-    write_project(project, blocks=blocks, dataset=dataset)
+    return folder
 
 
 def training_config(project: DemoProject) -> dict[str, Any]:

@@ -11,27 +11,38 @@ from typing import Any
 from simpletuner_gh200.config.datasets import Survey
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.models import Model
-from simpletuner_gh200.units import GIB, format_bytes
+from simpletuner_gh200.units import GIB, counted, format_bytes
 
 _ROOM = 1.5
 """A dataset may grow by half before its ceiling has to be raised."""
+_SMALLEST = 10
+"""One picture of so many may be smaller than the resolution."""
+_STEP = 64
+"""Edges are a multiple of it: all families take that."""
+_OFTEN, _SMALL_SET = 100, 100
+_TINY, _REHEARSED, _SOME = 64, 20, 64
+"""Pixels, steps and pictures of a rehearsal."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for. ``cpu`` gives settings that also train without a GPU."""
+    """What was asked for; None is left to us. ``cpu`` gives settings that also train without a GPU."""
 
     folder: Path
     model: Model
     data: Path
     nodes: int = 1
     gpus_per_node: int = 1
-    steps: int = 1000
+    steps: int | None = None
     batch: int = 4
     resolution: int | None = None
     full: bool = False
     """All weights, instead of a LoRA beside them."""
     cpu: bool = False
+    ramp: bool = False
+    """A batch that grows."""
+    rehearsal: bool = False
+    """Is the model a tiny one that is of no use, and the run over in minutes?"""
     slurm: bool = False
     """A script for sbatch, too."""
     container: str = "none"
@@ -45,10 +56,6 @@ class Wish:
     def sharded(self) -> bool:
         """Does each GPU hold a part of what is trained? A LoRA is small enough to be held by all."""
         return self.full and self.ranks > 1 and not self.cpu
-
-    @property
-    def pixels(self) -> int:
-        return self.resolution or self.model.resolution
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,13 @@ class Decision:
 
 def decide(wish: Wish, data: Survey) -> Iterator[Decision]:
     """Every choice that the wish leaves open, with its reason. Pure."""
+    steps, why = _length(wish, data)
     yield _trained(wish)
+    yield _resolution(wish, data)
+    lengths = {"max_train_steps": steps, "lr_warmup_steps": min(100, steps // 10)}
+    lengths["checkpoint_step_interval"] = max(1, steps // 4)
+    some = {"max_num_samples": _SOME} if wish.rehearsal and data.samples > _SOME else {}
+    yield Decision(counted(steps, "optimizer step"), why, training=lengths, dataset=some)
     yield _captions(data)
     yield Decision(
         "square crops from the centre",
@@ -97,8 +110,52 @@ def decide(wish: Wish, data: Survey) -> Iterator[Decision]:
             }
         },
     )
-    yield _ramp(wish)
+    yield _batch(wish, steps, data.samples)
     yield _activations(wish)
+
+
+def _resolution(wish: Wish, data: Survey) -> Decision:
+    """What the model was made for, but no more than the pictures have: enlarging them adds blur and no detail."""
+    made_for, edges = wish.model.resolution, data.edges
+    had = edges[len(edges) // _SMALLEST] if edges else None
+    pixels, why = made_for, f"{wish.model.family} was made for that"
+    if wish.resolution:
+        pixels, why = wish.resolution, "as asked"
+    elif wish.rehearsal:
+        pixels, why = _TINY, "enough for a rehearsal"
+    elif had is None:
+        why += "; no picture's size could be read"
+    elif had < made_for:
+        pixels = max(_STEP, had // _STEP * _STEP)
+        why = (
+            f"{wish.model.family} was made for {made_for}, and nine of ten pictures have no less than {had} at their "
+            "shorter edge; --resolution takes another, and enlarges what is smaller"
+        )
+        why += "; that is little for this model, and larger pictures would help more than any setting" * (
+            pixels < made_for // 2
+        )
+    small = sum(edge < pixels for edge in edges)
+    if small:
+        why += f"; {small} of {counted(len(edges), 'picture')} looked at {'is' if small == 1 else 'are'} enlarged"
+    keys = {"resolution": pixels, "resolution_type": "pixel"}
+    return Decision(f"{pixels} x {pixels} pixels", why, training=keys, dataset=keys)
+
+
+def _length(wish: Wish, data: Survey) -> tuple[int, str]:
+    """Optimizer steps: small sets are seen often, large ones at least once, those between by the square root."""
+    each = wish.batch * wish.ranks
+    if wish.steps:
+        return wish.steps, f"as asked: each picture is seen about {wish.steps * each / data.samples:.3g} times"
+    if wish.rehearsal:
+        some = f" on {_SOME} of the pictures" if data.samples > _SOME else ""
+        return _REHEARSED, f"a rehearsal{some}: what the tiny model learns is of no use; without --cpu it is a real one"
+    seen = max(data.samples, _OFTEN * min(data.samples, math.sqrt(data.samples * _SMALL_SET)))
+    steps = math.ceil(seen / each)
+    return steps, (
+        f"each of {counted(data.samples, 'picture')} is then seen about {steps * each / data.samples:.3g} times, in "
+        f"batches of {each}; {_OFTEN} times up to {_SMALL_SET} pictures, less often the more there are: a rule of "
+        "thumb, to be corrected by what checkpoints show; --steps takes another number"
+    )
 
 
 def _captions(data: Survey) -> Decision:
@@ -114,11 +171,14 @@ def _captions(data: Survey) -> Decision:
     return Decision("file names as captions", why, dataset={"caption_strategy": "filename"})
 
 
-def _ramp(wish: Wish) -> Decision:
+def _batch(wish: Wish, steps: int, samples: int) -> Decision:
     first = wish.batch * wish.ranks
-    length = min(400, max(1, wish.steps))
+    if not wish.ramp:
+        why = "it is the same in every step; --ramp lets it grow"
+        return Decision(f"batches of {first}", why, training={"gh200_optimizations": {"enable_uvm_hints": True}})
+    length, last = min(400, steps), first * max(2, min(8, samples // first))
     return Decision(
-        f"an effective batch that grows from {first} to {first * 8} over {length} micro-batches",
+        f"an effective batch that grows from {first} to {last} over {length} micro-batches",
         "small batches learn fast at first, large ones are steady later; batch_rampup_steps counts micro-batches per "
         "rank, not optimizer steps",
         training={
@@ -126,7 +186,7 @@ def _ramp(wish: Wish) -> Decision:
                 "enable_uvm_hints": True,
                 "enable_batch_size_rampup": True,
                 "initial_effective_batch_size": first,
-                "target_effective_batch_size": first * 8,
+                "target_effective_batch_size": last,
                 "batch_rampup_steps": length,
             }
         },

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.datasets import Survey, survey
+from simpletuner_gh200.config.datasets import Survey, shorter_edges, survey
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Decision, Wish, decide
 from simpletuner_gh200.operate.slurm import LOGS, SCRIPT, train_sbatch
@@ -120,18 +120,13 @@ def training_config(wish: Wish) -> dict[str, Any]:
         "num_processes": wish.ranks,
         "num_machines": wish.nodes,
         "lr_scheduler": "constant_with_warmup",
-        "lr_warmup_steps": min(100, wish.steps // 10),
         "mixed_precision": "bf16",
         "base_model_precision": "no_change",
-        "resolution": wish.pixels,
-        "resolution_type": "pixel",
         "train_batch_size": wish.batch,
         "gradient_accumulation_steps": 1,
-        "max_train_steps": wish.steps,
         "num_train_epochs": 0,
-        # A set smaller than the ramp's target is repeated instead of refused.
+        # A set smaller than a batch, or than a ramp's target, is repeated instead of refused.
         "allow_dataset_oversubscription": True,
-        "checkpoint_step_interval": max(1, wish.steps // 4),
         "checkpoints_total_limit": 3,
         "resume_from_checkpoint": "latest",
         "seed": 42,
@@ -157,8 +152,6 @@ def dataset_list(project: Project) -> list[dict[str, Any]]:
         "type": "in_memory",
         "dataset_type": "image",
         "instance_data_dir": str(wish.data.absolute()),
-        "resolution": wish.pixels,
-        "resolution_type": "pixel",
         "minimum_image_size": 0,
         "metadata_backend": "discovery",
         "cache_dir_vae": str(base / "cache" / "vae"),
@@ -182,7 +175,7 @@ def _survey(folder: Path) -> Survey:
     if not found.samples:
         what = f"{counted(found.files, 'file')} in it, none of them an image" if found.files else "no files in it"
         raise UsageError(f"--data {folder}: {what}", remedy="name the folder with your images")
-    return found
+    return replace(found, edges=shorter_edges(folder))
 
 
 # -- the file for ``accelerate launch``: one process or several, on one node or more, data parallel or FSDP2 -----------

@@ -39,11 +39,13 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def project(images: Path, tmp_path: Path) -> Path:
-    return Path(asked("init", str(tmp_path / "run"), "--data", str(images), "--cpu", "--json")["config"])
+    return Path(
+        asked("init", str(tmp_path / "run"), "--data", str(images), "--cpu", "--model", "flux", "--json")["config"]
+    )
 
 
 def test_init(images: Path, tmp_path: Path) -> None:
-    made = asked("init", str(tmp_path / "run"), "--data", str(images), "--cpu", "--json")
+    made = asked("init", str(tmp_path / "run"), "--data", str(images), "--cpu", "--model", "flux", "--json")
     size = sum(path.stat().st_size for path in images.iterdir())
     assert made["found"] == {"images": 2, "captioned": 1, "bytes": size}
     assert all(Path(path).is_file() for path in made["written"])

@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.main import build_app
-from simpletuner_gh200.config.datasets import survey
+from simpletuner_gh200.config.datasets import Survey, shorter_edges, survey
 from simpletuner_gh200.config.files import find_package, read_datasets, read_training_config
 from simpletuner_gh200.config.legacy import modernise
 from simpletuner_gh200.config.settings import resolve, resolve_dataset
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.operate.choices import Wish, decide
+from simpletuner_gh200.operate.choices import Decision, Wish, decide
 from simpletuner_gh200.operate.models import Model, choose_model
 from simpletuner_gh200.operate.preflight import check_configuration
 from simpletuner_gh200.operate.project import accelerate_file, files, plan_project, write
@@ -168,7 +168,7 @@ def test_a_family_without_blocks_is_not_sharded_silently(tmp_path: Path, data: P
 
 def test_the_ramp_comes_out_even_for_any_number_of_ranks(tmp_path: Path, data: Path) -> None:
     for ranks in (1, 3, 8):
-        wish = Wish(tmp_path, choose_model("sdxl", TABLE.families), data, gpus_per_node=ranks, batch=3)
+        wish = Wish(tmp_path, choose_model("sdxl", TABLE.families), data, gpus_per_node=ranks, batch=3, ramp=True)
         block = json.loads(files(plan_project(wish))["config/config.json"])["gh200_optimizations"]
         assert block["initial_effective_batch_size"] == 3 * ranks
         assert block["target_effective_batch_size"] % (3 * ranks) == 0
@@ -212,18 +212,18 @@ def said(*words: str) -> str:
 
 
 def test_init_says_what_it_found_and_what_it_chose_and_why(tmp_path: Path, data: Path) -> None:
-    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl", "--batch", "2")
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl", "--batch", "2", "--ramp")
     assert "found 1 image, 1 with a caption, 109 B" in shown
     assert "chose captions from .txt files: each image has one" in shown
     assert "chose square crops from the centre: " in shown and '"crop": false' in shown
     assert "chose no validation pictures: " in shown and "validation_prompt" in shown
-    assert "grows from 2 to 16 over 400 micro-batches" in shown and "not optimizer steps" in shown
+    assert "grows from 2 to 4 over 50 micro-batches" in shown and "not optimizer steps" in shown
     assert "chose gradient_checkpointing false" in shown and "by `gh200 plan`" in shown
     assert f"wrote {tmp_path / 'run/config/config.json'}" in shown
 
 
 def test_what_the_plan_decides_is_said_once(tmp_path: Path, data: Path) -> None:
-    shown = said(str(tmp_path / "run"), "--data", str(data), "--model", "flux")
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--ramp")
     assert "activations computed again" not in shown, "the plan decided otherwise"
     assert 'chose gradient_checkpointing false, gh200_optimizations.activations "auto": by `gh200 plan`' in shown
     assert "chose an effective batch that grows" in shown, "the rest of the block stays"
@@ -268,6 +268,7 @@ def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
     for wish in (
         Wish(tmp_path, choose_model("flux", TABLE.families), data, gpus_per_node=2, full=True),
         Wish(tmp_path, choose_model("sdxl", TABLE.families), data, cpu=True),
+        Wish(tmp_path, choose_model("sdxl", TABLE.families), data, cpu=True, rehearsal=True, ramp=True),
     ):
         project = plan_project(wish)
         written = files(project)
@@ -276,6 +277,67 @@ def test_every_decision_reaches_a_file(tmp_path: Path, data: Path) -> None:
             assert decision.training or decision.dataset
             assert decision.training.items() <= config.items()
             assert decision.dataset.items() <= entry.items()
+
+
+def chosen(**found: Any) -> dict[str, Decision]:
+    """What is decided, by the first key that it sets; ``found`` in the data, and wishes."""
+    asked = {key: found.pop(key) for key in ("family", "steps", "resolution", "ramp", "rehearsal") if key in found}
+    model = choose_model(asked.pop("family", "sdxl"), TABLE.families)
+    wish = Wish(Path("run"), model, Path("data"), **asked)
+    return {next(iter({**one.training, **one.dataset})): one for one in decide(wish, Survey(**found))}
+
+
+@pytest.mark.parametrize(
+    ("edges", "wished", "pixels", "why"),
+    [
+        ((1024,) * 9 + (2000,), None, 1024, "made for"),
+        ((128,) * 20, None, 128, "larger pictures would help"),
+        ((700,) * 10, None, 640, "no less than 700"),
+        ((500, *(1024,) * 19), None, 1024, "1 of 20 pictures looked at is enlarged"),
+        ((128,) * 20, 1024, 1024, "as asked; 20 of 20 pictures looked at are enlarged"),
+        ((), None, 1024, "no picture's size could be read"),
+    ],
+)
+def test_no_picture_is_enlarged_in_silence(edges: tuple[int, ...], wished: int | None, pixels: int, why: str) -> None:
+    made = chosen(samples=20, edges=edges, resolution=wished)["resolution"]
+    assert made.training["resolution"] == made.dataset["resolution"] == pixels
+    assert why in made.why
+
+
+def test_edges_are_those_of_the_pictures(tmp_path: Path, data: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (300, 200)).save(data / "b.png")
+    Image.new("RGB", (100, 400)).save(data / "c.webp")
+    assert shorter_edges(data) == (100, 200), "a.png is no picture"
+    assert "chose 64 x 64 pixels" in said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl")
+
+
+def test_steps_follow_from_the_number_of_pictures_and_any_set_is_seen_whole() -> None:
+    steps = {n: chosen(samples=n)["max_train_steps"].training["max_train_steps"] for n in (1, 40, 100, 10_000, 10**7)}
+    assert steps == {1: 25, 40: 1000, 100: 2500, 10_000: 25_000, 10**7: 2_500_000}
+    assert "100 times" in chosen(samples=40)["max_train_steps"].why
+    asked = chosen(samples=40, steps=20)["max_train_steps"]
+    assert asked.training["max_train_steps"] == 20 and "seen about 2 times" in asked.why
+
+
+def test_a_batch_grows_only_where_that_is_asked_for() -> None:
+    plain, ramped = (chosen(samples=20, ramp=ramp)["gh200_optimizations"] for ramp in (False, True))
+    assert plain.training == {"gh200_optimizations": {"enable_uvm_hints": True}} and "--ramp" in plain.why
+    assert ramped.training["gh200_optimizations"]["target_effective_batch_size"] == 20, "no more than there are"
+
+
+def test_without_a_gpu_and_a_model_it_is_a_rehearsal(tmp_path: Path, data: Path) -> None:
+    """The tiny model is there already; making it takes a process with torch."""
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "model_index.json").write_text('{"_class_name": "StableDiffusionXLPipeline"}')
+    shown = said(str(tmp_path / "run"), "--data", str(data), "--cpu")
+    assert "chose 20 optimizer steps: a rehearsal" in shown and "of no use" in shown
+    config = read_training_config(tmp_path / "run/config/config.json")
+    assert config["pretrained_model_name_or_path"] == str(tmp_path / "run" / "model")
+    assert (config["resolution"], config["max_train_steps"]) == (64, 20)
+    many = chosen(samples=1000, rehearsal=True)["max_train_steps"]
+    assert many.dataset == {"max_num_samples": 64} and "64 of the pictures" in many.why
 
 
 def test_the_models_are_those_of_the_installed_release(tmp_path: Path, data: Path) -> None:

@@ -23,27 +23,34 @@ from simpletuner_gh200.units import counted, format_bytes
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder for the project, created if needed.")],
     data: Annotated[Path, typer.Option(help="Folder with images, and captions as .txt beside them.")],
-    model: Annotated[str, typer.Option(help="FAMILY, FAMILY:FLAVOUR, FAMILY=REPOSITORY or a folder.")] = "flux",
+    model: Annotated[
+        str | None, typer.Option(help="FAMILY, FAMILY:FLAVOUR, FAMILY=REPOSITORY or a folder. Default: flux.")
+    ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1000,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: by the number of images.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples per micro-batch and rank.")] = 4,
-    resolution: Annotated[int | None, typer.Option(min=16, help="Pixels; default: the model's.")] = None,
+    resolution: Annotated[int | None, typer.Option(min=16, help="Pixels; default: by model and images.")] = None,
+    ramp: Annotated[bool, typer.Option("--ramp", help="An effective batch that grows.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Train all weights, over several GPUs with FSDP2.")] = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Also write a train.sbatch.")] = False,
     container: Annotated[str, typer.Option(help="For --slurm: enroot (pyxis), apptainer, podman or none.")] = "none",
     image: Annotated[str | None, typer.Option(help="The container's image, with gh200 in it.")] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Settings that also train without a GPU.")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="For a CPU; without --model a rehearsal on a tiny one.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a training configuration, a dataset list and a launch file that `gh200 train` takes as they are.
 
     It trains a LoRA, with the whole model on every GPU; with --full all weights, sharded over several GPUs by FSDP2.
+    With --cpu and no --model it is a rehearsal of minutes: a tiny model, made on the spot, and a few steps on your
+    images.
 
     Examples:
 
       gh200 init my-run --data ~/pictures
+
+      gh200 init rehearsal --data ~/pictures --cpu
 
       gh200 init my-run --model sdxl --data ~/pictures --steps 2000
 
@@ -60,10 +67,10 @@ def init(
     options = check_installation(say_on_a_terminal)
     if options.table is None:
         raise UsageError("; ".join(options.notes), remedy="see `gh200 doctor`")
-    chosen = choose_model(model, options.table.families)
-    wish = Wish(
-        folder, chosen, data, nodes, gpus_per_node, steps, batch, resolution, full, cpu, slurm, container, image
-    )
+    rehearsal = cpu and model is None
+    chosen = choose_model(str(tiny_model(folder)) if rehearsal else model or "flux", options.table.families)
+    size = (nodes, gpus_per_node, steps, batch, resolution)
+    wish = Wish(folder, chosen, data, *size, full, cpu, ramp, rehearsal, slurm, container, image)
     project = plan_project(wish)
     written = write(project, force=force)
     config = folder / "config" / "config.json"
@@ -80,6 +87,13 @@ def init(
 
     document = {**_document(project), "config": str(config), "written": [str(path) for path in written]}
     conclude(document, as_json, show)
+
+
+def tiny_model(folder: Path) -> Path:
+    from simpletuner_gh200.demo.project import DemoProject, write_model_in_subprocess
+
+    say_on_a_terminal("gh200: making a tiny model for a rehearsal; --model trains a real one")
+    return write_model_in_subprocess(DemoProject(folder.absolute()).model)
 
 
 def _document(project: Project) -> dict[str, Any]:
