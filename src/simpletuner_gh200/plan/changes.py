@@ -137,14 +137,18 @@ def options(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> Iterator[Se
     yield from _other_numbers(facts)
 
 
+def _elsewhere(machine: Machine) -> str:
+    return "Grace" if machine.coherent else "CPU memory, over PCIe"
+
+
 def _other_places(facts: RunFacts, machine: Machine) -> Iterator[SettingChange]:
     if not facts.state_in_grace and facts.full and not facts.sharded and _state_may_move(facts):
         pattern = {} if machine.coherent else {f"{_BLOCK}.uvm_access_pattern": facts.state_pattern}
         away = replace(facts, state_in_grace=True)
-        yield SettingChange("optimizer state in Grace", {f"{_BLOCK}.use_uvm": True, **pattern}, away)
+        yield SettingChange(f"optimizer state in {_elsewhere(machine)}", {f"{_BLOCK}.use_uvm": True, **pattern}, away)
     if facts.activations == "off" and not facts.checkpointing and _activations_may_move(facts):
         away = replace(facts, activations="auto")
-        yield SettingChange("activations in Grace", {f"{_BLOCK}.activations": "auto"}, away)
+        yield SettingChange(f"activations in {_elsewhere(machine)}", {f"{_BLOCK}.activations": "auto"}, away)
     if facts.hbm_embeds:
         yield SettingChange("no embeds in HBM", {"cache_config.hbm_limit_gb": 0}, replace(facts, hbm_embeds=0))
 
@@ -159,7 +163,7 @@ def _other_checkpointing(facts: RunFacts, machine: Machine) -> Iterator[SettingC
     yield SettingChange("no checkpointing", key, replace(facts, checkpointing=False))
     if machine.has_device and not machine.one_pool and _activations_may_move(facts):
         yield SettingChange(
-            "activations in Grace instead of checkpointing",
+            f"activations in {_elsewhere(machine)} instead of checkpointing",
             {**key, f"{_BLOCK}.activations": "auto"},
             replace(facts, checkpointing=False, activations="auto"),
         )

@@ -59,6 +59,8 @@ class Data:
     embeds: int
     cached: Source
     """Where the two before come from: measured on disk, or computed from shapes."""
+    samples: int = 0
+    """Files that are images or videos, each once; 0 where nobody counted."""
 
 
 def latent_factors(family: str, vae: Mapping[str, Any] | None) -> tuple[int, int]:
@@ -91,6 +93,7 @@ def read_data(training: Training, *, latent_bytes: int, embed_bytes: int, patien
         latents=latents or samples * latent_bytes,
         embeds=embeds or samples * embed_bytes,
         cached="measured" if latents else "computed",
+        samples=samples,
     )
 
 

@@ -51,6 +51,8 @@ class Machine:
     has_device: bool = True
     devices: int = 1
     """On the node: their ranks share its CPU memory."""
+    most_devices: int | None = None
+    """That a node of this machine comes with; None: not known."""
     coherent: bool = True
     """Is the CPU's memory reached over a coherent link? Model state goes behind PCIe only where it is requested."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +109,7 @@ def this_machine(*, output: str | None = None, driver: Driver | None = None, roo
     from simpletuner_gh200.memory.driver.detect import current
 
     driver = driver or current()
-    found: dict[str, Any] = {"grace": host_memory(root).available, "disk": _free_disk(output)}
+    found: dict[str, Any] = {"grace": host_memory(root).available, "disk": free_disk(output)}
     if driver.device_count() == 0:
         return _as_found(_machine(_DATA["without_gpu"]), found)
     caps = driver.capabilities(driver.home)
@@ -120,10 +122,10 @@ def this_machine(*, output: str | None = None, driver: Driver | None = None, roo
 
 def _as_found(like: Machine, found: Mapping[str, Any], **more: Any) -> Machine:
     sources = {**like.sources, **dict.fromkeys(found, "measured: read here")}
-    return replace(like, name="this", **found, **more, sources=sources)
+    return replace(like, name="this", most_devices=None, **found, **more, sources=sources)
 
 
-def _free_disk(output: str | None) -> int | None:
+def free_disk(output: str | None) -> int | None:
     folder = Path(output or ".").absolute()
     existing = next((level for level in (folder, *folder.parents) if level.exists()), None)
     return shutil.disk_usage(existing).free if existing is not None and os.access(existing, os.R_OK) else None

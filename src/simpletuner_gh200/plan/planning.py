@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, with_settings
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, read_facts, truth
-from simpletuner_gh200.plan.machines import RATES, Machine, this_machine
+from simpletuner_gh200.plan.machines import RATES, Machine, free_disk, this_machine
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
 from simpletuner_gh200.plan.starting import start_seconds
 from simpletuner_gh200.plan.steps import sharding_notes
-from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread, usual_flops
+from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread, too_many, usual_flops
+from simpletuner_gh200.plan.whole import WholeRun, whole_run
 from simpletuner_gh200.telemetry.sink import read_whole, write_whole
 
 PATIENCE = 0.3
@@ -52,6 +53,10 @@ class Plan:
     """The same run on one node, two and more, with as many ranks on each."""
     start: Mapping[str, float] = field(default_factory=dict)
     """Seconds before the first step of a first start; empty where there was no time to look at files."""
+    whole: WholeRun | None = None
+    """None where nothing says how long it is."""
+    free_disk: int | None = None
+    """Of the output folder's disk, as seen from here."""
 
     @property
     def fits(self) -> bool:
@@ -87,6 +92,8 @@ class Plan:
             "buckets": [bucket.to_json() for bucket in self.buckets],
             "step": {**found.step_json(), "flops": self.traced_flops},
             "start": dict(self.start),
+            "whole": None if self.whole is None else asdict(self.whole),
+            "free_disk": self.free_disk,
             "changes": [change.to_json() for change in self.changes],
             "fastest": best.to_json() if (best := fastest(self.changes)) else None,
             "nodes": [one.to_json() for one in self.nodes],
@@ -110,7 +117,10 @@ def make_plan(
 
     ``ranks`` are those of all ``nodes``.
     """
-    job = spread(training.job, ranks=ranks, nodes=nodes)
+    job = spread(training.job, ranks=ranks, nodes=nodes, most=machine.most_devices if ranks else None)
+    crowded = too_many(machine, job)
+    if crowded and nodes is not None:
+        raise UsageError(crowded, remedy="lower --ranks, name more --nodes, or another --machine")
     facts = read_facts(training, ranks=job.ranks)
     if not facts.family:
         raise UsageError("the configuration names no model_family", remedy="set model_family")
@@ -118,14 +128,17 @@ def make_plan(
     sizes = read_sizes(training, facts, one, trace=trace, patience=patience)
     notes = [*sizes.notes]
     notes += [f"{key}: not followed, a plain step is counted" for key in NOT_FOLLOWED if truth(facts.options.get(key))]
-    notes += sharding_notes(facts)
+    notes += [*sharding_notes(facts), *([crowded] if crowded else [])]
     if training.assumed:
         notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
     others = on_nodes(lambda count: read_facts(training, ranks=count), sizes, one, job)
     found = buckets(facts, sizes, one)
+    evaluated = evaluate(facts, sizes, one)
     cores = usable_cores() if machine.name == "this" else MOST_WORKERS * one.devices
     start = start_seconds(training, cores) if patience is None else {}
-    return Plan(one, sizes, evaluate(facts, sizes, one), tuple(notes), found, tuple(others), start)
+    disk = one.disk if one.disk is not None else free_disk(str(training.values.get("output_dir") or "."))
+    whole = whole_run(training, facts, evaluated.least, sizes.data.samples)
+    return Plan(one, sizes, evaluated, tuple(notes), found, tuple(others), start, whole, disk)
 
 
 def quick_plan(training: Training, machine: Machine) -> Plan:

@@ -181,10 +181,19 @@ def _answers(requests: Mapping[str, dict[str, Any]], *, trace: bool, notes: list
     else:
         found = [traces.remembered(request) or {} for request in requests.values()]
     answers = dict(zip(requests, found, strict=True))
-    notes += [
-        f"{name}: could not be traced: {answer['error']}" for name, answer in answers.items() if "error" in answer
-    ]
+    failed: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        if "error" in answer:
+            failed.setdefault(_why(answer["error"]), []).append(name)
+    notes += [f"{', '.join(names)}: could not be traced: {why}" for why, names in failed.items()]
     return {name: answer for name, answer in answers.items() if answer and "error" not in answer}
+
+
+def _why(error: str) -> str:
+    """In one line, and without names of ours that no reader knows."""
+    if traces.NOT_NEEDED in error:
+        return "SimpleTuner reads files of this family besides its configuration, and a trace has none"
+    return " ".join(error.split())
 
 
 # -- bytes of what is cached -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from simpletuner_gh200.plan.models import model_of
 from simpletuner_gh200.plan.rows import POOLS, Pool
 from simpletuner_gh200.plan.sizes import named
 from simpletuner_gh200.plan.variants import Bucket, OnNodes, fewest
-from simpletuner_gh200.units import format_bytes, format_seconds
+from simpletuner_gh200.units import counted, format_bytes, format_seconds
 from simpletuner_gh200.upstream.flavours import families, flavours_of
 
 if TYPE_CHECKING:
@@ -38,11 +38,30 @@ def headline(plan: Plan) -> str:
     return f"{facts.family} {kind}, {facts.optimizer}, batch {facts.batch}: {fits} on {plan.machine.title}"
 
 
+def whole_line(plan: Plan) -> Iterator[str]:
+    """How long the run is, and how much of the data it sees."""
+    if (whole := plan.whole) is None:
+        return
+    seen = f", {whole.passes:.3g} passes over the data" if whole.passes is not None else ""
+    of = f"{counted(whole.steps, 'step')}, {counted(whole.samples, 'sample')}{seen}"
+    first, training = sum(plan.start.values()), format_seconds(whole.seconds)
+    parts = f"{training} of training after {format_seconds(first)} of caching" if first else f"{training} of training"
+    yield f"in all at least {format_seconds(first + whole.seconds)}: {parts}; {of}; validation and saving come on top"
+
+
+def order_of_changes(plan: Plan) -> str:
+    """What the list of changes is sorted by, before it."""
+    first = "those that change no number of the run first, then the least time a step"
+    return f"what would be faster, {first}:" if plan.fits else f"what would help, what fits first; of these {first}:"
+
+
 def summary(plan: Plan) -> Iterator[str]:
     """A line per pool: how full, in which phase, and by what most."""
     for pool in POOLS:
         used, capacity = plan.evaluated.used(pool), plan.machine.capacity(pool)
         of = f" of {format_bytes(capacity)}" if capacity is not None else ""
+        if pool == "disk" and plan.free_disk is not None:
+            of = f" of {format_bytes(plan.free_disk)} free" + ("" if capacity is not None else " here")
         over = _TOO_MUCH if capacity is not None and used > capacity else ""
         if used:
             yield f"{POOL_NAMES[pool]}: {format_bytes(used)}{of} in {_phase_and_most(plan, pool)}{over}"

@@ -11,6 +11,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -45,6 +46,11 @@ fsdp_reshard_after_forward fsdp_activation_checkpointing fsdp_limit_all_gathers 
 fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap base_model_precision deepspeed_config uniform_schedule
 max_grad_norm
 """
+NOT_NEEDED = "not/needed"
+"""The repository that a trace names, since no weights are read."""
+REMEMBERED_FAILURE = 24 * 3600
+"""Seconds after which what could not be traced is tried again: a disk or memory may have been full."""
+
 _WITHOUT_INFLUENCE = frozenset(_NO_INFLUENCE.split())
 """Options that change no size of a step; without them the same model is traced once for many runs."""
 
@@ -111,7 +117,7 @@ def step_request(
     """A request to the child for one step. ``latent``: (frames,) height, width; ``like``: hopper or cpu."""
     kept = {key: value for key, value in options.items() if key not in _WITHOUT_INFLUENCE and not names_secret(key)}
     neutral = {
-        "pretrained_model_name_or_path": "not/needed",
+        "pretrained_model_name_or_path": NOT_NEEDED,
         "optimizer": "torch-adamw",
         "lr_scheduler": "constant",
         "max_train_steps": 1,
@@ -132,23 +138,22 @@ def step_request(
 
 
 def remembered(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The answer, if there was one before."""
+    """The answer, if there was one before; an ``error`` is one for a day."""
     found = user_cache.load(_KIND, _entry(request))
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict) or time.time() - found.get("failed_at", time.time()) > REMEMBERED_FAILURE:
+        return None
+    return found
 
 
 def ask(requests: Sequence[Mapping[str, Any]], *, timeout: float = 600) -> list[dict[str, Any]]:
     """An answer to each: remembered, or from one child for all that are not. An answer may be an ``error``."""
-    answers = [remembered(request) for request in requests]
-    missing = [request for request, found in zip(requests, answers, strict=True) if found is None]
-    fresh = iter(_run_child(missing, timeout) if missing else ())
-    complete = []
-    for request, known in zip(requests, answers, strict=True):
-        found = known if known is not None else next(fresh)
-        if known is None and "error" not in found:
-            _store(request, found)
-        complete.append(found)
-    return complete
+    answers = {_entry(request): remembered(request) for request in requests}
+    missing = {_entry(request): request for request in requests if answers[_entry(request)] is None}
+    fresh = _run_child(list(missing.values()), timeout) if missing else []
+    for entry, found in zip(missing, fresh, strict=True):
+        answers[entry] = {**found, "failed_at": time.time()} if "error" in found else found
+        _store(missing[entry], answers[entry] or {})
+    return [answers[_entry(request)] or {} for request in requests]
 
 
 def _run_child(requests: Sequence[Mapping[str, Any]], timeout: float) -> list[dict[str, Any]]:

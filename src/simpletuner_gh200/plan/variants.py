@@ -22,6 +22,7 @@ from simpletuner_gh200.plan.sizes import ModelSizes, ends, takes_checkpointed_st
 from simpletuner_gh200.plan.steps import STEPS_IN_FP32, refuses_fp32
 from simpletuner_gh200.plan.traces import Trace
 from simpletuner_gh200.seams.trace.counted import Counted
+from simpletuner_gh200.units import counted
 
 # -- buckets -----------------------------------------------------------------------------------------------
 
@@ -93,9 +94,9 @@ def _between(low: Counted, high: Counted, share: float) -> Counted:
 
 def usual_flops(found: Iterable[Bucket]) -> float | None:
     """Operations of a micro-batch over the whole dataset: each bucket as often as it has samples."""
-    counted = [(bucket.flops, bucket.samples or 1) for bucket in found if bucket.source == "computed"]
-    total = sum(samples for _flops, samples in counted)
-    return sum(flops * samples for flops, samples in counted) / total if total else None
+    known = [(bucket.flops, bucket.samples or 1) for bucket in found if bucket.source == "computed"]
+    total = sum(samples for _flops, samples in known)
+    return sum(flops * samples for flops, samples in known) / total if total else None
 
 
 # -- nodes -------------------------------------------------------------------------------------------------
@@ -131,12 +132,15 @@ class OnNodes:
         }
 
 
-def spread(job: Job, *, ranks: int | None, nodes: int | None) -> Job:
-    """As requested; what is not, is the configuration's.
+def spread(job: Job, *, ranks: int | None, nodes: int | None, most: int | None = None) -> Job:
+    """As requested; what is not, is the configuration's, or follows from the ``most`` ranks that a node can have.
 
     More nodes have as many ranks each as the configuration puts on one.
     """
     count = nodes or job.nodes
+    if nodes is None and most is not None:
+        count = max(count, -(-(ranks or job.ranks) // most))
+        ranks = ranks or job.ranks
     if ranks is not None and ranks % count:
         raise UsageError(
             f"--ranks {ranks}: not the same number on each of {count} nodes",
@@ -156,6 +160,14 @@ def node_of(machine: Machine, job: Job) -> Machine:
             remedy="lower --ranks, or name another --machine",
         )
     return machine
+
+
+def too_many(machine: Machine, job: Job) -> str | None:
+    """Why no node of this machine holds the ranks that are to be on one."""
+    per_node = job.ranks // job.nodes
+    if machine.most_devices is None or per_node <= machine.most_devices:
+        return None
+    return f"{per_node} ranks a node, and a node of {machine.title} has {counted(machine.most_devices, 'GPU')} at most"
 
 
 def on_nodes(facts: Callable[[int], RunFacts], sizes: ModelSizes, machine: Machine, job: Job) -> Iterator[OnNodes]:

@@ -254,6 +254,66 @@ def test_the_same_question_has_the_same_key_and_another_has_another(private_cach
         assert traces.remembered(other) is None
 
 
+def test_nothing_is_traced_twice_and_what_failed_is_tried_again_some_day(private_cache, monkeypatch):
+    asked = []
+
+    def child(requests, _timeout):
+        asked.append(len(requests))
+        return [{"error": "ValueError: no"} for _request in requests]
+
+    monkeypatch.setattr(traces, "_run_child", child)
+    one, other = ({"kind": "count", "model": {"width": width}} for width in (1, 2))
+    assert [found["error"] for found in traces.ask([one, one, other])] == ["ValueError: no"] * 3
+    assert traces.ask([other, one])[0]["error"] == "ValueError: no"
+    assert asked == [2], "the same model twice in a pipeline, and a second plan"
+    monkeypatch.setattr(traces, "REMEMBERED_FAILURE", -1)
+    traces.ask([one])
+    assert asked == [2, 1]
+
+
+def test_why_a_model_is_not_traced_is_said_once_and_in_words_of_its_user(config, monkeypatch):
+    failed = {"error": f"OSError: {traces.NOT_NEEDED} does not appear to have\n a file named config.json"}
+    monkeypatch.setattr(traces, "ask", lambda requests, **_more: [failed for _request in requests])
+    notes = make_plan(training_of(config), MACHINES["gh200-96"]).notes
+    assert [note for note in notes if traces.NOT_NEEDED in note] == []
+    (why,) = [note for note in notes if "could not be traced" in note]
+    assert why.startswith("checkpointed, plain") and "besides its configuration" in why
+
+
+def test_how_long_the_whole_run_is(config, tmp_path):
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(20):
+        (pictures / f"{number}.png").write_bytes(b"x")
+    datasets = [{"id": "a", "type": "local", "dataset_type": "image", "instance_data_dir": str(pictures)}]
+    (tmp_path / "datasets.json").write_text(json.dumps(datasets))
+    data = {"data_backend_config": str(tmp_path / "datasets.json"), "train_batch_size": 2}
+
+    def whole(**values):
+        return make_plan(training_of(config, **data, **values), MACHINES["h100"], ranks=2, trace=False).whole
+
+    fixed = whole(max_train_steps=10, gradient_accumulation_steps=3)
+    assert (fixed.steps, fixed.samples, fixed.passes) == (10, 120, 6.0)
+    epochs = whole(num_train_epochs=2, max_train_steps=0, gradient_accumulation_steps=1)
+    assert (epochs.steps, epochs.samples, epochs.passes) == (10, 40, 2.0)
+    ramp = {"initial_effective_batch_size": 4, "target_effective_batch_size": 16, "batch_rampup_steps": 8}
+    grown = whole(max_train_steps=10, gh200_optimizations={"enable_batch_size_rampup": True, **ramp})
+    assert 40 < grown.samples < 160, "between ten of the first and ten of the last"
+    assert whole(max_train_steps=0, num_train_epochs=0) is None
+    training_of(config, max_train_steps=20, gh200_optimizations={})
+    shown = " ".join(run(config, "--machine", "h100", code=1).split())
+    assert "of training after " in shown and "; 20 steps, 40 samples, 2 passes over the data" in shown
+    assert " free here in " in shown, "the disk of the output folder, though the machine is another"
+
+
+def test_an_h100_is_not_told_of_grace(config):
+    shown = run(config, "--machine", "h100", code=1)
+    assert "optimizer state in CPU memory, over PCIe" in " ".join(shown.split())
+    assert "grace" not in shown.lower().replace("grace=", "")
+    assert "what would help, what fits first" in shown
+    assert "in Grace" in run(config, code=1)
+
+
 def test_this_machine_is_what_the_driver_says():
     found = this_machine(driver=MachineDriver(MACHINES["gh200-144"]))
     assert (found.name, found.hbm, found.has_device) == ("this", 144 * 10**9, True)

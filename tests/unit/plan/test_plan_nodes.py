@@ -14,6 +14,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.evaluation import evaluate
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.placing import place
+from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.steps import one_step, shard_bytes
 from simpletuner_gh200.plan.traces import Stack, Trace
 from simpletuner_gh200.plan.variants import fewest, node_of, on_nodes, spread
@@ -125,6 +126,18 @@ def test_a_published_machine_is_one_superchip_of_a_node_and_this_machine_a_whole
     assert node_of(this, Job(4, 2)) == this
     with pytest.raises(UsageError, match="here has 2 GPUs"):
         node_of(this, Job(8, 2))
+
+
+def test_a_node_has_no_more_gpus_than_it_comes_with(tmp_path):
+    """Eight H100 a node: sixteen ranks are two nodes of them, whether that is said or not."""
+    configured(tmp_path, **FLUX)
+    words = (tmp_path / "config.json", "--machine", "h100", "--ranks", 16)
+    shown = command(*words).stdout
+    assert "2 nodes, 16 ranks" in shown and "1 node, 16 ranks" not in shown
+    with pytest.raises(UsageError, match=r"16 ranks a node, and a node of H100 .* has 8 GPUs at most"):
+        make_plan(configured(tmp_path, **FLUX), MACHINES["h100"], ranks=16, nodes=1, trace=False)
+    crowded = make_plan(configured(tmp_path, **FLUX, num_processes=16), MACHINES["h100"], trace=False)
+    assert any("8 GPUs at most" in note for note in crowded.notes)
 
 
 def test_what_one_node_cannot_hold_more_of_them_can():

@@ -95,35 +95,30 @@ def _applied(made: Plan, path: Path | None) -> str:
 
 
 def _print(made: Plan, console: Console) -> None:
+    from simpletuner_gh200.plan import text
     from simpletuner_gh200.plan.pictures import SHOWN_BUCKETS, bars, in_characters
-    from simpletuner_gh200.plan.text import (
-        BUCKET_HEADINGS,
-        bucket_cells,
-        headline,
-        nodes_lines,
-        start_line,
-        step_line,
-        summary,
-    )
 
-    console.print(headline(made), style="bold green" if made.fits else "bold red", markup=False, highlight=False)
+    console.print(text.headline(made), style="bold green" if made.fits else "bold red", markup=False, highlight=False)
     for bar in bars(made):
         drawn = Text(f"{bar.name:>20} ")
-        for text, shade in in_characters(bar, width=max(20, min(60, console.width - 50))):
-            drawn.append(text, style=shade)
+        for part, shade in in_characters(bar, width=max(20, min(60, console.width - 50))):
+            drawn.append(part, style=shade)
         drawn.append(f" {bar.note}", style="bold red" if bar.over else "")
         console.print(drawn, highlight=False)
     rows = [
-        (row.what, row.pool, row.phase or "all", format_bytes(row.bytes), row.source)
+        (row.what, text.POOL_NAMES[row.pool], row.phase or "all", format_bytes(row.bytes), row.source)
         for row in sorted(made.evaluated.rows, key=lambda row: (row.pool != "hbm", row.pool != "grace", -row.bytes))
     ]
     show_table(console, ("what", "pool", "phase", "bytes", "source"), rows, title="bytes", right=(3,))
     if len(made.buckets) > 1:
-        cells = [bucket_cells(bucket) for bucket in made.buckets[:SHOWN_BUCKETS]]
-        show_table(console, BUCKET_HEADINGS, cells, title="activations by bucket", right=(1, 2, 3, 4))
-    for line in (*summary(made), step_line(made), start_line(made), *nodes_lines(made)):
+        cells = [text.bucket_cells(bucket) for bucket in made.buckets[:SHOWN_BUCKETS]]
+        show_table(console, text.BUCKET_HEADINGS, cells, title="activations by bucket", right=(1, 2, 3, 4))
+    times = (text.step_line(made), text.start_line(made), *text.whole_line(made))
+    for line in (*text.summary(made), *times, *text.nodes_lines(made)):
         paragraph(console, line)
     useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]
+    if useful:
+        paragraph(console, text.order_of_changes(made))
     for change in useful[:SHOWN_CHANGES]:
         paragraph(console, change.text(), first=f"  {'fits' if change.fits else 'not enough'}: ", indent="    ")
     for note in made.notes:
