@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -35,6 +36,7 @@ def measure_caching(quick: bool, samples: int | None) -> dict[str, Any]:
         return {"passes": dict.fromkeys(EDGES, nothing), "overlap": {"vs_stock": None}, **rest}
     quiet = {"TQDM_DISABLE": "1", "SIMPLETUNER_LOG_LEVEL": "ERROR"}
     os.environ.update({name: os.environ.setdefault(name, value) for name, value in quiet.items()})
+    importlib.import_module("simpletuner.helpers.caching.vae")  # else the first scan pays for it
     repeats = 1 if quick else REPEATS
     with tempfile.TemporaryDirectory(prefix="gh200-bench-") as name, Workers(usable_cores()) as workers:
         passes, found = {}, {}

@@ -47,6 +47,9 @@ PICTURE_SECONDS = 120.0
 
 MEGAPIXEL = WORKING_BYTES * 1_000_000
 
+END_SECONDS = 1.0
+"""For a worker to finish what nobody asked for; one that hangs is ended with its pool."""
+
 WRITES_BEHIND = 2
 """Batches that wait to be written."""
 
@@ -92,6 +95,7 @@ class Pass:
         self._buckets: list[Any] | None = None
         self._patches = Patches()
         self._words: set[str] = set()
+        self._threads: list[threading.Thread] = []
         self._in_batches = hasattr(cache.batch_processor, "batch_calculate_luminance")
         dataset = context_of(cache)
         self._dataset = pickle.dumps(dataset)
@@ -112,6 +116,8 @@ class Pass:
                 self.ahead.stop()
             self.behind.close()
             self._patches.remove()
+            for thread in self._threads:
+                thread.join(END_SECONDS)
             self.seconds = time.monotonic() - self._began
 
     @property
@@ -169,6 +175,7 @@ class Pass:
                 thread = threading.Thread(target=self._work, args=(self.ahead,), name=f"gh200-caching-{number}")
                 thread.daemon = True
                 thread.start()
+                self._threads.append(thread)
         return wrapped(*args, **kwargs)
 
     def _coming(self, buckets: list[Any], files: Mapping[Any, list[str]]) -> Iterator[tuple[str, Companion]]:
