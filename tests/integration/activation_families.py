@@ -1,6 +1,7 @@
-"""Tiny models of SimpleTuner's own classes: gradients with activations moved, recomputed and as they are. Prints JSON.
+"""Tiny models of SimpleTuner's own classes: gradients with activations moved, recomputed and as they are, and with
+weights in slots. Prints JSON.
 
-Run in a process that has imported SimpleTuner, with ``FAMILIES`` among the globals.
+Run in a process that has imported SimpleTuner, with ``FAMILIES`` and ``COMPARED`` among the globals.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from simpletuner_gh200.memory.lane import lanes
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.offload import Offloader
+from simpletuner_gh200.model.blocks import find_blocks
+from simpletuner_gh200.model.catching import HostPool
+from simpletuner_gh200.model.gradients import PooledGradients
+from simpletuner_gh200.model.slots import WeightStream
 from simpletuner_gh200.seams.features.activations.feature import checkpointing_past
 from simpletuner_gh200.seams.patch import Patches
 
@@ -189,6 +194,57 @@ def z_image():
     return model, inputs
 
 
+def flux2():
+    """Its modulation is shared by all blocks of a kind, and none of them has it."""
+    from simpletuner.helpers.models.flux2.transformer import Flux2Transformer2DModel
+
+    model = Flux2Transformer2DModel(
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=3,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 9, 4),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "timestep": torch.tensor([0.3, 0.7]),
+        "img_ids": torch.zeros(2, 9, 4),
+        "txt_ids": torch.zeros(2, 5, 4),
+        "guidance": torch.tensor([1.0, 1.0]),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
+def ltx():
+    from simpletuner.helpers.models.ltxvideo.transformer import LTXVideoTransformer3DModel
+
+    model = LTXVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        cross_attention_dim=32,
+        num_layers=3,
+        caption_channels=8,
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 16, 4),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "timestep": torch.tensor([300, 700]),
+        "encoder_attention_mask": torch.ones(2, 5),
+        "num_frames": 1,
+        "height": 4,
+        "width": 4,
+        "return_dict": False,
+    }
+    return model, inputs
+
+
 def low(values):
     if isinstance(values, torch.Tensor):
         return values.to(torch.bfloat16) if values.is_floating_point() else values
@@ -254,10 +310,32 @@ def compare(name, kind, precision):
     return found
 
 
+def in_slots(name, kind, precision):
+    """Blocks' weights come and go, in slots that are overwritten when they are left, and gradients go to a pool."""
+    model, inputs = prepared(globals()[name], kind, precision)
+    plain = gradients(model, inputs, precision, contextlib.nullcontext())
+    stream = WeightStream(
+        find_blocks([model]), lanes(torch.device("cpu"))[1], released=lambda memory: memory.fill_(255)
+    )
+    stream.install([model])
+    pooled = PooledGradients(HostPool(1 << 30), lanes(torch.device("cpu"))[0])
+    pooled.install(model.parameters())
+    found = {"blocks": len(stream.blocks)}
+    for way in ("plain", "checkpointed"):
+        if way == "checkpointed":
+            model.enable_gradient_checkpointing()
+        late = stream.late
+        found[way] = [same(gradients(model, inputs, precision, stream.step()), plain) for _ in range(3)]
+        found[f"late {way}"] = stream.late - late
+    stream.go_home()
+    found["kept"], found["failed"], found["moved"] = stream.kept, stream.failed, pooled.moved
+    return found
+
+
 IMPOSSIBLE = {("z_image", "autocast")}
 """Its padding is of the weights' type, so that SimpleTuner itself can't run it in another."""
 
 cases = itertools.product(FAMILIES, ("full", "lora"), ("fp32", "bf16", "autocast"))  # noqa: F821
-print(
-    "RESULT " + json.dumps({" ".join(case): compare(*case) for case in cases if (case[0], case[2]) not in IMPOSSIBLE})
-)
+compared = globals()[COMPARED]  # noqa: F821
+possible = (case for case in cases if (case[0], case[2]) not in IMPOSSIBLE)
+print("RESULT " + json.dumps({" ".join(case): compared(*case) for case in possible}))

@@ -80,8 +80,9 @@ def test_what_it_was_not_tested_with_is_refused(workbench) -> None:
     assert "activations = 'grace' can't work here: not tested together with dynamo_backend = 'inductor'" in run.log()
 
 
-def families(workbench, *names: str) -> dict[str, Any]:
-    run = workbench.execute(f"import runpy; runpy.run_path({str(FAMILIES)!r}, {{'FAMILIES': {names!r}}})")
+def families(workbench, *names: str, compared: str = "compare") -> dict[str, Any]:
+    asked = {"FAMILIES": names, "COMPARED": compared}
+    run = workbench.execute(f"import runpy; runpy.run_path({str(FAMILIES)!r}, {asked!r})")
     assert run.ok, run.explain()
     return json.JSONDecoder().raw_decode(run.log().partition("RESULT ")[2])[0]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_activations_training import families
 from tests.integration.workbench import RANKS, JobResult
 
 GRACE = {"weights": "grace", "gradients": "grace", "uvm_min_tensor_kb": 0}
@@ -100,3 +101,19 @@ def test_a_full_fine_tune_and_its_resume(workbench, way: str) -> None:
         if block is ALL:
             assert found["state"]["streamed_steps"] > 0
             assert found["activations"]["moved"] > 0
+
+
+OTHERS = ("sd3", "sdxl", "qwen", "wan", "pixart", "z_image", "flux2", "ltx")
+
+
+@pytest.mark.parametrize("family", ["flux", *(pytest.param(name, marks=pytest.mark.matrix) for name in OTHERS)])
+def test_every_family_and_precision(workbench, family: str) -> None:
+    """SimpleTuner's own model classes, in full and as LoRA, in fp32, bf16 and under autocast, with poisoned slots."""
+    found = families(workbench, family, compared="in_slots")
+    assert len(found) >= 4
+    for case, result in found.items():
+        assert result["blocks"] > 2, case
+        assert all(result["plain"] + result["checkpointed"]), case
+        assert (result["kept"], result["failed"]) == (0, 0), case
+        assert result["moved"] > 0, case
+        assert result["late plain"] <= 2 * result["blocks"], (case, "in the first step, else ahead of use")
