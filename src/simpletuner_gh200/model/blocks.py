@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from simpletuner_gh200.memory.lane import spot_of
 from simpletuner_gh200.model.tensors import owns_its_storage, size_of
 
 ALIGNMENT = 512
@@ -19,15 +20,22 @@ NESTED_SHARE = 0.5
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
 
-@dataclass(eq=False)
 class BlockWeight:
-    """One parameter of a block, and where it begins in a slot."""
+    """One parameter of a block: where it begins in a slot, and its home."""
 
-    parameter: nn.Parameter
-    offset: int
-    size: int
-    home: torch.Tensor
-    """What ``parameter.data`` was when it was last copied to a slot."""
+    def __init__(self, parameter: nn.Parameter, offset: int) -> None:
+        self.parameter = parameter
+        self.offset = offset
+        self.size = size_of(parameter)
+        self.layout: Layout = parameter.dtype, parameter.size(), parameter.stride()
+        self.settle()
+
+    def settle(self) -> None:
+        """Home is where the parameter is now. RuntimeError where it has become another kind of tensor."""
+        home = self.parameter.data
+        if (home.dtype, home.size(), home.stride()) != self.layout:
+            raise RuntimeError(f"a weight of {self.layout[0]} became {home.dtype} with strides {home.stride()}")
+        self.home, self.address, self.spot = home, home.data_ptr(), spot_of(home)
 
 
 @dataclass(eq=False)
@@ -39,16 +47,16 @@ class ModelBlock:
     pieces: list[BlockWeight] = field(default_factory=list)
     size: int = 0
     """Of its pieces in a slot, one behind the other."""
+    offsets: list[int] = field(default_factory=list)
     layouts: tuple[Layout, ...] = ()
-    """Alike in blocks of one kind."""
-    owners: list[nn.Module] = field(default_factory=list)
-    """Modules inside that have a piece of their own: where they are called without the block, it is still needed."""
+    """The same object in blocks of one kind."""
 
     def add(self, parameter: nn.Parameter) -> None:
-        size = size_of(parameter)
-        self.pieces.append(BlockWeight(parameter, self.size, size, parameter.data))
-        self.layouts += ((parameter.dtype, parameter.size(), parameter.stride()),)
-        self.size += -(-size // ALIGNMENT) * ALIGNMENT
+        piece = BlockWeight(parameter, self.size)
+        self.pieces.append(piece)
+        self.offsets.append(piece.offset)
+        self.layouts += (piece.layout,)
+        self.size += -(-piece.size // ALIGNMENT) * ALIGNMENT
 
 
 def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[ModelBlock]:
@@ -57,7 +65,7 @@ def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[ModelBlo
     So do those that are no plain tensors, that other modules share (tied weights), or that are views of something.
     """
     models = list(models)
-    found, seen = list[ModelBlock](), set[int]()
+    found, seen, kinds = list[ModelBlock](), set[int](), dict[tuple[Layout, ...], tuple[Layout, ...]]()
     owners = Counter(id(parameter) for module in _modules(models) for parameter in _own(module))
     plain = {id(one): one for module in _modules(models) for one in _own(module) if type(one) is nn.Parameter}
     storages = Counter(one.untyped_storage()._cdata for one in plain.values())
@@ -68,13 +76,11 @@ def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[ModelBlo
             seen.add(id(element))
             block = ModelBlock(name, element)
             for module in element.modules():
-                before = len(block.pieces)
                 for parameter in _own(module):
                     if owners[id(parameter)] == 1 and _may_leave(parameter, smallest, storages):
                         block.add(parameter)
-                if len(block.pieces) > before:
-                    block.owners.append(module)
             if block.pieces:
+                block.layouts = kinds.setdefault(block.layouts, block.layouts)
                 found.append(block)
     return found
 

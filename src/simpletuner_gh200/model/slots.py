@@ -21,15 +21,15 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, Ticket, spot_of
+from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, Ticket
 from simpletuner_gh200.model.activations.saved_tensors import as_it_is, changed
-from simpletuner_gh200.model.blocks import BlockWeight, ModelBlock, staying
+from simpletuner_gh200.model.blocks import ModelBlock, staying
 from simpletuner_gh200.model.tensors import storage_users, view_of
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -48,15 +48,17 @@ class Slot:
         self.in_place = False
         """Do the block's parameters point here?"""
         self.used = 0
-        self._views: dict[Any, list[torch.Tensor]] = {}
-        """By the layouts of a kind of block."""
+        self.views: list[torch.Tensor] = []
+        """Of its block's parameters, once they point here."""
+        self._views: dict[int, list[torch.Tensor]] = {}
+        """By kind of block."""
 
-    def views(self, block: ModelBlock) -> list[torch.Tensor]:
-        found = self._views.get(block.layouts)
+    def views_of(self, block: ModelBlock) -> list[torch.Tensor]:
+        found = self._views.get(id(block.layouts))
         if found is None:
             made = zip(block.pieces, block.layouts, strict=True)
             found = [view_of(self.memory, layout, piece.offset // layout[0].itemsize) for piece, layout in made]
-            self._views[block.layouts] = found
+            self._views[id(block.layouts)] = found
         return found
 
     def alone(self) -> bool:
@@ -68,23 +70,28 @@ class Slot:
 class SavedWeight:
     """What a node holds of a weight: which, at what version, and the view of it."""
 
-    __slots__ = ("block", "layout", "offset", "piece", "stream", "version")
+    __slots__ = ("at", "block", "dtype", "number", "shape", "stream", "stride", "version")
 
-    def __init__(self, stream: WeightStream, block: ModelBlock, piece: BlockWeight, tensor: torch.Tensor) -> None:
-        self.stream, self.block, self.piece = stream, block, piece
-        self.layout = tensor.dtype, tensor.size(), tensor.stride()
-        self.offset = tensor.storage_offset() * tensor.element_size() - piece.offset
+    def __init__(self, stream: WeightStream, block: ModelBlock, number: int, tensor: torch.Tensor) -> None:
+        self.stream, self.block, self.number = stream, block, number
+        self.dtype, self.shape, self.stride = tensor.dtype, tensor.size(), tensor.stride()
+        self.at = tensor.storage_offset()
+        """In a slot; the same in every one."""
         self.version = tensor._version
 
     def there(self) -> torch.Tensor:
         """The view, of the place where the weight is now."""
-        parameter = self.piece.parameter
-        if parameter._version != self.version:
-            raise changed(self.layout[0], self.layout[1], self.version, parameter._version)
-        self.stream.need(self.block)
-        now = parameter.data
-        start = now.storage_offset() * now.element_size() + self.offset
-        return view_of(now, self.layout, start // self.layout[0].itemsize)
+        piece = self.block.pieces[self.number]
+        if piece.parameter._version != self.version:
+            raise changed(self.dtype, self.shape, self.version, piece.parameter._version)
+        layout = self.dtype, self.shape, self.stride
+        slot = self.stream.need(self.block)
+        if slot is not None:
+            return view_of(slot.views[self.number], layout, self.at)
+        home = piece.parameter.data
+        inside = self.at - piece.offset // self.dtype.itemsize
+        start = home.storage_offset() * home.element_size() // self.dtype.itemsize
+        return view_of(home, layout, start + inside)
 
 
 class WeightStream:
@@ -135,8 +142,7 @@ class WeightStream:
             if block is not self._now:
                 self.need(block)
 
-        modules = {block.module, *block.owners}
-        self._hooks[block] = [module.register_forward_pre_hook(about_to_run, prepend=True) for module in modules]
+        self._hooks[block] = [block.module.register_forward_pre_hook(about_to_run, prepend=True)]
 
     def remove(self) -> None:
         self.go_home()
@@ -191,20 +197,18 @@ class WeightStream:
         if slot is None or slot.block is None or not slot.in_place:
             return None
         at = tensor.storage_offset() * tensor.element_size()
-        pieces = slot.block.pieces
-        piece = pieces[bisect.bisect_right(pieces, at, key=lambda one: one.offset) - 1]
-        return SavedWeight(self, slot.block, piece, tensor)
+        return SavedWeight(self, slot.block, bisect.bisect_right(slot.block.offsets, at) - 1, tensor)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         return self.recognise(tensor) or as_it_is(tensor)
 
     # -- blocks come and go ------------------------------------------------------------------------------
 
-    def need(self, block: ModelBlock) -> None:
-        """The current stream's next work finds it in a slot, or else at its home."""
-        if block is self._now and block in self._at:
-            return
-        with torch.inference_mode(False):
+    def need(self, block: ModelBlock) -> Slot | None:
+        """The current stream's next work finds it in this slot, or else at its home."""
+        if block is self._now and (there := self._at.get(block)) is not None:
+            return there
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             if block is not self._now:
                 self._next[self._before, self._now] = block
                 self._before, self._now = self._now, block
@@ -218,6 +222,7 @@ class WeightStream:
             later = self._next.get((self._before, block))
             if later is not None and later is not block and later not in self._at and self._count > 1:
                 self._fetch(later, beside=block)
+            return slot
 
     def go_home(self) -> None:
         """Every parameter is where it lives; what the slots hold does not count any more."""
@@ -232,7 +237,8 @@ class WeightStream:
             self._lane.wait(slot.filled)
             slot.filled = None
         if not slot.in_place:
-            for piece, view in zip(block.pieces, slot.views(block), strict=True):
+            slot.views = slot.views_of(block)
+            for piece, view in zip(block.pieces, slot.views, strict=True):
                 piece.parameter.data = view
             slot.in_place = True
 
@@ -307,13 +313,13 @@ class WeightStream:
 
 
 def _moves(block: ModelBlock, memory: torch.UntypedStorage) -> list[Move]:
-    """Of its weights, from where they are now."""
+    """Of its weights, from where they are now; what is held of a home keeps its address its own."""
     found: list[Move] = []
-    for piece, layout in zip(block.pieces, block.layouts, strict=True):
-        piece.home = home = piece.parameter.data
-        if home.dtype is not layout[0] or home.stride() != layout[2]:
-            raise RuntimeError(f"a weight became {home.dtype} with strides {home.stride()}")
-        found.append(((memory, piece.offset), spot_of(home), piece.size))
+    for piece in block.pieces:
+        parameter = piece.parameter
+        if parameter.data_ptr() != piece.address or parameter.dtype is not piece.home.dtype:
+            piece.settle()
+        found.append(((memory, piece.offset), piece.spot, piece.size))
     return found
 
 

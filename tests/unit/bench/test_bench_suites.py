@@ -27,13 +27,14 @@ from simpletuner_gh200.bench.suites.store import (
     measure_walk,
     thread_lz4_dict,
 )
+from simpletuner_gh200.bench.suites.weights import measure_weights
 from simpletuner_gh200.demo.project import write_tiny_images
 from simpletuner_gh200.errors import UsageError
 
 
 def test_every_suite_says_what_it_measures_and_an_unknown_one_is_refused_with_those_that_are_known():
     found = all_suites()
-    assert set(found) >= {"activations", "cache", "checkpoints", "hooks", "start", "store"}
+    assert set(found) >= {"activations", "cache", "checkpoints", "hooks", "start", "store", "weights"}
     assert all(suite.help.endswith(".") for suite in found.values())
     with pytest.raises(UsageError, match="'nope'") as refused:
         find_suite("nope")
@@ -120,6 +121,13 @@ def test_activations_give_what_the_contract_names():
     assert 0 < found["moved"] < found["tensors"], "some of them only stay"
     assert 0.5 < found["moved_vs_saved"] <= 1.5
     assert found["vs_save_on_cpu"] > 0
+
+
+def test_weights_are_brought_once_ahead_of_each_use():
+    found = measure_weights(True, None)
+    assert found.keys() >= {"us_per_block", "step_vs_plain", "vs_ramtorch", "vs_block_swap"}
+    assert found["moved_vs_needed"] == 1.0
+    assert found["step_vs_plain"] > 0
 
 
 def test_the_reference_holds_every_file_compressed(tmp_path):

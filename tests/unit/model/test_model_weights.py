@@ -175,6 +175,24 @@ def test_without_gradients_everything_is_home_after_the_forward_pass() -> None:
     assert stream.streamed == before
 
 
+def test_a_part_that_runs_without_its_block_reads_its_weights_where_they_live() -> None:
+    """Checkpointing may be inside a block, and then runs parts of it again in backward."""
+
+    class Inside(Mixer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(checkpoint(self.up, x, use_reentrant=False)[:, :WIDTH])
+
+    model, plain = Model(), Model()
+    for one in (model, plain):
+        for at in range(len(one.blocks)):
+            inside = Inside()
+            inside.load_state_dict(one.blocks[at].state_dict())
+            one.blocks[at] = inside
+    stream = stream_on(model)
+    for _ in range(2):
+        assert same(trained(model, stream.step), trained(plain))
+
+
 def test_what_is_in_no_block_tied_or_no_plain_tensor_stays() -> None:
     model = Model(depth=3)
     model.blocks[0].up.weight = model.head.weight = nn.Parameter(torch.zeros(2 * WIDTH, WIDTH))

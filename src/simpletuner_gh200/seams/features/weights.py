@@ -132,6 +132,7 @@ class WeightsFeature(Feature):
         for block in coming:
             for piece in block.pieces:
                 move_to(piece.parameter, like(piece.parameter))
+                piece.settle()  # or its memory in the pool would be held
         logger.info("gh200: %d of %d blocks stay in HBM: %s", len(coming), len(self._blocks), room.why)
 
     def after_train(self, trainer: Any) -> None:
