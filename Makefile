@@ -1,4 +1,4 @@
-# Everything a person or CI runs. Each target does its own set-up; see CONTRIBUTING.md.
+# Everything that developers and CI run. Each target does its own set-up; see CONTRIBUTING.md.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin

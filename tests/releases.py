@@ -6,9 +6,9 @@ that depends on the release in another way, through a command it starts for inst
 ``pytestmark = pytest.mark.releases``. One that is the first to bring SimpleTuner into the process without the marker
 fails.
 
-Real runs are dear. ``@pytest.mark.one_release("4.")``: this release stands for all; on the others the test belongs to
-`make test-matrix`, as every test with the marker ``matrix`` does; in tests/chaos, to `make chaos`, as every trial with
-the marker ``chaos`` does. ``@pytest.mark.only_release("4.")`` goes further: on others it is not run at all, since they
+Real runs are expensive. ``@pytest.mark.one_release("4.")``: this release stands for all; on the others the test belongs
+to `make test-matrix`, as every test with the marker ``matrix`` does; in tests/chaos, to `make chaos`, as every trial
+with the marker ``chaos`` does. ``@pytest.mark.only_release("4.")`` goes further: on others it is not run at all, since they
 differ in nothing that it asks. Where that release is not among those that are tested (scripts/dev/test.py names them in
 ``GH200_RELEASES``), the one that is there stands for it.
 """
@@ -16,6 +16,7 @@ differ in nothing that it asks. Where that release is not among those that are t
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,19 @@ TESTS = Path(__file__).parent
 APART = ("chaos", "cluster")
 """Folders whose further tests have a `make` target, and a marker, of their own."""
 DEPENDS = frozenset({"simpletuner", "torch", "accelerate", "diffusers", "transformers", "peft", "safetensors"})
+
+
+LIGHT = importlib.util.find_spec("torch") is None
+"""The environment of `make check`: what depends on torch or SimpleTuner is left to `make test`."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    test = collection_path.match("test_*.py") and collection_path.is_relative_to(TESTS)
+    return True if LIGHT and test and any(map(depends, files_of(collection_path))) else None
+
+
+def pytest_report_header() -> str | None:
+    return "no torch here: tests that depend on it, or on SimpleTuner, are left to `make test`" if LIGHT else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers

@@ -40,7 +40,7 @@ def test_damage_is_found_and_packing_mends_it(tmp_path, start, harm):
     if mended.code == 0:
         assert whole(start, root), mended.explain()
     else:  # no pack is left that says what its entries are of: only a run may make new ones
-        assert "a run makes packs anew" in answer(mended)["problems"][0], mended.explain()
+        assert "a run writes new packs" in answer(mended)["problems"][0], mended.explain()
 
 
 @pytest.mark.parametrize("seed", only([0], range(8)))

@@ -1,4 +1,4 @@
-"""Our training blocks as the fields of a form: what each shows, and how what a person typed becomes blocks again.
+"""Our training blocks as the fields of a form: what each shows, and how what was typed becomes blocks again.
 
 Label, help, choices and range come from the models in ``config/blocks.py``. The way back is exact: a field that shows
 what it showed before leaves its key as somebody wrote it, or unwritten; an emptied one takes its key out; keys that no

@@ -218,7 +218,7 @@ def _datasets(training: Training, path: object, problems: list[Problem]) -> tupl
 
 
 def _misspelt_blocks(values: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """SimpleTuner drops a block it does not know without a word; a near miss of ours must not vanish like that."""
+    """SimpleTuner silently drops a block it does not know; a near miss of ours must not vanish like that."""
     problems = []
     for key, value in values.items():
         if key in TRAINING_BLOCKS or not isinstance(value, Mapping):

@@ -110,7 +110,7 @@ def train_by_command(
     folder: Path | None = None,
     show: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, Any] | None:
-    """Train through the command that a person types; what its first rank left, None where it left nothing.
+    """Train through the command that users type; what its first rank left, None where it left nothing.
 
     Its output goes to ``log``, and line by line to ``show``. ``folder``: where it is started.
     """

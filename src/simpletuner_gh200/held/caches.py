@@ -123,7 +123,7 @@ class ServedCache:
         except FileNotFoundError:  # in another rank the folder may not be made yet, and then there is nothing in it
             return
         except (CacheError, OSError) as refused:
-            logger.warning("gh200: cache %s goes without packs: %s", name, refused)
+            logger.warning("gh200: cache %s runs without packs: %s", name, refused)
             return
         self.packs = packs
         for segment in segments:

@@ -96,7 +96,7 @@ def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
     packs.recognise(closely=True)  # what is damaged is made anew, not just left out
     result = {"name": cache.name, "entries": 0, "problems": [], "from_packs": 0, "bytes": 0, "fallbacks": {}}
     if packs.made_by is None:
-        nobody = f"{cache.folder}: no pack there says which configuration the entries are of; a run makes packs anew"
+        nobody = f"{cache.folder}: no pack there says which configuration the entries are of; a run writes new packs"
         return result | {"problems": [nobody]}
     alive = {key_of(segment.path(row)) for segment, row in packs.alive()}
     paths = cache_files(cache.source).paths()

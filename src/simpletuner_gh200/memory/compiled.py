@@ -31,7 +31,7 @@ class CSource:
     path: Path
     wanted_by: str
     otherwise: str
-    """What a person can do instead of installing a compiler."""
+    """What can be done instead of installing a compiler."""
 
     @property
     def shipped(self) -> Path:

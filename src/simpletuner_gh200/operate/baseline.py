@@ -214,7 +214,7 @@ def capture(
 
 
 def _report(run: Recorded, command: Sequence[str]) -> Iterator[str]:
-    """``baseline_report.txt``: what a person reads first."""
+    """``baseline_report.txt``: what users read first."""
     yield from ("baseline", "", f"command: {' '.join(redact_command(command))}", "")
     yield from (f"{what}: {value}" for what, value in summary(RunView(run)))
     yield from ("", "medians after warm-up, with their standard error:")

@@ -258,7 +258,7 @@ def _ramp(ramp: Mapping[str, Any]) -> Iterator[Line]:
 
 def _pressure(pressure: Mapping[str, Any]) -> Iterator[Line]:
     if given := pressure.get("given_back"):
-        yield "memory", f"ran short {counted(len(given), 'time')}; caches gave back what they could"
+        yield "memory", f"low {counted(len(given), 'time')}; caches released what they could"
 
 
 def _activations(activations: Mapping[str, Any]) -> Iterator[Line]:

@@ -27,7 +27,7 @@ from simpletuner_gh200.errors import UsageError
 
 @dataclass
 class Exports:
-    """Variables to set, variables to unset, and what a person should know about it."""
+    """Variables to set, variables to unset, and what users should know about it."""
 
     values: dict[str, str] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)

@@ -83,7 +83,7 @@ def outlook_of(training: Training) -> Outlook | None:
 
 
 def outlook(settings: RampSettings, sizes: Sizes) -> Outlook:
-    """The schedule that the settings, already checked, ask for; what stops it, and what a person should know."""
+    """The schedule that the settings, already checked, ask for; what stops it, and what users should know."""
     ramp = ramp_from_settings(settings, sizes)
     flat = len(ramp.changes) == 1
     problems = () if flat or sizes.by_epochs or sizes.max_train_steps > 0 else (NO_STEPS,)

@@ -137,7 +137,7 @@ class ResumedFrom:
             return None
         found = "; ".join(f"{path} is incomplete: {missing}" for path, missing in self.incomplete)
         kept = ", ".join(ASIDE + path.name for path, _ in self.incomplete)
-        goes_on = f"resumes from {self.start}" if self.start else "starts anew, since there is no whole one"
+        goes_on = f"resumes from {self.start}" if self.start else "starts from the beginning: none is complete"
         unless = f". If another release wrote it whole: name it back and touch its {GUARD}" if GUARD in found else ""
         return f"{found}. It is kept aside as {kept}; this run {goes_on}{unless}"
 
@@ -157,7 +157,7 @@ def resumption(requested: str, output: Path) -> ResumedFrom:
     named = output / Path(requested.rstrip("/")).name  # as SimpleTuner finds it
     missing = flaw(named) if named.is_dir() and "://" not in requested else None
     if missing is not None:
-        instead = f"resume from {whole}, the last whole one" if whole else "start anew without it"
+        instead = f"resume from {whole}, the last whole one" if whole else "start from the beginning without it"
         unless = f"; if all of it is there, and another release wrote it: touch {named / GUARD}"
         remedy = instead + (unless if GUARD in missing else "")
         raise UsageError(f"resume_from_checkpoint: {named} is incomplete: {missing}", remedy=remedy)

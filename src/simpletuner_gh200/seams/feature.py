@@ -202,7 +202,7 @@ def decide(
 
 
 def losses(statuses: Mapping[str, Status]) -> dict[str, Status]:
-    """Those that were wanted and are off all the same: what a person must be told."""
+    """Those that were wanted and are off all the same: what users must be told."""
     return {name: status for name, status in statuses.items() if not status.on and status != NOT_ASKED}
 
 

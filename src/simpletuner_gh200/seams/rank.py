@@ -1,6 +1,6 @@
 """One rank of a run: the extension activated, SimpleTuner's own ``train.py`` run under it, and a truthful end.
 
-Nothing is printed here: what a person is to read goes to ``say``, at the moment it is known.
+Nothing is printed here: what users are to read goes to ``say``, at the moment it is known.
 """
 
 from __future__ import annotations

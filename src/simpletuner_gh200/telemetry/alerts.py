@@ -78,7 +78,7 @@ def _host_memory(run: Recorded, _now: float) -> Iterator[Alert]:
         return
     if available < LEAST_HOST_BYTES and available < LEAST_HOST_SHARE * total:
         left = f"{format_bytes(available)} of host memory left"
-        yield Alert("alarm", "host-memory", f"{left}: lower memory_limit_gb, or the kernel will choose a victim")
+        yield Alert("alarm", "host-memory", f"{left}: lower memory_limit_gb, or the OOM killer may end the run")
 
 
 def _device_memory(run: Recorded, _now: float) -> Iterator[Alert]:

@@ -88,7 +88,7 @@ def _tree(source: JoinedSource, module: str) -> ast.Module:
 
 
 def review_lines(found: Mapping[str, Any], *, full: bool = False) -> Iterator[str]:
-    """The comparison as text for a person."""
+    """The comparison as text for people."""
     touched, others = counted(len(found["seams"]), "seam"), len(found["untouched"])
     yield f"SimpleTuner {found['from']} -> {found['to']}: {touched} touched, {others} untouched"
     for name, (was, now) in found["features_changed"].items():

@@ -75,7 +75,7 @@ class ImportVerdict:
     table: OptionTable | None = field(default=None, repr=False)
     """Its options, where they could be read."""
     notes: tuple[str, ...] = ()
-    """What a person should know about the options."""
+    """What users should know about the options."""
 
     def in_a_line(self) -> str:
         """Why it does not import, what is here beside what was tested, and the command that mends it."""
@@ -107,13 +107,13 @@ def check_import(say: Say = lambda _words: None, *, refresh: bool = False, trust
         return ImportVerdict(None, "versions as tested", version)
     if kept is not None:
         return kept
-    say(f"importing SimpleTuner {version} in a process of its own, {'anew' if refresh else 'once'} ...")
+    say(f"importing SimpleTuner {version} in a process of its own, {'again' if refresh else 'once'} ...")
     answer = _ask()
     verdict = _verdict(answer, version)
     refused = user_cache.store(KIND, entry, answer) if verdict.table is not None else None
     if refused is None:
         return verdict
-    note = f"SimpleTuner's options are read anew at every start, since they can't be kept: {refused}"
+    note = f"SimpleTuner's options are read again at every start, since they can't be kept: {refused}"
     return replace(verdict, notes=(f"{note} (name a folder you may write to in XDG_CACHE_HOME)",))
 
 

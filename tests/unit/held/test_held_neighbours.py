@@ -79,7 +79,7 @@ def test_a_folder_of_another_user_is_not_used(packed, tmp_path, give_away, caplo
     folder.rename(folder_for(root, wanted.name, wanted.folder))
     caches = Caches([wanted], allowed=None, group=NodeGroup.from_environment("test", {}), packs=root)
     caches.fill()
-    assert "cache packs goes without packs" in caplog.text
+    assert "cache packs runs without packs" in caplog.text
     assert caches.report()["packs"]["entries"] == 3
     caches.save()
     caches.close()

@@ -43,7 +43,7 @@ def test_without_a_whole_one_the_run_starts_anew(tmp_path):
     (tmp_path / "checkpoint-4-tmp").mkdir()
     found = resumption("latest", tmp_path)
     assert found.start == ""
-    assert "starts anew" in str(found.notice())
+    assert "starts from the beginning" in str(found.notice())
 
 
 def test_whole_ones_are_left_to_simpletuner(tmp_path):

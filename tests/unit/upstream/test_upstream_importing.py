@@ -175,7 +175,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_is_told(few_options: None
     (user_cache.cache_root() / importing.KIND).write_text("in the way")
     found = check_import()
     assert found.table == TABLE
-    assert "read anew at every start" in found.notes[0] and "XDG_CACHE_HOME" in found.notes[0]
+    assert "read again at every start" in found.notes[0] and "XDG_CACHE_HOME" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ class Subject:
         return "lora" not in str(self.values.get("model_type") or "full")
 
     def to_json(self) -> dict[str, Any]:
-        """Nothing of it names a person or a place."""
+        """Nothing of it names people or places."""
         return {"title": self.title, **{key: self.values[key] for key in _SHOWN if key in self.values}}
 
     def write(self, arm: Arm, folder: Path, *, steps: int) -> Path:

@@ -1,4 +1,4 @@
-"""Arms trained through the command that a person types, in rounds, and what their telemetry and summaries say."""
+"""Arms trained through the command that users type, in rounds, and what their telemetry and summaries say."""
 
 from __future__ import annotations
 

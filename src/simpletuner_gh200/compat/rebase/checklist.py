@@ -60,7 +60,7 @@ def record(repository: Repository, journal: Journal, line: str) -> None:
 
 
 def checklist(journal: Journal) -> list[str]:
-    """What a person still has to do has an empty box."""
+    """What users still have to do has an empty box."""
     rows = []
     for step in journal.steps:
         box = "[x]" if step.status == "done" else "[ ]"

@@ -2,7 +2,7 @@
 
 A hunk is called replaced only where three things agree: it speaks of what the earlier system was about, it lies in a
 place that a seam of ours wraps (or imports that system), and it takes nothing of upstream's away. Everything else is
-for a person: calling someone's work replaced would drop it, looking at a hunk too many costs a minute.
+for people: calling someone's work replaced would drop it, looking at a hunk too many costs a minute.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class Rebase:
         return self._commit("manifest", "What was brought in for GH200, with size and risk", [MANIFEST])
 
     def _feature_matrices(self) -> str:
-        """Real runs, which take minutes and SimpleTuner's own packages: started by a person, recorded all the same."""
+        """Real runs, which take minutes and SimpleTuner's own packages: started by hand, recorded all the same."""
         raise StepSkipped("`gh200 rebase test --runs` runs them")
 
     def _commit(self, component: str, purpose: str, paths: list[str]) -> str:

@@ -125,7 +125,7 @@ def memory_policy_calls(context: Context) -> CheckResult:
     if len(context.nodes) < 2:
         return passed(f"refused, and not needed with one memory node: {shown}")
     return warned(
-        f"refused: {shown}; slabs and pinned memory may land on any node, HBM included, and nobody can see where",
+        f"refused: {shown}; slabs and pinned memory may land on any node, HBM included, unseen",
         "docker run --cap-add SYS_NICE (its default filter refuses these calls without), or a seccomp profile that "
         "allows them; Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
     )

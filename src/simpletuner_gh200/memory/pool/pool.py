@@ -59,7 +59,7 @@ class Share:
 
 
 def out_of_pool(size: int | None, state: PoolState, why: str) -> str:
-    """What a person reads where the pool has no more; ``size``: what was asked for, where that is known."""
+    """What users read where the pool has no more; ``size``: what was asked for, where that is known."""
     what = "What is being loaded or made" if size is None else f"{format_bytes(size)} more of model state"
     reason = REFUSALS.get(state.last_refusal, REFUSALS[LIMIT])
     if state.last_refusal == DRIVER:

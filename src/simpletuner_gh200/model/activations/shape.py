@@ -139,7 +139,7 @@ class Shape:
 
 
 def summary_of(shapes: Mapping[object, Shape]) -> list[dict[str, object]]:
-    """JSON-ready: each shape's mix, as a person asks for it."""
+    """JSON-ready: each shape's mix, as users ask for it."""
     return [
         {
             "shape": str(key),

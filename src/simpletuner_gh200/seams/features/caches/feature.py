@@ -139,7 +139,7 @@ class CachesFeature(Feature):
     def close(self) -> None:
         """Packs are written whatever the rest of the closing comes to: they are what the next start lives on.
 
-        After a failure or an interrupt a person waits, so nothing more is written; SimpleTuner's own files are there.
+        After a failure or an interrupt a user waits, so nothing more is written; SimpleTuner's own files are there.
         """
         self.batch_path = None
         with ExitStack() as ending:
