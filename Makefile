@@ -6,7 +6,7 @@ PROGRAMS := sh scripts/dev/install_test_programs.sh
 export PYTHONDONTWRITEBYTECODE :=
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-matrix newest test-cluster chaos check lint unit selftest check-aarch64 docs pictures site wheel wheels sweep clean
+.PHONY: help demo test test-matrix newest test-cluster chaos check lint unit selftest check-aarch64 docs pictures site wheel sdist wheels sweep clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,10 +31,10 @@ test-cluster: ## set up, then jobs of a real Slurm with two nodes on this machin
 chaos: ## set up, then every hostile trial: kill, signals, damage, odd files, limits, neighbours
 	@$(PYTHON) scripts/dev/test.py chaos
 
-check: ## the quick loop: lint, types, layers, unit and property tests
+check: ## the quick loop, without SimpleTuner: lint, types, layers, the unit and property tests that need no torch
 	@$(PROGRAMS) chromium gcc zsh fish ksh tcsh shellcheck
-	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
-	@$(MAKE) --no-print-directory lint unit
+	@$(PYTHON) scripts/dev/environments.py check >/dev/null
+	@$(MAKE) --no-print-directory BIN=.venv-check/bin lint unit
 
 lint: ## ruff, mypy --strict, layers (part of check and test)
 	@$(BIN)/ruff check src tests scripts $(wildcard *.py)
@@ -69,6 +69,9 @@ pictures: ## photograph the Web UI for docs/web-ui.md
 
 wheel: ## build the wheel into dist/
 	@$(PYTHON) scripts/dev/environments.py wheel
+
+sdist: ## build the source distribution into dist/
+	@$(PYTHON) scripts/dev/environments.py sdist
 
 wheels: ## wheels with the C code built, x86-64 and aarch64, into dist/; the latter tried under qemu
 	@$(PYTHON) scripts/dev/wheels.py

@@ -6,11 +6,11 @@ that depends on the release in another way, through a command it starts for inst
 ``pytestmark = pytest.mark.releases``. One that is the first to bring SimpleTuner into the process without the marker
 fails.
 
-Real runs are expensive. ``@pytest.mark.one_release("4.")``: this release stands for all; on the others the test belongs
-to `make test-matrix`, as every test with the marker ``matrix`` does; in tests/chaos, to `make chaos`, as every trial
-with the marker ``chaos`` does. ``@pytest.mark.only_release("4.")`` goes further: on others it is not run at all, since they
-differ in nothing that it asks. Where that release is not among those that are tested (scripts/dev/test.py names them in
-``GH200_RELEASES``), the one that is there stands for it.
+Real runs are expensive. ``@pytest.mark.one_release("4.")``: this release stands for all; on the others the test
+belongs to `make test-matrix`, as every test with the marker ``matrix`` does; in tests/chaos, to `make chaos`, as every
+trial with the marker ``chaos`` does. ``@pytest.mark.only_release("4.")`` goes further: on others it is not run at all,
+since they differ in nothing that it asks. Where that release is not among those that are tested (scripts/dev/test.py
+names them in ``GH200_RELEASES``), the one that is there stands for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,10 +35,25 @@ DEPENDS = frozenset({"simpletuner", "torch", "accelerate", "diffusers", "transfo
 LIGHT = importlib.util.find_spec("torch") is None
 """The environment of `make check`: what depends on torch or SimpleTuner is left to `make test`."""
 
+THROUGH_US = frozenset(
+    f"test_{name}.py"
+    for name in ("bench_prove", "bench_suites", "cli_printable", "cli_selftest", "plan_command", "seams_preemption")
+)
+"""Tests that reach torch or SimpleTuner through our own code, or through a process that they start."""
+
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    test = collection_path.match("test_*.py") and collection_path.is_relative_to(TESTS)
-    return True if LIGHT and test and any(map(depends, files_of(collection_path))) else None
+    if not LIGHT or not collection_path.is_relative_to(TESTS):
+        return None
+    conftest = collection_path / "conftest.py"
+    if conftest.is_file():
+        return depends(conftest) or None
+    test = collection_path.match("test_*.py")
+    return (test and (collection_path.name in THROUGH_US or needs_torch(collection_path))) or None
+
+
+def needs_torch(test: Path) -> bool:
+    return any(map(depends, with_helpers(files_of(test))))
 
 
 def pytest_report_header() -> str | None:
@@ -52,10 +67,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.releases)
         if of_another_release(item, "one_release"):
             item.add_marker(next((name for name in APART if item.path.is_relative_to(TESTS / name)), "matrix"))
-    left_out = [item for item in items if of_another_release(item, "only_release")]
+    left_out = [item for item in items if of_another_release(item, "only_release") or (LIGHT and starts(item))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def starts(item: pytest.Item) -> bool:
+    """Does it come as far as to ask whether SimpleTuner is installed?"""
+    return "few_options" in getattr(item, "fixturenames", ())
 
 
 def of_another_release(item: pytest.Item, marker: str) -> bool:
@@ -95,6 +115,19 @@ def files_of(path: Path) -> Iterator[Path]:
             return
         if (folder / "conftest.py").is_file():
             yield folder / "conftest.py"
+
+
+def with_helpers(files: Iterable[Path]) -> set[Path]:
+    """And the modules of tests that they import, however far."""
+    found, rest = set(), list(files)
+    while rest:
+        file = rest.pop()
+        if file not in found and file.is_file():
+            found.add(file)
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+            rest += [TESTS.parent / (name.replace(".", "/") + ".py") for name in modules if name.startswith("tests.")]
+    return found
 
 
 @cache

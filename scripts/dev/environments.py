@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Build the development environments: `.venv/` for the best SimpleTuner this machine can run, and one for the other.
 
+    python3 scripts/dev/environments.py check      only .venv-check: package and tools, without SimpleTuner and torch
     python3 scripts/dev/environments.py demo       only .venv
     python3 scripts/dev/environments.py selftest   .venv, and NVIDIA's bindings of CUDA 12 beside its own
     python3 scripts/dev/environments.py test       the same for every pair of interpreter and SimpleTuner that runs here
-    python3 scripts/dev/environments.py wheel      no environment: the wheel, into dist/
+    python3 scripts/dev/environments.py wheel      no environment: the wheel, into dist/ (or `sdist`)
     python3 scripts/dev/environments.py site       only .venv-site, which builds the documentation site
 
 Prints one line per environment on standard output: `<folder> <simpletuner version>`; the rest goes to standard error.
@@ -38,10 +39,15 @@ the oldest bindings we support, so that both ends of the range are tested."""
 
 
 def main(purpose: str) -> int:
-    if purpose == "wheel":
-        return build_wheel()
+    if purpose in {"wheel", "sdist"}:
+        return build_distribution(purpose)
     if purpose == "site":
-        return build_site_environment()
+        return build_small_environment("site", ["-r", str(SITE)], SITE)
+    if purpose == "check":
+        pins = PINNED / f"simpletuner-{TESTED[0].release}.txt"
+        project = ROOT / "pyproject.toml"
+        wanted = [*development_group(project), "-c", str(DEVELOPMENT), "-c", str(pins), "-e", f"{ROOT}[codecs]"]
+        return build_small_environment("check", wanted, DEVELOPMENT, pins, project)
     if purpose not in {"demo", "selftest", "test"}:
         print(__doc__, file=sys.stderr)
         return 2
@@ -54,7 +60,7 @@ def main(purpose: str) -> int:
     for each in missing:
         say(f"SimpleTuner {each.release}: NOT RUN, no CPython {' or '.join(each.pythons)} on this machine")
     if missing and purpose == "test" and os.environ.get("CI"):
-        return 1  # a person may test with what he has; CI that tests half of it says nothing
+        return 1  # developers may test with what they have; CI that tests half of it says nothing
     for number, (tested, python) in enumerate(usable if purpose == "test" else usable[:1]):
         folder = ROOT / (".venv" if number == 0 else f".venv-{tested.release}")
         build(folder, tested, python)
@@ -64,28 +70,34 @@ def main(purpose: str) -> int:
     return 0
 
 
-def build_wheel() -> int:
-    """With uv or pip alone: a wheel needs none of SimpleTuner's gigabytes."""
-    target, uv = str(ROOT / "dist"), uv_command()
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", target, str(ROOT)]
-    command = [uv, "build", "--wheel", "--quiet", "--out-dir", target, str(ROOT)] if uv else pip
-    built = subprocess.run(command, env=without_find_links()).returncode
-    if not built:
-        print(max(Path(target).glob("*.whl"), key=lambda path: path.stat().st_mtime).relative_to(ROOT))
-    return built
+def build_distribution(kind: str) -> int:
+    """With uv alone: neither needs SimpleTuner's gigabytes."""
+    try:
+        print(built_distribution(ROOT, ROOT / "dist", kind).relative_to(ROOT))
+    except RuntimeError as failed:
+        say(str(failed))
+        return 1
+    return 0
 
 
-def build_site_environment() -> int:
+def development_group(project: Path) -> list[str]:
+    import tomllib
+
+    return list(tomllib.loads(project.read_text(encoding="utf-8"))["dependency-groups"]["dev"])
+
+
+def build_small_environment(name: str, requirements: list[str], *inputs: Path) -> int:
+    """``.venv-<name>``, without SimpleTuner; rebuilt where an input changed."""
     python = find_python(("3.13", "3.12", "3.11"))
     if python is None:
         say(NO_PYTHON)
         return 1
-    folder = ROOT / ".venv-site"
-    stamp, wanted = folder / ".gh200-built-from", fingerprint(python, SITE)
+    folder = ROOT / f".venv-{name}"
+    stamp, wanted = folder / ".gh200-built-from", fingerprint(python, *inputs)
     if not stamp.is_file() or stamp.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         run([python, "-m", "venv", "--without-pip", str(folder)])
-        install(folder, ["-r", str(SITE)])
+        install(folder, requirements)
         stamp.write_text(wanted)
     print(folder.name)
     return 0
@@ -192,12 +204,15 @@ def run_uv(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def built_wheel(tree: Path, folder: Path) -> Path:
-    """Of a tree, into a folder."""
-    ran = run_uv("build", "--wheel", "--quiet", "--out-dir", folder, tree)
+    return built_distribution(tree, folder, "wheel")
+
+
+def built_distribution(tree: Path, folder: Path, kind: str) -> Path:
+    """The ``wheel`` or ``sdist`` of a tree, into a folder."""
+    ran = run_uv("build", f"--{kind}", "--quiet", "--out-dir", folder, tree)
     if ran.returncode:
         raise RuntimeError(ran.stderr)
-    (built,) = folder.glob("*.whl")
-    return built
+    return max(folder.glob({"wheel": "*.whl", "sdist": "*.tar.gz"}[kind]), key=lambda path: path.stat().st_mtime)
 
 
 def run(command: list[str]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from scripts.dev.environments import ROOT, run_uv
+from scripts.dev.environments import PINNED, ROOT, built_distribution, built_wheel, development_group, run_uv
+from simpletuner_gh200.upstream.tested import TESTED
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
@@ -52,3 +55,32 @@ def test_workflows_type_what_a_person_types() -> None:
 def test_the_hooks_for_a_commit_are_the_linters_of_make() -> None:
     text = (ROOT / ".pre-commit-config.yaml").read_text()
     assert re.findall(r"entry: (.+)", text) == ["make lint"]
+
+
+def test_the_quick_loop_builds_no_simpletuner_and_its_tools_are_pinned() -> None:
+    """`make check` has an environment of its own, from the ``dev`` group."""
+    said = subprocess.run(["make", "-n", "check"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "environments.py check" in said
+    assert "environments.py demo" not in said
+    group = development_group(ROOT / "pyproject.toml")
+    pins = [ROOT / "constraints" / "development.txt", PINNED / f"simpletuner-{TESTED[0].release}.txt"]
+    pinned = {line.partition("==")[0] for file in pins for line in file.read_text().splitlines() if "==" in line}
+    assert set(group) <= pinned
+    assert not {"torch", "simpletuner"} & set(group)
+
+
+def test_a_release_has_a_source_distribution_and_wheels_of_both_machines() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert {"make sdist", "make wheel"} <= set(re.findall(r"run: (make \w+)", text))
+    assert 'GH200_BUILD_ALLOCATOR: "1"' in text
+    assert "runner: [ubuntu-24.04, ubuntu-24.04-arm]" in text
+
+
+def test_the_source_distribution_gives_the_wheel_again(tmp_path: Path) -> None:
+    archive = built_distribution(ROOT, tmp_path / "sdist", "sdist")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    again = built_wheel(tmp_path / archive.name.removesuffix(".tar.gz"), tmp_path / "again")
+    direct = built_wheel(ROOT, tmp_path / "direct")
+    names = [set(zipfile.ZipFile(wheel).namelist()) for wheel in (again, direct)]
+    assert names[0] == names[1]

@@ -239,14 +239,18 @@ def _datasets(store: Mapping[str, Any]) -> Iterator[Line]:
         files = f"{format_bytes(held['bytes'])} of files in " if "bytes" in held else ""
         late = "" if held.get("arrived", True) else " (not all of it had arrived)"
         sizes = f"{files}{format_bytes(held['held_bytes'])} of memory{late}"
-        reads = f"{counted(held['served'], 'read')} from memory, {held['elsewhere']} from disk"
+        trained = held.get("elsewhere_in_training")
+        apart = "" if trained is None else f", {trained} of them during training"
+        reads = f"{counted(held['served'], 'read')} from memory, {held['elsewhere']} from disk{apart}"
         yield "in-memory dataset", f"{name}: {counted(held['files'], 'file')}, {sizes}; {reads}"
 
 
 def _caches(caches: Mapping[str, Any]) -> Iterator[Line]:
     for name, cache in caches.items():
         reads = cache["hits"] + cache["misses"]
-        served = f"{cache['hits']} of {counted(reads, 'read')} served without opening a file"
+        trained = cache.get("misses_in_training")
+        apart = "" if trained is None else f", {counted(trained, 'file')} opened during training"
+        served = f"{cache['hits']} of {counted(reads, 'read')} served without opening a file{apart}"
         held = f"{counted(cache['entries'], 'entry', 'entries')}, {format_bytes(cache['bytes'])}"
         yield "unified cache", f"{name}: {served if reads else 'nothing was read from it'}; {held}"
 

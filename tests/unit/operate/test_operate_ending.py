@@ -35,9 +35,12 @@ def summary(tmp_path: Path) -> dict[str, Any]:
         "features": {"ramp": "on", "prefetch": "off: not asked for", "caches": "off: seam collate.fn: gone"},
         "details": {
             "telemetry": {"file": "x.jsonl"},
-            "store": {"cats": {"files": 4, "bytes": 4096, "held_bytes": 2048, "served": 7, "elsewhere": 1}},
+            "store": {
+                "cats": {"files": 4, "bytes": 4096, "held_bytes": 2048, "served": 7, "elsewhere": 1}
+                | {"elsewhere_in_training": 0}
+            },
             "caches": {
-                "vae-cats": {"hits": 30, "misses": 2, "entries": 4, "bytes": 1024},
+                "vae-cats": {"hits": 30, "misses": 2, "misses_in_training": 1, "entries": 4, "bytes": 1024},
                 "text": {"hits": 0, "misses": 0, "entries": 0, "bytes": 0},
             },
             "ramp": {"changes": [{"step": 0, "effective": 2}, {"step": 9, "effective": 8}], "samples": 70},
@@ -55,8 +58,15 @@ def test_everything_a_person_wants_next(summary: dict[str, Any]) -> None:
             "importing SimpleTuner 12.0 s, loading 3.0 s, datasets and caches 4.0 s, training 1 min 10 s, "
             "checkpoints 12.0 s, final weights 3.0 s",
         ),
-        ("in-memory dataset", "cats: 4 files, 4 KiB of files in 2 KiB of memory; 7 reads from memory, 1 from disk"),
-        ("unified cache", "vae-cats: 30 of 32 reads served without opening a file; 4 entries, 1 KiB"),
+        (
+            "in-memory dataset",
+            "cats: 4 files, 4 KiB of files in 2 KiB of memory; 7 reads from memory, 1 from disk, "
+            "0 of them during training",
+        ),
+        (
+            "unified cache",
+            "vae-cats: 30 of 32 reads served without opening a file, 1 file opened during training; 4 entries, 1 KiB",
+        ),
         ("unified cache", "text: nothing was read from it; 0 entries, 0 B"),
         ("batch ramp", "effective batch 2 (step 0) → 8 (step 9); 70 samples"),
         ("feature", "caches is off: seam collate.fn: gone"),

@@ -246,3 +246,17 @@ def test_the_list_is_not_written_through_a_link(tmp_path: Path) -> None:
     write_problems({"problem_counts": {"unreadable": 1}}, "a", tmp_path)
     assert precious.read_text() == "mine"
     assert json.loads((folder / "staging-a.json").read_text()) == {"problem_counts": {"unreadable": 1}}
+
+
+def test_reads_from_disk_during_training_are_counted_apart(feature: StoreFeature, tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"a.png": image()})
+    feature.dataset_entries([entry(tmp_path / "data")])
+    backend = create(feature, "a")
+    backend.staged.view(tmp_path / "data" / "aspect_ratio_bucket_indices.json")
+    arrive(feature)
+    assert "elsewhere_in_training" not in feature.summary()["a"], "nothing is trained yet"
+    feature.before_train(SimpleNamespace(state={}))
+    assert feature.summary()["a"]["elsewhere"] == 1
+    assert feature.summary()["a"]["elsewhere_in_training"] == 0
+    backend.staged.view(tmp_path / "data" / "new.png")
+    assert feature.summary()["a"]["elsewhere_in_training"] == 1

@@ -52,6 +52,8 @@ class CachesFeature(Feature):
         """By the identity of SimpleTuner's cache object."""
         self._copier: Any = None
         self._first_step = 0
+        self._at_start: dict[str, int] = {}
+        """Misses before training, by cache."""
         self._final: dict[str, Any] = {}
         self._slabs: SlabMaker | None = None
 
@@ -72,10 +74,16 @@ class CachesFeature(Feature):
             logger.warning("gh200: enable_prefetch works on batches of unified caches, and none are asked for")
 
     def demo_config(self) -> dict[str, Any]:
-        return {"cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}}
+        kinds = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
+        return {"cache_config": {**kinds, "fill": "start"}}  # quick here, and nothing is read from disk while it trains
 
     def summary(self) -> dict[str, Any]:
-        return self._final or (self._caches.report() if self._caches is not None else {})
+        if self._final or self._caches is None:
+            return self._final
+        told = self._caches.report()
+        for name, before in self._at_start.items():
+            told[name]["misses_in_training"] = told[name]["misses"] - before
+        return told
 
     # -- moments ---------------------------------------------------------------------------------------
 
@@ -97,6 +105,7 @@ class CachesFeature(Feature):
 
     def before_train(self, trainer: Any) -> None:
         self._first_step = int(trainer.state.get("global_step", 0))
+        self._at_start = {name: cache.statistics.misses.value for name, cache in self._all().items()}
 
     def rebuild_cache(self, cache: Any) -> None:
         held = self._held.get(id(cache))
@@ -154,7 +163,7 @@ class CachesFeature(Feature):
                 self._caches.save()
             else:
                 self._caches.stop_saving()
-            self._final = self._caches.report()
+            self._final = self.summary()
             self._caches.close()
             self._caches = None
 

@@ -90,13 +90,15 @@ class StoreFeature(Feature):
         self._owner = os.getpid()
         self._failure: GH200Error | None = None
         self._first_step = 0
+        self._at_start: dict[str, int] = {}
+        """Reads from disk before training, by dataset."""
         self._final: dict[str, Any] = {}
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         return "requested" if settings.in_memory_datasets else "off"
 
     def demo_config(self) -> dict[str, Any]:
-        return {"dataset": {"type": "in_memory", "in_memory": {"compression": "auto"}}}
+        return {"dataset": {"type": "in_memory", "in_memory": {"compression": "auto", "wait": True}}}
 
     # -- what SimpleTuner does, in its order -----------------------------------------------------------
 
@@ -150,6 +152,7 @@ class StoreFeature(Feature):
 
     def before_train(self, trainer: Any) -> None:
         self._first_step = int(trainer.state.get("global_step", 0))
+        self._at_start = {name: held.counts.elsewhere for name, held in self._held.items()}
         for name in sorted(self._to_be_dealt):
             logger.warning(
                 "gh200: dataset %s: SimpleTuner has not dealt it to the ranks, so nothing of it is in memory; "
@@ -170,9 +173,13 @@ class StoreFeature(Feature):
     def summary(self) -> dict[str, Any]:
         coming = {one.name for one in self._coming}
         return self._final or {
-            name: {**held.summary(), "arrived": name not in coming, **self._report_of(name)}
+            name: {**held.summary(), **self._in_training(name), "arrived": name not in coming, **self._report_of(name)}
             for name, held in self._held.items()
         }
+
+    def _in_training(self, name: str) -> dict[str, int]:
+        before = self._at_start.get(name)
+        return {} if before is None else {"elsewhere_in_training": self._held[name].counts.elsewhere - before}
 
     def telemetry(self) -> dict[str, Any]:
         return {name: {**vars(held.counts), "held_bytes": held.held_bytes} for name, held in self._held.items()}
