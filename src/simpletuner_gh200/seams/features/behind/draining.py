@@ -93,7 +93,7 @@ class Draining:
         assert told is not None, "it is written before the order goes"
         if told.given_up:
             self.lost = True
-            remedy = "make room or mend the disk; the checkpoints before it are as they were"
+            remedy = "free disk space or fix the disk; earlier checkpoints are unchanged"
             raise RunFailed(f"{order.target} could not be written: {told.failing}", remedy=remedy)
         self.safe = order
         self.seconds += told.seconds
