@@ -79,3 +79,14 @@ def test_a_clone_that_is_not_installed_says_what_to_type(name: str, tmp_path: Pa
     assert ran.returncode == 1
     assert ran.stderr.startswith("gh200: No module named 'simpletuner_gh200'. Install this clone first: ")
     assert "pip install '.[cuda,codecs]'" in ran.stderr
+
+
+def test_the_examples_come_with_pictures_where_the_in_memory_one_looks_for_them(tmp_path: Path) -> None:
+    """So that it is accepted as it is, on any machine: no other folder, and no size of memory that must be there."""
+    done = CliRunner().invoke(build_app(), ["examples", str(tmp_path), "--data"])
+    assert done.exit_code == 0, done.output
+    pictures, _texts = json.loads((tmp_path / "config" / "gh200_in_memory_datasets.json").read_text())
+    assert len(list((tmp_path / pictures["instance_data_dir"]).glob("*.png"))) == 24
+    assert "memory_limit_gb" not in pictures["in_memory"]
+    with pytest.raises(UsageError, match="no folder was named"):
+        CliRunner().invoke(build_app(), ["examples", "--data"], catch_exceptions=False)
