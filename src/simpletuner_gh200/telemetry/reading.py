@@ -217,10 +217,11 @@ class RotatedLines:
     def _younger(self) -> list[BinaryIO]:
         """Files begun after those we have, the oldest first; all of them, if ours were removed meanwhile.
 
-        What was rotated while we looked through the names is looked through again.
+        What was rotated while we looked through the names is looked through again. The newest is known by a file that
+        we hold open: the number of one that was removed may be given to the next.
         """
         while True:
-            newest = _identity(self.path)
+            newest: tuple[int, int] | None = None
             found: dict[tuple[int, int], BinaryIO] = {}
             ours = os.fstat(self._files[-1].fileno()) if self._files else None
             for number in range(_MOST_FILES):
@@ -230,6 +231,8 @@ class RotatedLines:
                 except FileNotFoundError:
                     continue
                 state = os.fstat(file.fileno())
+                if not number:
+                    newest = state.st_dev, state.st_ino
                 if ours is not None and os.path.samestat(ours, state):
                     file.close()
                     break
