@@ -159,6 +159,7 @@ def published(weights: str, family: str) -> dict[str, ModelPart]:
     sizes = _data(PUBLISHED)["components"]
     source: Source = "cited" if named else "assumed"
     note = f"published size of {entry['names'][0]}" + ("" if named else ", of the same family")
+    note += f", {entry['stated']} billion by {entry['source']}" if "stated" in entry else ""
     parts = [
         ModelPart(entry["part"], entry["parameters"], source, entry["config"], note),
         *(ModelPart(name, sizes[size], source, None, note) for name, size in entry["components"].items()),

@@ -19,6 +19,9 @@ from simpletuner_gh200.seams.trace.counted import text_width, tokens_of
 PACKED = 64
 """Channels that go into a transformer whose patches of two by two are made outside of it: Flux, Qwen-Image."""
 
+PATCHED = "Flux2Transformer2DModel"
+"""Takes four of its VAE's latents at once, too, of twice as many channels."""
+
 USUAL_WIDTH = 4096
 """Of T5."""
 
@@ -206,7 +209,7 @@ def _latent_channels(vae: ModelPart | None, denoiser: ModelPart) -> int:
     if reported:
         return int(reported)
     given = int((denoiser.config or {}).get("in_channels") or 16)
-    return given // 4 if given == PACKED else given
+    return given // 4 if given == PACKED or (denoiser.config or {}).get("_class_name") == PATCHED else given
 
 
 def _embed_bytes(facts: RunFacts, denoiser: ModelPart) -> int:

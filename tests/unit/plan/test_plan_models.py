@@ -12,7 +12,7 @@ import pytest
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.machines import MACHINES
-from simpletuner_gh200.plan.models import ModelPart, model_of, published_model, read_parts
+from simpletuner_gh200.plan.models import PUBLISHED, ModelPart, model_of, published_model, read_parts
 from simpletuner_gh200.plan.planning import Plan, make_plan
 from simpletuner_gh200.plan.text import refusal
 from simpletuner_gh200.upstream import flavours
@@ -234,3 +234,25 @@ def test_a_length_of_text_that_is_no_number_is_none(tmp_path, given):
     unset = planned(tmp_path, **FLUX).sizes.embed_bytes
     assert planned(tmp_path, **FLUX, tokenizer_max_length=given).sizes.embed_bytes == unset
     assert planned(tmp_path, **FLUX, tokenizer_max_length="256").sizes.embed_bytes == unset // 2
+
+
+def test_sizes_that_were_counted_agree_with_what_their_makers_state():
+    """They are renewed by scripts/dev/published_sizes.py, which counts the class in diffusers again."""
+    stated = [model for model in json.loads(PUBLISHED.read_text())["models"] if "stated" in model]
+    families = {model["family"] for model in stated}
+    assert families >= {"flux2", "hidream", "ltxvideo2", "kandinsky5_video", "kandinsky5_image"}
+    for model in stated:
+        assert model["parameters"] / 1e9 == pytest.approx(model["stated"], rel=0.06), model["names"][0]
+        assert model["source"] and model["names"] and model["config"]["_class_name"]
+
+
+def test_a_plan_of_a_model_of_which_nothing_was_known(tmp_path):
+    asked = {"model_family": "flux2", "model_type": "lora", "train_batch_size": 1, "validation_disable": True}
+    held = {}
+    for name in ("dev", "klein-base-4B"):
+        training = configured(tmp_path, **asked, pretrained_model_name_or_path=f"black-forest-labs/FLUX.2-{name}")
+        plan = make_plan(training, MACHINES["gh200-96"], trace=False)
+        held[name] = plan.sizes.denoiser
+        assert held[name].source == "cited" and plan.fits
+    assert held["dev"].parameters > 8 * held["klein-base-4B"].parameters
+    assert "32 billion by bfl.ai" in held["dev"].note
