@@ -7,13 +7,15 @@ copied again. While the disk refuses (full, read-only, gone), the memory keeps t
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from simpletuner_gh200.held.saved import OWNER, MemoryFolder, Order, Told
@@ -24,9 +26,15 @@ BLOCK = 4 * MIB
 FLUSH_EVERY = 64 * MIB
 """Bytes after which the disk is waited for: the page cache is not filled with what nobody reads again."""
 
+_UNKNOWN_THERE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EPERM)
+
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _LOWEST_OF_THE_USUAL = 2 << 13 | 7
 """Not the idle class, which a busy disk never serves."""
+
+
+class Lost(OSError):
+    """The memory no longer has all of the checkpoint; that will not come back."""
 
 
 def main(arguments: list[str]) -> int:
@@ -52,21 +60,32 @@ def _step_back() -> None:
 
 def carry_out(folder: MemoryFolder, order: Order) -> Told:
     """Until it is on the disk, or the patience with the disk ends."""
-    began = time.monotonic()
-    source, failing_since = folder.path / order.source, None
+    began = failing_since = time.monotonic()
+    source, target, draft, most = folder.path / order.source, Path(order.target), folder.draft(order), -1
     while True:
         try:
-            size = drain(source, Path(order.target), folder.draft(order), _paced(order.rate))
+            size = drain(source, target, draft, _paced(order.rate), order.files)
             return Told(order.source, time.monotonic() - began, size)
         except OSError as refused:
-            now = time.monotonic()
-            failing_since = failing_since or now
-            told = Told(order.source, now - began, failing=str(refused), given_up=now - failing_since > order.patience)
+            now, written = time.monotonic(), _written(draft)
+            if written > most:  # it has got further than ever: what refuses now is something new
+                most, failing_since = written, now
+            lost = isinstance(refused, Lost)
+            given_up = lost or now - failing_since > order.patience
+            told = Told(order.source, now - began, failing=str(refused), given_up=given_up)
             if told.given_up:
-                shutil.rmtree(folder.draft(order), ignore_errors=True)
+                _put_back(draft, target)
+                shutil.rmtree(draft, ignore_errors=True)
                 return told
             folder.tell(told)
             time.sleep(min(2.0, order.patience / 10))
+
+
+def _written(draft: Path) -> int:
+    try:
+        return sum(found.st_size for _name, found in _files(draft) if stat.S_ISREG(found.st_mode))
+    except OSError:  # the disk is gone
+        return 0
 
 
 def _paced(rate: float | None) -> Callable[[int], None]:
@@ -81,9 +100,21 @@ def _paced(rate: float | None) -> Callable[[int], None]:
     return rest
 
 
-def drain(source: Path, target: Path, draft: Path, rest: Callable[[int], None] = lambda size: None) -> int:
-    """Copy the folder by way of ``draft``; how many bytes it has. Raises OSError, and then ``target`` is as it was."""
+def drain(
+    source: Path,
+    target: Path,
+    draft: Path,
+    rest: Callable[[int], None] = lambda size: None,
+    given: Mapping[str, int] | None = None,
+) -> int:
+    """Copy the folder by way of ``draft``; how many bytes it has. Raises OSError, and then ``target`` is as it was.
+
+    Raises Lost where the memory no longer has the files that were ``given``, by name and length.
+    """
     files = dict(_files(source))
+    for name, size in (given or {}).items():
+        if name not in files or files[name].st_size < size:
+            raise Lost(f"{source / name} is gone from memory: somebody else has removed it")
     if not (target.is_dir() and files.keys() == dict(_files(target)).keys() and _all_same(files, source, target)):
         draft.mkdir(exist_ok=True)
         for name, found in files.items():
@@ -115,11 +146,13 @@ def _copy(source: Path, target: Path, found: os.stat_result, rest: Callable[[int
     elif not (target.exists() and _same(source, target)):
         with source.open("rb") as reader, target.open("wb") as writer:
             _pour(reader.fileno(), writer.fileno(), rest)
-        if not _same(source, target):
+        if not _same(source, target) or target.stat().st_size != found.st_size:
             raise OSError(f"{target} differs from what was written to it")
-    os.chmod(target, stat.S_IMODE(found.st_mode))
+    with _where_it_can():
+        os.chmod(target, stat.S_IMODE(found.st_mode))
     if stat.S_ISREG(found.st_mode):
-        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+        with _where_it_can():
+            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def _pour(reader: int, writer: int, rest: Callable[[int], None]) -> None:
@@ -151,7 +184,18 @@ def _rename(draft: Path, target: Path) -> None:
     if target.exists():
         shutil.rmtree(older, ignore_errors=True)
         target.rename(older)
-    draft.rename(target)
+    try:
+        draft.rename(target)
+    except OSError:
+        _put_back(draft, target)
+        raise
+
+
+def _put_back(draft: Path, target: Path) -> None:
+    """The older one, where nothing has come in its place; the next start tries again where that fails."""
+    with suppress(OSError):
+        if _older(draft).exists() and not target.exists():
+            _older(draft).rename(target)
 
 
 def _older(draft: Path) -> Path:
@@ -161,9 +205,20 @@ def _older(draft: Path) -> Path:
 def _synced(folder: str | Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with _where_it_can():
+            os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _where_it_can() -> Iterator[None]:
+    """Some network and FUSE file systems sync no folders, and keep neither modes nor times: no byte is lost by it."""
+    try:
+        yield
+    except OSError as refused:
+        if refused.errno not in _UNKNOWN_THERE:
+            raise
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ import platform
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ _NAME = re.compile(rf"simpletuner-gh200-{os.getuid()}-saved-(\d+-\d+)")
 
 _DRAFT = ".gh200-draining-"
 """Before the name of a checkpoint that is being copied; nothing that SimpleTuner takes for one."""
+
+_PLACE = re.compile(rf"{re.escape(_DRAFT)}(checkpoint-\d+(?:-rolling)?)-")
+"""The checkpoint that a draft is to be."""
 
 _FORSAKEN = 3600.0
 """Seconds without a sign of life after which another node's draft is nobody's."""
@@ -65,6 +69,8 @@ class Order:
     patience: float = PATIENCE
     rate: float | None = None
     """Bytes per second that the disk is to be taken for, where somebody measures."""
+    files: dict[str, int] | None = None
+    """What was in it when it was given, and how long: memory can lose files, and the rest is no checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class MemoryFolder:
         return None if found is None else Told(**found)
 
     def size(self, order: Order) -> int:
-        return sum(path.stat().st_size for path in (self.path / order.source).rglob("*") if path.is_file())
+        return sum(path.stat().st_size for path in _files_in(self.path / order.source))
 
     def clear(self) -> None:
         """Whatever of a checkpoint is in it."""
@@ -160,7 +166,9 @@ class MemoryFolder:
 
     def give(self, order: Order) -> None:
         (self.path / TOLD).unlink(missing_ok=True)
-        self._write(ORDER, asdict(order))
+        source = self.path / order.source
+        sizes = {path.relative_to(source).as_posix(): path.stat().st_size for path in _files_in(source)}
+        self._write(ORDER, asdict(replace(order, files=sizes)))
 
     def tell(self, told: Told) -> None:
         self._write(TOLD, asdict(told))
@@ -215,15 +223,20 @@ class MemoryFolder:
         partial.replace(self.path / name)
 
 
+def _files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 # -- memory file systems -----------------------------------------------------------------------------------
 
 
 def memory_file_systems(root: Path = ROOT) -> list[tuple[Path, int]]:
     """Those that this user may write to, and their free bytes: /dev/shm first, then the roomiest."""
     found = {}
-    for line in (root / "proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        _device, place, kind, options, *_ = line.split()
-        where = Path(place.encode().decode("unicode_escape"))
+    mounts = root / "proc/self/mounts"
+    for line in mounts.read_bytes().splitlines() if mounts.exists() else ():
+        _device, place, kind, options, *_ = map(os.fsdecode, line.split())
+        where = Path(os.fsdecode(os.fsencode(place).decode("unicode_escape").encode("latin-1")))
         usable = kind == "tmpfs" and "rw" in options.split(",") and where.parts[1:2] not in (("sys",), ("proc",))
         if usable and os.access(where, os.W_OK | os.X_OK):
             with suppress(OSError):
@@ -241,7 +254,16 @@ def place_for(size: int, systems: list[tuple[Path, int]]) -> tuple[Path, int] | 
 def memory_folders() -> list[MemoryFolder]:
     """Of all this user's runs on this node, dead or alive."""
     places = [place for parent, _room in memory_file_systems() for place in parent.glob("simpletuner-gh200-*")]
-    return [MemoryFolder(place) for place in places if _NAME.fullmatch(place.name)]
+    return [MemoryFolder(place) for place in places if _NAME.fullmatch(place.name) and _our_own(place)]
+
+
+def _our_own(place: Path) -> bool:
+    """Anybody can write to a memory file system: an order of somebody else's would be carried out with our rights."""
+    try:
+        found = place.lstat()
+    except FileNotFoundError:  # it was cleared meanwhile
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 # -- those who come later ----------------------------------------------------------------------------------
@@ -263,7 +285,7 @@ def settle(output: Path, say: Callable[[str], None], *, until: float | None = No
         elif order is not None:
             if not folder.locked(DRAINER):
                 folder.start_drainer()
-            if Path(order.target).parent == output.absolute():
+            if os.path.realpath(Path(order.target).parent) == os.path.realpath(output):
                 lost += _see_through(folder, order, say, until)
     _clear_drafts(output)
     return lost
@@ -299,6 +321,18 @@ def _clear_drafts(output: Path) -> None:
     for draft in output.glob(f"{_DRAFT}*"):
         name = draft.name.removesuffix(".old")
         ours = here in name and re.fullmatch(r"\d+-\d+", name.rpartition(here)[2])
-        age = time.time() - max((path.stat().st_mtime for path in (draft, *draft.rglob("*"))), default=0.0)
-        if (name.rpartition(here)[2] not in living) if ours else age > _FORSAKEN:
-            shutil.rmtree(draft, ignore_errors=True)
+        if (name.rpartition(here)[2] not in living) if ours else _age(draft) > _FORSAKEN:
+            target = _PLACE.match(name)
+            if draft.name != name and target is not None and not draft.with_name(target[1]).exists():
+                with suppress(OSError):  # it stays as it is
+                    draft.rename(draft.with_name(target[1]))  # its successor never got there
+            else:
+                shutil.rmtree(draft, ignore_errors=True)
+
+
+def _age(draft: Path) -> float:
+    """Seconds since anybody wrote to it."""
+    try:
+        return time.time() - max(path.stat().st_mtime for path in (draft, *draft.rglob("*")))
+    except FileNotFoundError:  # somebody is at it
+        return 0.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -297,14 +300,15 @@ def test_drafts_that_nobody_goes_on_with_are_cleared(memory, output):
     others = ours.with_name(ours.name.replace(os.uname().nodename, "another-node"))
     for draft in (ours, ours.with_name(f"{ours.name}.old"), others):
         (draft / "ema").mkdir(parents=True)
+    (output / NAME).mkdir()
     settle(output, print)
-    assert len(list(output.iterdir())) == 3, "its owner lives, and the other node's may"
+    assert len(list(output.iterdir())) == 4, "its owner lives, and the other node's may"
     long_ago = time.time() - 7200
     for path in (others, others / "ema"):
         os.utime(path, (long_ago, long_ago))
     folder.remove()
     settle(output, print)
-    assert list(output.iterdir()) == []
+    assert [path.name for path in output.iterdir()] == [NAME]
 
 
 def test_the_roomiest_place_is_taken_only_where_the_first_is_too_small():
@@ -335,3 +339,108 @@ def test_locks_tell_who_lives_and_not_process_numbers(memory):
     folder.remove()
     assert list(memory.iterdir()) == []
     assert not folder.locked(OWNER)
+
+
+# -- what memory, links and others may do to it ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", ["one file", "the folder", "the end of a file"])
+def test_what_memory_lost_is_never_taken_for_a_whole_checkpoint(memory, output, gone):
+    """By a logout that clears a user's memory files, or by a person who makes room there."""
+    folder = MemoryFolder.make(memory)
+    filled(folder)
+    (output / NAME).mkdir()
+    (output / NAME / "model.safetensors").write_bytes(b"older")
+    folder.give(order_to(output))
+    weights = folder.path / NAME / "model.safetensors"
+    {
+        "one file": weights.unlink,
+        "the folder": lambda: shutil.rmtree(folder.path / NAME),
+        "the end of a file": lambda: os.truncate(weights, 5),
+    }[gone]()
+    assert folder.start_drainer().wait(60) == 1
+    assert folder.told().given_up and "gone from memory" in folder.told().failing
+    assert contents(output / NAME).keys() == {"model.safetensors"}, "the older one is as it was"
+    assert [path.name for path in output.iterdir()] == [NAME]
+    folder.remove()
+
+
+def test_a_name_that_can_not_be_given_leaves_the_older_one_in_its_place(memory, output, monkeypatch):
+    folder = MemoryFolder.make(memory)
+    filled(folder)
+    folder.give(order_to(output))
+    (output / NAME).mkdir()
+    (output / NAME / "model.safetensors").write_bytes(b"older")
+    rename = Path.rename
+
+    def refused(path, target):
+        if path.name.startswith(".gh200-draining-") and not path.name.endswith(".old"):
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    assert carry_out(folder, order_to(output, patience=0.0)).given_up
+    assert (output / NAME / "model.safetensors").read_bytes() == b"older"
+    assert [path.name for path in output.iterdir()] == [NAME]
+    folder.remove()
+
+
+def test_an_older_one_that_was_moved_for_nothing_comes_back(memory, output):
+    """The node went down between the two renames: the memory is gone, the older one has no name."""
+    folder = MemoryFolder.make(memory)
+    draft = folder.draft(order_to(output))
+    folder.remove()
+    draft.mkdir()
+    older = draft.with_name(f"{draft.name}.old")
+    older.mkdir()
+    (older / "model.safetensors").write_bytes(b"older")
+    settle(output, print)
+    assert (output / NAME / "model.safetensors").read_bytes() == b"older"
+    assert [path.name for path in output.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("spelt", ["by a link", "with dots"])
+def test_one_is_waited_for_however_the_output_folder_is_spelt(memory, output, tmp_path, spelt):
+    (tmp_path / "link").symlink_to(output)
+    (tmp_path / "other").mkdir()
+    given = {"by a link": tmp_path / "link", "with dots": tmp_path / "other" / ".." / "output"}[spelt]
+    _folder, expected = abandoned(memory, output, rate=20e6)
+    said = []
+    assert settle(given, said.append) == [] and len(said) == 1
+    assert contents(output / NAME) == expected
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_that_another_user_named_like_ours_is_nobodys(memory, output):
+    folder, _expected = abandoned(memory, output)
+    os.chown(folder.path, 12345, 12345)
+    linked = memory / f"simpletuner-gh200-{os.getuid()}-saved-1-1"
+    linked.symlink_to(folder.path)
+    assert saved.memory_folders() == []
+    assert settle(output, print) == []
+    assert folder.path.is_dir() and list(output.iterdir()) == []
+
+
+def test_a_disk_that_syncs_no_folders_and_keeps_no_modes_is_a_disk(memory, output, monkeypatch):
+    """As some network and FUSE file systems are."""
+    folder = MemoryFolder.make(memory)
+    expected = filled(folder)
+    sync = os.fsync
+
+    def of_files(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(fd)
+
+    def refused(*_given, **_more):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    monkeypatch.setattr(os, "chmod", refused)
+    monkeypatch.setattr(os, "utime", refused)
+    folder.give(order_to(output, patience=0.0))
+    assert not carry_out(folder, folder.order()).given_up
+    assert {name: content for name, (content, _mode) in contents(output / NAME).items()} == {
+        name: content for name, (content, _mode) in expected.items()
+    }
+    folder.remove()
