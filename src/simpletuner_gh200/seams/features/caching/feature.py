@@ -30,6 +30,10 @@ TARGET = "simpletuner_gh200.seams.features.caching.preparing:workshop"
 FEW = 64
 """Pictures for which workers are not worth their start, unless they were asked for."""
 
+SHARED = "ranks may encode each other's pictures, and who is first decides; cache_config.caching: parallel does it"
+"""In SimpleTuner 4: each rank goes on with the others' pictures whose files are not there yet. So which rank's random
+numbers a latent has depends on how fast each of them is, and workers change that."""
+
 DEBUG_LEVELS = (4, "debug")
 """Of SimpleTuner's webhooks: at it each picture is sent while it is prepared."""
 
@@ -68,13 +72,14 @@ class CachingFeature(Feature):
         pictures = len(getattr(cache, "local_unprocessed_files", ()))
         if self._pool is None or not pictures:
             return None
-        reason = why_not(cache)
+        unasked = self.settings.part(CacheSettings).caching is None
+        reason = why_not(cache) or (SHARED if unasked and _ranks(cache) > 1 else None)
         if reason is not None:
             if reason not in self._said:
                 logger.info("gh200: dataset %s is cached by SimpleTuner alone: %s", cache.id, reason)
             self._said.add(reason)
             return None
-        if pictures < FEW and self.settings.part(CacheSettings).caching is None:
+        if pictures < FEW and unasked:
             return None
         return lambda process_buckets: self._run(cache, process_buckets)
 
@@ -137,6 +142,10 @@ def why_not(cache: Any) -> str | None:
         "pictures are saved for debugging": text(DEBUG_PICTURES).lower() == "true",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _ranks(cache: Any) -> int:
+    return int(getattr(cache.accelerator, "num_processes", 1) or 1)
 
 
 def _nothing_cached(entry: dict[str, Any]) -> bool:
