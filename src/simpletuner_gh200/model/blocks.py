@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -83,22 +83,6 @@ def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[ModelBlo
                 block.layouts = kinds.setdefault(block.layouts, block.layouts)
                 found.append(block)
     return found
-
-
-def staying(sizes: Sequence[int], budget: int, slots: int) -> int:
-    """How many of the last blocks can stay, where all blocks together may take ``budget`` bytes of HBM. Pure.
-
-    The last ones, because backward begins with them; ``slots`` of the largest that still leaves are counted.
-    """
-    if sum(sizes) <= budget:
-        return len(sizes)
-    kept = 0
-    while kept < len(sizes):
-        leaving = sizes[: len(sizes) - kept - 1]
-        if sum(sizes[len(leaving) :]) + slots * max(leaving, default=0) > budget:
-            break
-        kept += 1
-    return kept
 
 
 def _modules(models: Iterable[nn.Module]) -> Iterator[nn.Module]:

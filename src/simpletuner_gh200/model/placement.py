@@ -6,12 +6,15 @@ all of it into Grace memory that never migrates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from simpletuner_gh200.memory.ceilings import Allowance, device_headroom
 from simpletuner_gh200.units import format_bytes
+
+SLOTS = 2
+"""For weights that come and go: one block computes while the next arrives."""
 
 Pattern = Literal["gpu_first", "balanced", "cpu_first"]
 Home = Literal["hbm", "pool"]
@@ -46,6 +49,22 @@ def split(sizes: Iterable[int], placement: Placement) -> tuple[int, int]:
         else:
             pool += size
     return hbm, pool
+
+
+def staying(sizes: Sequence[int], budget: int, slots: int) -> int:
+    """How many of the last blocks can stay, where all blocks together may take ``budget`` bytes of HBM. Pure.
+
+    The last ones, because backward begins with them; ``slots`` of the largest that still leaves are counted.
+    """
+    if sum(sizes) <= budget:
+        return len(sizes)
+    kept = 0
+    while kept < len(sizes):
+        leaving = sizes[: len(sizes) - kept - 1]
+        if sum(sizes[len(leaving) :]) + slots * max(leaving, default=0) > budget:
+            break
+        kept += 1
+    return kept
 
 
 def automatic_budget(*, total: int, others: int, peak: int, at_step: int, outliving: int = 0) -> Allowance:

@@ -29,12 +29,11 @@ from torch import nn
 
 from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, Ticket
 from simpletuner_gh200.model.activations.saved_tensors import as_it_is, changed
-from simpletuner_gh200.model.blocks import ModelBlock, staying
+from simpletuner_gh200.model.blocks import ModelBlock
+from simpletuner_gh200.model.placement import SLOTS, staying
 from simpletuner_gh200.model.tensors import storage_users, view_of
 
 logger = logging.getLogger("simpletuner_gh200")
-
-SLOTS = 2
 
 
 class Slot:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from simpletuner_gh200.model.refusals import activations_refusal, state_refusal
+from simpletuner_gh200.model.refusals import activations_refusal, state_refusal, weights_refusal
 from simpletuner_gh200.plan.evaluation import evaluate
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
@@ -146,6 +146,10 @@ def _other_places(facts: RunFacts, machine: Machine) -> Iterator[SettingChange]:
         pattern = {} if machine.coherent else {f"{_BLOCK}.uvm_access_pattern": facts.state_pattern}
         away = replace(facts, state_in_grace=True)
         yield SettingChange(f"optimizer state in {_elsewhere(machine)}", {f"{_BLOCK}.use_uvm": True, **pattern}, away)
+    if machine.coherent and not facts.weights_in_grace and not facts.sharded and _weights_may_move(facts):
+        settings = {f"{_BLOCK}.{key}": "grace" for key in ("weights", *(("gradients",) if facts.full else ()))}
+        away = replace(facts, weights_in_grace=True, gradients_in_grace=facts.full or facts.gradients_in_grace)
+        yield SettingChange("weights and gradients in Grace" if facts.full else "weights in Grace", settings, away)
     if facts.activations == "off" and not facts.checkpointing and _activations_may_move(facts):
         away = replace(facts, activations="auto")
         yield SettingChange(f"activations in {_elsewhere(machine)}", {f"{_BLOCK}.activations": "auto"}, away)
@@ -204,6 +208,11 @@ def _state_may_move(facts: RunFacts) -> bool:
     """Would the run take ``use_uvm``? By the rule that refuses there."""
     on = facts.switched_on
     return state_refusal(on, "DEEPSPEED" if "deepspeed_config" in on else "NO") is None
+
+
+def _weights_may_move(facts: RunFacts) -> bool:
+    on = facts.switched_on
+    return weights_refusal(on, "DEEPSPEED" if "deepspeed_config" in on else "NO") is None
 
 
 def _activations_may_move(facts: RunFacts) -> bool:

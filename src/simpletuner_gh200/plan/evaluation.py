@@ -39,6 +39,15 @@ class Evaluated:
         """Bytes in a pool during a phase; ``certain``: without what is assumed."""
         return sum(row.bytes for row in self.of(phase, pool) if row.certain or not certain)
 
+    def placement(self) -> list[dict[str, Any]]:
+        """Where each thing is while it trains, the largest first."""
+        usual = {"hbm": "as SimpleTuner keeps it", "grace": "as configured"}
+        pools: tuple[Pool, Pool] = ("hbm", "grace")
+        rows = sorted((row for pool in pools for row in self.of("train", pool)), key=lambda row: (-row.bytes, row.what))
+        return [
+            {"what": row.what, "pool": row.pool, "bytes": row.bytes, "why": row.note or usual[row.pool]} for row in rows
+        ]
+
     def used(self, pool: Pool, *, certain: bool = False) -> int:
         return max(self.held(phase, pool, certain=certain) for phase in PHASES)
 
@@ -86,7 +95,7 @@ def _compute(run: Placed) -> float:
 
 
 def _hbm(run: Placed) -> float:
-    per_batch = 3 * run.step.weights + 2 * (run.step.saved - run.offloaded)
+    per_batch = 3 * run.whole_weights + 2 * (run.step.saved - run.offloaded)
     known = run.state.optimizer
     passes = known.reads + known.writes if known is not None else 2.0
     return (run.facts.accumulation * per_batch + passes * run.state_in_hbm) / run.machine.hbm_rate
@@ -96,21 +105,32 @@ def _link(run: Placed) -> float:
     if run.machine.one_pool:
         return 0.0
     moved = run.offloaded * max(1 / run.machine.d2h, 1 / run.machine.h2d)
+    moved += _weights_moved(run)
     return run.facts.accumulation * moved + _bytes_of_samples(run) / run.machine.h2d + _state(run)
+
+
+def _weights_moved(run: Placed) -> float:
+    """Of a micro-batch: blocks come ahead of forward and of backward; gradients go when they are there."""
+    return max(2 * run.weights_in_grace / run.machine.h2d, run.gradients_in_grace / run.machine.d2h)
 
 
 def _state(run: Placed) -> float:
     """Of the optimizer step over what lives in Grace, the way the run will take it."""
     size, known, machine = run.state_in_grace, run.state.optimizer, run.machine
-    if not size or machine.one_pool:
+    others = run.gradients_in_grace + run.weights_in_grace * run.facts.full
+    if machine.one_pool or not size + others:
         return 0.0
+    passes = known.reads if known is not None else 3.0  # over weights and gradients, too, where no step is streamed
+    if not size:
+        return passes * others / machine.in_place
     if known is None or streaming_wins(known, size, machine.h2d, machine.d2h):
-        return seconds_streamed(size, machine.h2d, machine.d2h)
-    return seconds_in_place(known, size, machine.in_place, machine.in_place)
+        return seconds_streamed(size + others, machine.h2d, machine.d2h)
+    return seconds_in_place(known, size, machine.in_place, machine.in_place) + passes * others / machine.in_place
 
 
 def _waiting(run: Placed) -> float:
-    return (run.mix.exposed_seconds if run.mix else 0.0) * run.facts.accumulation
+    late = max(_weights_moved(run) - run.step.flops / run.machine.flops, 0.0) if run.step.flops else 0.0
+    return ((run.mix.exposed_seconds if run.mix else 0.0) + late) * run.facts.accumulation
 
 
 def _disk(run: Placed) -> float:

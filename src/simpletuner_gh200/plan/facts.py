@@ -12,6 +12,7 @@ from simpletuner_gh200.config.blocks import (
     CheckpointSettings,
     RampSettings,
     StateSettings,
+    WeightSettings,
 )
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
@@ -64,6 +65,10 @@ class RunFacts:
     state_in_grace: bool = False
     state_pattern: Literal["gpu_first", "balanced", "cpu_first"] = "gpu_first"
     state_budget: int | None = None
+    weights_in_grace: bool = False
+    """Of the blocks, beyond what HBM has room for."""
+    weights_budget: int | None = None
+    gradients_in_grace: bool = False
     activations: Literal["off", "grace", "auto"] = "off"
     activation_limit_gb: float | None = None
     behind: bool = False
@@ -107,6 +112,7 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
     on = {key for key, value in values.items() if truth(value)}
     caches, ramp = settings.part(CacheSettings), settings.part(RampSettings)
     state, saved = settings.part(StateSettings), settings.part(ActivationSettings)
+    away = settings.part(WeightSettings)
     count = ranks or training.job.ranks
     return RunFacts(
         family=str(values.get("model_family") or ""),
@@ -134,6 +140,9 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         state_in_grace=state.use_uvm,
         state_pattern=state.uvm_access_pattern,
         state_budget=None if state.uvm_hbm_budget_gb is None else gib_to_bytes(state.uvm_hbm_budget_gb),
+        weights_in_grace=away.weights != "hbm",
+        weights_budget=None if away.weights_hbm_budget_gb is None else gib_to_bytes(away.weights_hbm_budget_gb),
+        gradients_in_grace=away.gradients != "hbm",
         activations=saved.activations,
         activation_limit_gb=saved.activation_limit_gb,
         behind=settings.part(CheckpointSettings).checkpoints == "behind",

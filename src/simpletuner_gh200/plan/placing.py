@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from simpletuner_gh200.memory.ceilings import activations_allowance, caches_allowance, device_headroom
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.model.activations.policy import Mix, Rates, choose
-from simpletuner_gh200.model.placement import Placement, automatic_budget, split
+from simpletuner_gh200.model.placement import SLOTS, Placement, automatic_budget, split, staying
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
 from simpletuner_gh200.plan.sizes import ModelSizes
@@ -28,6 +28,11 @@ class Placed:
     machine: Machine
     step: StepSizes
     state: OptimizerState
+    whole_weights: int = 0
+    """Of ``step.weights``, before any of them left."""
+    weights_in_grace: int = 0
+    gradients_in_grace: int = 0
+    """Not counted in ``step`` any more, whose weights include two slots then."""
     mix: Mix | None = None
     """Which blocks' saved tensors go to Grace; None where that is off."""
     state_in_hbm: int = 0
@@ -69,12 +74,39 @@ class Placed:
 
 def place(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> Placed:
     if machine.one_pool:
-        facts = replace(facts, activations="off")  # refused there: what moves would only be there twice
+        # Refused there: what moves would only be there twice.
+        facts = replace(facts, activations="off", weights_in_grace=False, gradients_in_grace=False)
     step = shard(facts, one_step(facts, sizes))
     placed = Placed(facts, sizes, machine, step, optimizer_state(as_held(facts), step))
+    placed = _without_what_leaves(placed)
     placed = replace(placed, mix=_mix(placed))
     in_hbm, in_grace = _divide_state(placed)
     return replace(placed, state_in_hbm=in_hbm, state_in_grace=in_grace)
+
+
+def _without_what_leaves(placed: Placed) -> Placed:
+    """Weights of blocks and gradients that the run keeps in Grace, as it divides them after its first step."""
+    facts, machine, whole = placed.facts, placed.machine, placed.step.weights
+    placed = replace(placed, whole_weights=whole)
+    if facts.is_sharded or not machine.has_device:
+        return placed
+    if facts.gradients_in_grace and facts.full:  # tensors of a LoRA are below what is worth placing
+        gone = placed.step.gradients
+        placed = replace(placed, step=replace(placed.step, gradients=0), gradients_in_grace=gone)
+    step, largest = placed.step, placed.step.largest_block
+    if not facts.weights_in_grace or not largest:
+        return placed
+    state = 0 if facts.state_in_grace else placed.state.bytes
+    others = step.outside + step.gradients + placed.transient + state
+    automatic = automatic_budget(total=machine.hbm, others=machine.context, peak=others, at_step=others)
+    budget = automatic.size if facts.weights_budget is None else facts.weights_budget
+    blocks = [largest] * ((whole - step.outside) // largest)
+    kept = staying(blocks, budget, SLOTS)
+    leaving = (len(blocks) - kept) * largest
+    in_hbm = whole - leaving + SLOTS * largest
+    if in_hbm >= whole:
+        return placed
+    return replace(placed, step=replace(step, weights=in_hbm), weights_in_grace=leaving)
 
 
 def cached(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> int:
@@ -106,7 +138,8 @@ def _grace_for_model(placed: Placed) -> int:
     """Of one rank; what the node holds once is divided among its ranks."""
     facts, sizes, machine = placed.facts, placed.sizes, placed.machine
     shared = (sizes.data.held + cached(facts, sizes, machine)) // machine.sharing(facts.ranks)
-    return max(machine.grace - shared - machine.process, 0)
+    away = placed.weights_in_grace + placed.gradients_in_grace
+    return max(machine.grace - shared - machine.process - away, 0)
 
 
 def _divide_state(placed: Placed) -> tuple[int, int]:

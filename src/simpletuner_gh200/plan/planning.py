@@ -89,6 +89,7 @@ class Plan:
             "pools": pools,
             "phases": {phase: {pool: found.held(phase, pool) for pool in POOLS} for phase in PHASES},
             "bytes": [row.to_json() for row in found.rows],
+            "placement": found.placement(),
             "buckets": [bucket.to_json() for bucket in self.buckets],
             "step": {**found.step_json(), "flops": self.traced_flops},
             "start": dict(self.start),

@@ -80,18 +80,23 @@ def _doubted(row: Row, placed: Placed) -> Row:
 
 def _weights(run: Placed) -> Iterator[Row]:
     source: Source = "computed" if run.facts.quantised is not None else run.step.weights_source
-    for phase in ("load", *TRAINED):
+    note = "SimpleTuner takes all of them there first" if run.weights_in_grace else ""
+    yield Row("weights", "hbm", "load", run.whole_weights, source, note)
+    for phase in TRAINED:
         yield Row("weights", "hbm", phase, run.step.weights, source)
+        yield Row("weights", "grace", phase, run.weights_in_grace, source, "blocks, brought ahead of their use")
     read = "read into CPU memory first; mapped files may do with less"
     if run.step.whole:
         read = "every rank reads the whole model before it is sharded"
-    yield Row("weights", "grace", "load", run.step.whole or run.step.weights, "assumed", read)
+    yield Row("weights", "grace", "load", run.step.whole or run.whole_weights, "assumed", read)
 
 
 def _gradients(run: Placed) -> Iterator[Row]:
     source: Source = "computed" if run.facts.full or run.step.source == "computed" else "assumed"
     for phase in TRAINED[:1] if run.facts.drops_gradients else TRAINED:
         yield Row("gradients", "hbm", phase, run.step.gradients, source)
+    for phase in TRAINED:  # their memory is kept for the next step
+        yield Row("gradients", "grace", phase, run.gradients_in_grace, source)
 
 
 def _activations(run: Placed) -> Iterator[Row]:

@@ -19,7 +19,8 @@ from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, lanes
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.offload import Offloader
-from simpletuner_gh200.model.blocks import find_blocks, staying
+from simpletuner_gh200.model.blocks import find_blocks
+from simpletuner_gh200.model.placement import staying
 from simpletuner_gh200.model.slots import WeightStream
 
 CPU = torch.device("cpu")

@@ -214,6 +214,49 @@ def test_a_blocks_forward_pass_is_its_part_of_the_step(full, checkpointed, passe
     assert step.blocks[0].work == pytest.approx(trace(checkpointed=checkpointed).stacks["blocks"].each.flops / passes)
 
 
+LEAVES = {"weights_in_grace": True, "gradients_in_grace": True}
+
+
+def test_weights_and_gradients_leave_hbm_for_two_slots_and_come_ahead_of_their_use():
+    run, whole = facts(weights_budget=0, **LEAVES), table()
+    found = table(run)
+    step = whole.placed.step
+    there = step.outside + 2 * step.largest_block
+    assert held(found)["weights", "hbm", "train"] == there
+    assert held(found)["weights", "grace", "train"] == step.weights - step.outside
+    assert held(found)["weights", "hbm", "load"] == step.weights, "SimpleTuner takes them all there first"
+    assert held(found)["gradients", "grace", "train"] == step.gradients
+    assert ("gradients", "hbm", "train") not in held(found)
+    assert found.seconds["link"] >= 2 * (step.weights - step.outside) / MACHINE.h2d
+    assert found.seconds["state"] > whole.seconds["state"], "the step reaches them over the link"
+    some = table(replace(run, weights_budget=there + step.largest_block))
+    assert some.placed.weights_in_grace == found.placed.weights_in_grace - step.largest_block
+    places = [(one["what"], one["pool"]) for one in found.placement()]
+    assert {("weights", "hbm"), ("weights", "grace"), ("gradients", "grace")} <= set(places)
+    assert len(places) == len(set(places))
+
+
+def test_no_more_weights_leave_than_have_to():
+    assert table(facts(weights_in_grace=True, **CPU_FIRST)).placed.weights_in_grace == 0
+    tight = replace(MACHINE, hbm=24 * 10**9)
+    found = table(facts(**LEAVES, **CPU_FIRST), machine=tight)
+    assert 0 < found.placed.weights_in_grace < 20 * BILLION
+    assert found.held("train", "hbm", certain=True) <= tight.hbm - device_headroom(tight.hbm)
+    assert table(facts(**LEAVES), machine=MACHINES["gb10"]).placed.weights_in_grace == 0, "nowhere to go"
+
+
+def test_a_model_that_fits_in_no_other_way_is_offered_it():
+    small = replace(MACHINE, hbm=30 * 10**9)
+    best = cheapest(changes(facts(), sizes(), small))
+    assert best is not None
+    assert best.settings["gh200_optimizations.weights"] == best.settings["gh200_optimizations.gradients"] == "grace"
+    assert best.exact
+    for given in ({"dynamo_backend": "inductor"}, {"ramtorch": True}, {"musubi_blocks_to_swap": 4}):
+        assert "gh200_optimizations.weights" not in offered(facts(options=given))
+    assert "gh200_optimizations.gradients" not in offered(facts(full=False))
+    assert not {"gh200_optimizations.weights"} & offered(facts(), "h100")
+
+
 def test_every_row_has_a_source_and_the_least_is_without_assumptions():
     found = table()
     assert {row.source for row in found.rows} <= {"measured", "computed", "cited", "assumed"}
