@@ -265,6 +265,20 @@ def _pressure(pressure: Mapping[str, Any]) -> Iterator[Line]:
         yield "memory", f"low {counted(len(given), 'time')}; caches released what they could"
 
 
+def _weights(weights: Mapping[str, Any]) -> Iterator[Line]:
+    if weights.get("blocks"):
+        brought, size = format_bytes(weights["streamed"]), format_bytes(weights["bytes"])
+        yield (
+            "blocks",
+            f"{size} of {counted(weights['blocks'], 'block')} in Grace; {brought} brought ahead of their use",
+        )
+
+
+def _gradients(gradients: Mapping[str, Any]) -> Iterator[Line]:
+    if gradients.get("tensors"):
+        yield "gradients", f"{format_bytes(gradients['bytes'])} of {counted(gradients['tensors'], 'tensor')} in Grace"
+
+
 def _activations(activations: Mapping[str, Any]) -> Iterator[Line]:
     """What of the bytes that autograd saved went to CPU memory; views of one storage go once."""
     if activations.get("tensors"):
@@ -294,6 +308,8 @@ FEATURE_LINES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
     "caching": _caching,
     "caches": _caches,
     "ramp": _ramp,
+    "weights": _weights,
+    "gradients": _gradients,
     "activations": _activations,
     "checkpoints": _checkpoints,
     "pressure": _pressure,

@@ -108,6 +108,20 @@ def test_activations_are_told_where_some_were_moved(tmp_path: Path) -> None:
     assert lines(tensors=0, saved=0, moved=0) == []
 
 
+def test_weights_and_gradients_are_told_where_some_live_in_grace(tmp_path: Path) -> None:
+    details = {
+        "weights": {"blocks": 3, "bytes": 3 << 20, "streamed": 7 << 20},
+        "gradients": {"tensors": 40, "bytes": 2 << 20},
+    }
+    found = closing_lines({"output_dir": str(tmp_path), "details": details})[1:]
+    assert found == [
+        ("blocks", "3 MiB of 3 blocks in Grace; 7 MiB brought ahead of their use"),
+        ("gradients", "2 MiB of 40 tensors in Grace"),
+    ]
+    details = {"weights": {"blocks": 0, "bytes": 0, "streamed": 0}, "gradients": {"tensors": 0, "bytes": 0}}
+    assert closing_lines({"output_dir": str(tmp_path), "details": details})[1:] == []
+
+
 def test_a_dataset_that_did_not_arrive_and_one_that_is_held_for_another_entry(tmp_path: Path) -> None:
     held = {"files": 1, "held_bytes": 2048, "served": 7, "elsewhere": 1}
     details = {"store": {"late": {**held, "arrived": False}, "again": held}}
