@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from simpletuner_gh200.memory.lane import spot_of
-from simpletuner_gh200.model.tensors import owns_its_storage, size_of
+from simpletuner_gh200.model.tensors import move_to, owns_its_storage, size_of
 
 ALIGNMENT = 512
 """As torch's own allocator on a device, so that kernels find what they would find without us."""
@@ -36,6 +36,11 @@ class BlockWeight:
         if (home.dtype, home.size(), home.stride()) != self.layout:
             raise RuntimeError(f"a weight of {self.layout[0]} became {home.dtype} with strides {home.stride()}")
         self.home, self.address, self.spot = home, home.data_ptr(), spot_of(home)
+
+    def move(self, home: torch.Tensor) -> None:
+        """It lives there from now on; nothing of where it lived is held."""
+        move_to(self.parameter, home)
+        self.settle()
 
 
 @dataclass(eq=False)

@@ -12,8 +12,9 @@ last: a hint, never a promise, since whoever needs a block that is not there fet
 parameters point into the slot, at home before and after. What autograd saves of a weight is kept as the parameter and
 the view of it, so that backward reads the slot that holds it then, and asks for it in time.
 
-Nothing is ever copied home, since weights change only where they live, in the optimizer step. A slot that somebody
-still looks at when it is to be used again is left to him, and another takes its place: whatever was kept is right.
+Weights change where they live, in the optimizer step: nothing is copied home but what was written to in a slot all the
+same. A slot that somebody still looks at when it is to be used again is left to him, and another takes its place:
+whatever was kept is right.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Slot:
         self.used = 0
         self.views: list[torch.Tensor] = []
         """Of its block's parameters, once they point here."""
+        self.versions: list[int] = []
+        """Of the parameters at that time."""
         self._views: dict[int, list[torch.Tensor]] = {}
         """By kind of block."""
 
@@ -76,7 +79,7 @@ class SavedWeight:
         self.dtype, self.shape, self.stride = tensor.dtype, tensor.size(), tensor.stride()
         self.at = tensor.storage_offset()
         """In a slot; the same in every one."""
-        self.version = tensor._version
+        self.version = block.pieces[number].parameter._version  # ``.data`` of it counts for itself
 
     def there(self) -> torch.Tensor:
         """The view, of the place where the weight is now."""
@@ -182,8 +185,12 @@ class WeightStream:
                 second = self._next.get((None, first))
                 if second is not None:
                     self._fetch(second, beside=first)
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
-            yield
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+                yield
+        except BaseException:  # no backward pass comes, and others may want to save or change the weights
+            self.go_home()
+            raise
 
     # -- what autograd saves -----------------------------------------------------------------------------
 
@@ -239,6 +246,7 @@ class WeightStream:
             slot.views = slot.views_of(block)
             for piece, view in zip(block.pieces, slot.views, strict=True):
                 piece.parameter.data = view
+            slot.versions = [piece.parameter._version for piece in block.pieces]
             slot.in_place = True
 
     def _fetch(self, block: ModelBlock, beside: ModelBlock | None = None) -> Slot | None:
@@ -285,7 +293,9 @@ class WeightStream:
             return
         del self._at[block]
         if slot.in_place:
-            for piece in block.pieces:
+            for piece, view, version in zip(block.pieces, slot.views, slot.versions, strict=True):
+                if piece.parameter._version != version:  # by a step that came before ``go_home``
+                    piece.home.copy_(view)
                 piece.parameter.data = piece.home
             slot.in_place = False
         if slot.filled is not None:  # fetched in vain: whoever has its memory next comes after it

@@ -19,9 +19,11 @@ from simpletuner_gh200.memory.lane import Lane, Move, StillUnderWay, lanes
 from simpletuner_gh200.memory.slab import Slab
 from simpletuner_gh200.model.activations.arena import Arena, Room
 from simpletuner_gh200.model.activations.offload import Offloader
+from simpletuner_gh200.model.activations.saved_tensors import let_go
 from simpletuner_gh200.model.blocks import find_blocks
 from simpletuner_gh200.model.placement import staying
 from simpletuner_gh200.model.slots import WeightStream
+from simpletuner_gh200.model.tensors import like
 
 CPU = torch.device("cpu")
 WIDTH = 12
@@ -219,6 +221,63 @@ def test_a_weight_that_changed_between_forward_and_backward_is_said() -> None:
         model.blocks[2].up.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+class ByData(Mixer):
+    """As adapters read the weight that they add to: not by the parameter, but by what it holds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.nn.functional.linear(x, self.out[0].weight.data)
+
+
+def test_a_weight_that_is_read_by_its_data_is_the_same_after_steps_too() -> None:
+    found = []
+    for around in (False, True):
+        model = Model(depth=0)
+        torch.manual_seed(6)
+        model.blocks.extend(ByData() for _ in range(3))
+        stream = stream_on(model) if around else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            found.append(trained(model) if stream is None else trained(model, stream.step))
+            if stream is not None:
+                stream.go_home()
+            optimizer.step()
+    assert all(map(same, found[:3], found[3:]))
+
+
+def test_a_forward_pass_that_fails_leaves_every_weight_at_home() -> None:
+    model = Model()
+    homes = [weight.data_ptr() for weight in model.parameters()]
+    stream = stream_on(model)
+    trained(model, stream.step)
+    with pytest.raises(RuntimeError, match="shape"), stream.step():
+        model.head(model.blocks[0](model.embed(inputs())).reshape(-1, 5))
+    assert [weight.data_ptr() for weight in model.parameters()] == homes
+
+
+def test_a_step_before_they_are_home_is_not_lost() -> None:
+    """Of somebody who calls backward by himself."""
+    models = Model(), Model()
+    stream = stream_on(models[1])
+    for model in models:
+        with stream.step() if model is models[1] else nullcontext():
+            loss = model(inputs()).square().mean()
+        loss.backward()
+        torch.optim.AdamW(model.parameters(), lr=0.1).step()
+    stream.go_home()
+    assert same(*(dict(model.named_parameters()) for model in models))
+
+
+def test_what_has_moved_leaves_nothing_behind() -> None:
+    """Not the memory of the device that its weights were loaded to."""
+    blocks = find_blocks([Model()])
+    pieces = [piece for block in blocks for piece in block.pieces]
+    before = [piece.parameter.untyped_storage()._weak_ref() for piece in pieces]
+    for piece in pieces:
+        piece.move(like(piece.parameter))
+    assert all(map(torch.UntypedStorage._expired, before))
+    let_go(before)
 
 
 def test_a_slot_that_somebody_looks_at_is_left_to_him() -> None:

@@ -90,12 +90,10 @@ class WeightsFeature(Feature):
         logger.info("gh200: the weights of %d blocks live in Grace, %s", len(self._blocks), size)
 
     def _take_home(self, block: ModelBlock, trainer: Any) -> None:
-        from simpletuner_gh200.model.tensors import move_to
-
         pool = self.runtime.grace.open(trainer)
         for piece in block.pieces:
             if not pool.holds(piece.parameter):
-                move_to(piece.parameter, pool.take(piece.parameter.data))
+                piece.move(pool.take(piece.parameter.data))
 
     def before_train(self, trainer: Any) -> None:
         """What others have put elsewhere meanwhile comes home again."""
@@ -107,17 +105,20 @@ class WeightsFeature(Feature):
         return self._stream.step() if self._stream is not None and self._stream.blocks else nullcontext()
 
     def _backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        try:
+        stream = self._stream
+        if stream is None:
             return wrapped(*args, **kwargs)
+        try:
+            result = wrapped(*args, **kwargs)
         finally:
-            if self._stream is not None:
-                self._stream.go_home()
-                if self._budget is None:
-                    self._set_budget(self._stream)
+            stream.go_home()
+        if self._budget is None:
+            self._set_budget(stream)
+        return result
 
     def _set_budget(self, stream: WeightStream) -> None:
         """The first forward and backward have shown what training needs, and in which order: the last may come back."""
-        from simpletuner_gh200.model.tensors import like, move_to
+        from simpletuner_gh200.model.tensors import like
 
         given = self._settings.weights_hbm_budget_gb
         if given is not None:
@@ -131,8 +132,7 @@ class WeightsFeature(Feature):
         coming = stream.let_stay(room.size)
         for block in coming:
             for piece in block.pieces:
-                move_to(piece.parameter, like(piece.parameter))
-                piece.settle()  # or its memory in the pool would be held
+                piece.move(like(piece.parameter))
         logger.info("gh200: %d of %d blocks stay in HBM: %s", len(coming), len(self._blocks), room.why)
 
     def after_train(self, trainer: Any) -> None:
