@@ -102,6 +102,7 @@ class Plan:
             "rates": self.machine.rate_sources,
             "rate_values": {name: getattr(self.machine, name) for name in RATES},
             "notes": list(self.notes),
+            "untraced": dict(self.sizes.errors),
         }
 
 

@@ -51,6 +51,8 @@ class ModelSizes:
     """Of one sample as it is cached."""
     notes: tuple[str, ...] = ()
     """What could not be found out."""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """What could not be traced -> the words of what was raised, for whoever mends it."""
 
 
 def takes_checkpointed_steps(facts: RunFacts, machine: Machine) -> bool:
@@ -86,7 +88,8 @@ def read_sizes(
             if part.config and not part.parameters and part.kind != "denoiser"
         },
     }
-    answers = _answers(requests, trace=trace, notes=notes)
+    errors: dict[str, str] = {}
+    answers = _answers(requests, trace=trace, notes=notes, errors=errors)
     parts = [replace(p, parameters=answers[p.name]["parameters"]) if p.name in answers else p for p in parts]
     latent_bytes = ends(shapes)[1].latent_bytes(*factors, _latent_channels(vae, denoiser))
     embed_bytes = _embed_bytes(facts, denoiser)
@@ -102,6 +105,7 @@ def read_sizes(
         smallest=Trace.from_json(answers["smallest"]) if "smallest" in answers else None,
         latent_bytes=latent_bytes,
         embed_bytes=embed_bytes,
+        errors=errors,
     )
     if not sizes.traces:
         sizes = _with_published(sizes, facts)
@@ -177,8 +181,10 @@ def _vae_request(vae: ModelPart | None, shape: SampleShape) -> dict[str, dict[st
     return {"vae work": {"kind": "vae", "model": dict(vae.config), "pixels": pixels}}
 
 
-def _answers(requests: Mapping[str, dict[str, Any]], *, trace: bool, notes: list[str]) -> dict[str, Any]:
-    """Those that are there; why not, of the others that were traced, goes into ``notes``."""
+def _answers(
+    requests: Mapping[str, dict[str, Any]], *, trace: bool, notes: list[str], errors: dict[str, str]
+) -> dict[str, Any]:
+    """Those that are there; why not, of the others that were traced, goes into ``notes``, and whole into ``errors``."""
     if trace:
         found = traces.ask(list(requests.values()))
     else:
@@ -188,15 +194,16 @@ def _answers(requests: Mapping[str, dict[str, Any]], *, trace: bool, notes: list
     for name, answer in answers.items():
         if "error" in answer:
             failed.setdefault(_why(answer["error"]), []).append(name)
+            errors[name] = answer["error"]
     notes += [f"{', '.join(names)}: could not be traced: {why}" for why, names in failed.items()]
     return {name: answer for name, answer in answers.items() if answer and "error" not in answer}
 
 
 def _why(error: str) -> str:
-    """In one line, and without names of ours that no reader knows."""
-    if traces.NOT_NEEDED in error:
+    """What a reader can do something with; words of torch and Python are for ``errors``."""
+    if any(sign in error for sign in (traces.NOT_NEEDED, "LocalEntryNotFound", "connect to")):
         return "SimpleTuner reads files of this family besides its configuration, and a trace has none"
-    return " ".join(error.split())
+    return "SimpleTuner's code for this family can't be followed without weights yet; --json has the error"
 
 
 # -- bytes of what is cached -------------------------------------------------------------------------------

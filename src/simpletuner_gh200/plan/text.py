@@ -46,7 +46,9 @@ def whole_line(plan: Plan) -> Iterator[str]:
     of = f"{counted(whole.steps, 'step')}, {counted(whole.samples, 'sample')}{seen}"
     first, training = sum(plan.start.values()), format_seconds(whole.seconds)
     parts = f"{training} of training after {format_seconds(first)} of caching" if first else f"{training} of training"
-    yield f"in all at least {format_seconds(first + whole.seconds)}: {parts}; {of}; validation and saving come on top"
+    least = f"in all at least {format_seconds(first + whole.seconds)}: {parts}"
+    untraced = "" if plan.sizes.traces else "; computing is not in it, since the step was not traced"
+    yield f"{least}; {of}; validation and saving come on top{untraced}"
 
 
 def order_of_changes(plan: Plan) -> str:
@@ -84,9 +86,11 @@ def step_line(plan: Plan) -> str:
     return f"{least}; {others or 'nothing else counts'}"
 
 
-def start_line(plan: Plan) -> str:
+def start_line(plan: Plan) -> Iterator[str]:
+    if not any(plan.start.values()):
+        return
     parts = ", ".join(f"{name} {format_seconds(value)}" for name, value in plan.start.items())
-    return f"with empty caches, before the first step: {parts}"
+    yield f"with empty caches, before the first step: {parts}"
 
 
 def bucket_name(bucket: Bucket) -> str:

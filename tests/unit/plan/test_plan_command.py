@@ -278,6 +278,10 @@ def test_why_a_model_is_not_traced_is_said_once_and_in_words_of_its_user(config,
     assert [note for note in notes if traces.NOT_NEEDED in note] == []
     (why,) = [note for note in notes if "could not be traced" in note]
     assert why.startswith("checkpointed, plain") and "besides its configuration" in why
+    failed["error"] = "KeyError: 't5_prompt_embeds'"
+    plan = make_plan(training_of(config), MACHINES["gh200-96"])
+    assert not any("KeyError" in note for note in plan.notes)
+    assert plan.to_json()["untraced"]["plain"] == failed["error"], "for whoever mends it"
 
 
 def test_how_long_the_whole_run_is(config, tmp_path):

@@ -14,7 +14,7 @@ from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.models import PUBLISHED, ModelPart, model_of, published_model, read_parts
 from simpletuner_gh200.plan.planning import Plan, make_plan
-from simpletuner_gh200.plan.text import refusal
+from simpletuner_gh200.plan.text import refusal, whole_line
 from simpletuner_gh200.upstream import flavours
 from tests.unit.plan.plan_samples import FLUX, command, configured
 
@@ -247,12 +247,13 @@ def test_sizes_that_were_counted_agree_with_what_their_makers_state():
 
 
 def test_a_plan_of_a_model_of_which_nothing_was_known(tmp_path):
-    asked = {"model_family": "flux2", "model_type": "lora", "train_batch_size": 1, "validation_disable": True}
+    asked = {"model_family": "flux2", "model_type": "lora", "train_batch_size": 1, "max_train_steps": 9}
     held = {}
     for name in ("dev", "klein-base-4B"):
         training = configured(tmp_path, **asked, pretrained_model_name_or_path=f"black-forest-labs/FLUX.2-{name}")
         plan = make_plan(training, MACHINES["gh200-96"], trace=False)
         held[name] = plan.sizes.denoiser
+        assert "computing is not in it" in " ".join(whole_line(plan)), "nothing was traced"
         assert held[name].source == "cited" and plan.fits
     assert held["dev"].parameters > 8 * held["klein-base-4B"].parameters
     assert "32 billion by bfl.ai" in held["dev"].note
