@@ -25,7 +25,21 @@ def test_losses_are_those_of_local_files(workbench, world):
     staged = ours.summaries[0]["details"]["store"]["tiny-images"]
     assert staged["staged"] == 48, "images and captions"
     for summary in ours.summaries:
-        assert summary["details"]["store"]["tiny-images"]["files"] == 48, "every rank serves the same memory"
+        held = summary["details"]["store"]["tiny-images"]
+        assert held["files"] == 48, "every rank serves the same memory"
+        assert 0 < held["elsewhere_in_training"] <= held["elsewhere"], "latents, which SimpleTuner's own cache reads"
+
+
+@pytest.mark.one_release("4.")
+def test_nothing_is_read_from_disk_while_it_trains(workbench):
+    caches = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"}
+    held = {"type": "in_memory", "in_memory": {"wait": True}}
+    workbench.configure(blocks={"cache_config": caches}, dataset=held, max_train_steps=4)
+    run = workbench.train()
+    assert run.ok, run.explain()
+    details = run.summaries[0]["details"]
+    assert details["store"]["tiny-images"]["elsewhere_in_training"] == 0
+    assert {found["misses_in_training"] for found in details["caches"].values()} == {0}
 
 
 @pytest.mark.parametrize("world", RANKS)

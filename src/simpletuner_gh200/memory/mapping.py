@@ -86,7 +86,7 @@ def _unwind(releases: list[Callable[[], None]]) -> None:
         try:
             releases[-1]()
         except MemoryRoomError as failed:
-            logger.warning("gh200: memory could not be given back, and is kept: %s", str(failed))
+            logger.warning("gh200: memory could not be released, and is kept: %s", str(failed))
             return
         releases.pop()
 

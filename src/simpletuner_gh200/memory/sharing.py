@@ -211,7 +211,7 @@ class NodeGroup:
                     f"the meeting place {address[1:]} is taken by another run of yours",
                     remedy="let the other run end, or use another MASTER_PORT",
                 )
-            logger.warning("gh200: another user listens at %s; the ranks meet elsewhere", address[1:])
+            logger.warning("gh200: another user listens at %s; the ranks use another address", address[1:])
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(f"\0{self._beginning}{secrets.token_hex(8)}")
         listener.listen(64)
@@ -225,7 +225,7 @@ class NodeGroup:
         except (TimeoutError, ValueError):
             rank = -1
         if not 0 < rank < self.local_world_size or rank in came:
-            logger.warning("gh200: turned away a connection of user %s as local rank %s", user, rank)
+            logger.warning("gh200: refused a connection of user %s as local rank %s", user, rank)
             connection.close()
             return
         connection.settimeout(None)
@@ -269,7 +269,7 @@ def _send(connection: socket.socket, header: Mapping[str, Any], fds: tuple[int, 
     try:
         connection.sendmsg([message], rights, flags)
     except (BrokenPipeError, ConnectionResetError):
-        logger.debug("gh200: a rank of this node has hung up")
+        logger.debug("gh200: a rank of this node closed its connection")
 
 
 def _next_message(connection: socket.socket, who: str, name: str) -> Message:

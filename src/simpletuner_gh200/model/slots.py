@@ -315,7 +315,7 @@ class WeightStream:
         self.failed += 1
         if self.failed == 1:
             logger.warning(
-                "gh200: the weights of %s could not be brought, and are read where they live: %s (said once)",
+                "gh200: the weights of %s could not be prefetched, and are read in place: %s (said once)",
                 block.name,
                 str(refused),
             )

@@ -98,7 +98,7 @@ class Grace:
         )
         if trial is None:
             if settings.oom_reserve_gb:
-                logger.warning("gh200: oom_reserve_gb has nothing to do here: no device's memory could end")
+                logger.warning("gh200: oom_reserve_gb has no effect here: no device memory can run out")
             return HostPool(allowed.size, allowed.why)
         floor = state_reserve(host.total)
         limit, why = allowed.size, allowed.why

@@ -117,7 +117,7 @@ class Lifeline:
         try:
             threading.Thread(target=self._end_with_launcher, name="gh200-lifeline", daemon=True).start()
         except RuntimeError as refused:
-            logger.debug("gh200: the line to the launcher is watched by the kernel alone: %s", refused)
+            logger.debug("gh200: the connection to the launcher is watched by the kernel alone: %s", refused)
 
     def _end_with_launcher(self) -> None:
         with contextlib.suppress(OSError):

@@ -42,7 +42,7 @@ def test_without_a_device_batches_stay_on_the_cpu_and_an_explicit_wish_is_answer
     assert isinstance(delivery(), HostDelivery)
     assert caplog.text == ""
     assert isinstance(delivery(enable_prefetch=True), HostDelivery)
-    assert "nothing to do here" in caplog.text
+    assert "no effect here" in caplog.text
 
 
 def test_with_a_device_batches_are_copied_there_and_false_keeps_them_away(monkeypatch):

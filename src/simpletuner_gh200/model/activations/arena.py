@@ -122,7 +122,7 @@ class Arena:
         try:
             chunk = Chunk(self._make(size))
         except (MemoryRoomError, OSError) as refused:
-            logger.warning("gh200: %s more for activations could not be had: %s", format_bytes(size), str(refused))
+            logger.warning("gh200: %s more for activations were refused: %s", format_bytes(size), str(refused))
             self._limit = self.held
             return None
         self.held += size

@@ -81,7 +81,7 @@ class PressureFeature(Feature):
                 memory = host_memory(self.root)
                 given = self._valve.observe(memory.available, memory.total, time.monotonic())
             except Exception as failure:  # noqa: BLE001 - a guard must not end what it guards; said right here
-                logger.warning("gh200: memory pressure is watched no more: %s: %s", type(failure).__name__, failure)
+                logger.warning("gh200: memory pressure is no longer monitored: %s: %s", type(failure).__name__, failure)
                 return
             if given is not None:
                 left, size = format_bytes(memory.available), format_bytes(given[1])

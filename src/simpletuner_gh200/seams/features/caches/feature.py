@@ -218,7 +218,7 @@ class CachesFeature(Feature):
             return HostDelivery(BufferPool())
         if not torch.cuda.is_available():
             if self.settings.given(ENABLE_PREFETCH):
-                logger.warning("gh200: no CUDA device: enable_prefetch has nothing to do here")
+                logger.warning("gh200: no CUDA device: enable_prefetch has no effect here")
             return HostDelivery(BufferPool())
         self._copier = Copier(CudaLane(torch.device("cuda", torch.cuda.current_device())))
         return DeviceDelivery(self._copier)

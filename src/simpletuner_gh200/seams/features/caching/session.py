@@ -333,7 +333,7 @@ class Pass:
 
     def _leave_out(self, path: str, why: str) -> None:
         """As SimpleTuner does with a picture that the VAE fails on: it stays where it is, and out of this run."""
-        logger.error("gh200: %s is left out: two workers in turn were lost over it: %s", printable(path), why)
+        logger.error("gh200: %s is left out: two workers in turn crashed on it: %s", printable(path), why)
         filtered = getattr(self._cache, "_handle_metadata_filtered_sample", None)
         if filtered is None:
             self._cache.metadata_backend.remove_image(path)
