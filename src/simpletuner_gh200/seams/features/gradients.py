@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings, WeightSettings
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.model.refusals import weights_refusal
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.weights import AUTO_NEEDS_A_GPU, REQUESTS, room_left
+from simpletuner_gh200.seams.features.weights import REQUESTS, against, room_left
 from simpletuner_gh200.seams.grace import unavailable
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 from simpletuner_gh200.units import KIB, format_bytes
@@ -37,10 +36,7 @@ class GradientsFeature(Feature):
 
     def start(self, trainer: Any) -> None:
         auto = self.settings.part(WeightSettings).gradients == "auto"
-        reason = AUTO_NEEDS_A_GPU if auto and trainer.accelerator.device.type == "cpu" else None
-        distributed = str(getattr(trainer.accelerator, "distributed_type", ""))
-        reason = reason or weights_refusal(vars(trainer.config), distributed)
-        reason = reason or self.runtime.grace.refusal(trainer, by_name=not auto)
+        reason = against(self.runtime, trainer, auto=auto)
         if reason is None:
             self._undecided = auto
         elif auto:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("simpletuner_gh200")
 
 REQUESTS: Mapping[str, Request] = {"hbm": "off", "grace": "requested", "auto": "auto"}
-AUTO_NEEDS_A_GPU = "there is no GPU whose memory could be relieved"
 
 
 class WeightsFeature(Feature):
@@ -53,11 +52,7 @@ class WeightsFeature(Feature):
     # -- moments ---------------------------------------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
-        auto = self._settings.weights == "auto"
-        reason = AUTO_NEEDS_A_GPU if auto and trainer.accelerator.device.type == "cpu" else None
-        distributed = str(getattr(trainer.accelerator, "distributed_type", ""))
-        reason = reason or weights_refusal(vars(trainer.config), distributed)
-        self._give_up(reason or self.runtime.grace.refusal(trainer, by_name=not auto))
+        self._give_up(against(self.runtime, trainer, auto=self._settings.weights == "auto"))
 
     def _give_up(self, reason: str | None) -> None:
         if reason is None:
@@ -164,6 +159,17 @@ class WeightsFeature(Feature):
             "hbm_blocks": len(self._blocks) - len(stream.blocks),
             "hbm_budget": self._budget,
         }
+
+
+def against(runtime: Runtime, trainer: Any, *, auto: bool) -> str | None:
+    """Why neither weights nor gradients can live in Grace here."""
+    if trainer.accelerator is None:
+        return "there is no accelerator, so nothing is trained"
+    if auto and trainer.accelerator.device.type == "cpu":
+        return "there is no GPU whose memory could be relieved"
+    distributed = str(getattr(trainer.accelerator, "distributed_type", ""))
+    refusal = weights_refusal(vars(trainer.config), distributed)
+    return refusal or runtime.grace.refusal(trainer, by_name=not auto)
 
 
 def room_left(runtime: Runtime) -> Allowance:

@@ -1,0 +1,59 @@
+"""Weights and gradients as features: by name they stop the run where they can't work, auto is off with the reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
+from simpletuner_gh200.memory.driver import detect
+from simpletuner_gh200.memory.driver.interface import NullDriver
+from simpletuner_gh200.seams.features.gradients import GradientsFeature
+from simpletuner_gh200.seams.features.weights import WeightsFeature
+from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.upstream.features import ON
+
+
+def runtime_with(**block: Any) -> Runtime:
+    runtime = Runtime(Launch())
+    runtime.features = (GradientsFeature(), WeightsFeature())
+    for feature in runtime.features:
+        feature.runtime = runtime
+    for seam in runtime.seams.values():
+        seam.status = ON
+    runtime.configure(resolve({"gh200_optimizations": block}, {}))
+    return runtime
+
+
+def trainer_with(model: nn.Module | None = None, **config: Any) -> Any:
+    accelerator = SimpleNamespace(device=torch.device("cpu"), distributed_type="NO", num_processes=1, backward=None)
+    held = SimpleNamespace(model=model if model is not None else nn.Linear(2, 2))
+    return SimpleNamespace(accelerator=accelerator, config=SimpleNamespace(**config), model=held)
+
+
+@pytest.mark.parametrize("key", ["weights", "gradients"])
+def test_by_name_it_is_refused_and_auto_is_off(key: str) -> None:
+    with pytest.raises(FeatureUnavailable, match=f"{key} = 'grace' can't work here.*ramtorch = True"):
+        runtime_with(**{key: "grace"}).call("start", trainer_with(ramtorch=True))
+    runtime = runtime_with(**{key: "auto"})
+    runtime.call("start", trainer_with())
+    assert "no GPU" in str(runtime.statuses[key])
+    assert not runtime.features_on
+
+
+def test_a_model_without_a_block_that_may_leave_is_refused() -> None:
+    runtime = runtime_with(weights="grace")
+    with detect.using(NullDriver("a test")):
+        runtime.call("start", trainer_with())
+        with pytest.raises(FeatureUnavailable, match="no block of the model"):
+            runtime.call("hooks_ready", trainer_with())
+
+
+def test_a_budget_of_nothing_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"weights_hbm_budget_gb.*no effect"):
+        resolve({"gh200_optimizations": {"weights_hbm_budget_gb": 3}}, {})
