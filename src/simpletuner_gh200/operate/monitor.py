@@ -20,6 +20,7 @@ from simpletuner_gh200.operate.run_folder import configuration_of, output_of, ru
 from simpletuner_gh200.operate.run_lock import in_use
 from simpletuner_gh200.telemetry.numbers import numbers_of
 from simpletuner_gh200.telemetry.ranks import RankTable
+from simpletuner_gh200.telemetry.reading import FILE
 from simpletuner_gh200.telemetry.redact import printable
 from simpletuner_gh200.telemetry.view import RECENT, RunView
 from simpletuner_gh200.units import format_bytes, format_seconds
@@ -42,7 +43,8 @@ def wait_for(run: Path | None, every: float, say: Callable[[str], None]) -> Path
     reported, place = False, run or Path()
     while True:
         try:
-            return telemetry_of(run)
+            if run is not None or not _begins(output_of(place)):
+                return telemetry_of(run)
         except UsageError:
             if not place.exists() or not (configuration_of(place) or in_use(output_of(place))):
                 raise
@@ -51,6 +53,11 @@ def wait_for(run: Path | None, every: float, say: Callable[[str], None]) -> Path
             say(f"no records yet in {place}; " + (f"at work: {working}" if working else "waiting for a run to begin"))
             reported = True
         time.sleep(every)
+
+
+def _begins(output: Path) -> bool:
+    """Is a job at work there that has recorded nothing yet? What others below recorded is not what is looked for."""
+    return not (output / FILE).is_file() and bool(in_use(output))
 
 
 def screen_of(view: RunView, console: Console) -> RenderableType:

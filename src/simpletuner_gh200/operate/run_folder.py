@@ -40,7 +40,9 @@ def output_of(run: Path) -> Path:
 
 def telemetry_of(run: Path | None) -> Path:
     """The telemetry file of ``run``, or of the newest run here where none is named; UsageError where there is none."""
-    return newest_run(Path()) if run is None else find_telemetry(output_of(run))
+    if run is None or (run.is_dir() and output_of(run) == run and _runs_below(run, 2) and not _runs_below(run, 1)):
+        return newest_run(run or Path())  # of several outputs
+    return find_telemetry(output_of(run))
 
 
 def caches_of(folder: Path) -> Path:
@@ -101,18 +103,18 @@ def newest_run(below: Path, depth: int = 4) -> Path:
 
     What lies in a run's own folder, as a baseline does, is no run by itself.
     """
-    found = [
-        path
-        for level in range(depth)
-        for path in below.glob("*/" * level + str(FILE))
-        if OURS not in path.relative_to(below).parts[:-2]
-    ]
+    found = _runs_below(below, depth)
     if not found:
         raise UsageError(
             f"no run with telemetry below {below.absolute()}",
             remedy="name the output_dir of the run, or the folder of its project",
         )
     return max(found, key=lambda path: (_goes_on(path), path.stat().st_mtime))
+
+
+def _runs_below(folder: Path, depth: int) -> list[Path]:
+    found = (path for level in range(depth) for path in folder.glob("*/" * level + str(FILE)))
+    return [path for path in found if OURS not in path.relative_to(folder).parts[:-2]]
 
 
 def _goes_on(telemetry: Path) -> bool:

@@ -107,8 +107,11 @@ def test_a_folder_without_a_run_is_an_error_at_once(
     assert code == 2 and words[0] in shown and "remedy: name the output_dir of a run" in shown
 
 
-def test_a_job_that_has_recorded_nothing_yet_is_waited_for(tmp_path: Path) -> None:
-    """Another process holds the folder, as a run does while it loads its model."""
+@pytest.mark.parametrize("named", [True, False])
+def test_a_job_that_has_recorded_nothing_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Another process holds the folder, as a run does while it loads its model; an older run is not what is meant."""
     output = tmp_path / "output"
     output.mkdir()
     code = "import fcntl, os, sys, time; fd = os.open(sys.argv[1], os.O_RDONLY); fcntl.flock(fd, fcntl.LOCK_EX); "
@@ -123,7 +126,12 @@ def test_a_job_that_has_recorded_nothing_yet_is_waited_for(tmp_path: Path) -> No
             said.append(words)
             write_ranks(output, 1)
 
-        assert wait_for(output, 0.01, begin) == output / "gh200" / "telemetry.jsonl"
+        write_ranks(tmp_path / "older", 1)
+        if named:
+            assert wait_for(output, 0.01, begin) == output / "gh200" / "telemetry.jsonl"
+        else:
+            monkeypatch.chdir(tmp_path)
+            assert wait_for(None, 0.01, begin) == Path("output/gh200/telemetry.jsonl")
         assert f"process {job.pid}" in said[0]
     finally:
         job.kill()

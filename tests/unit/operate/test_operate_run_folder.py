@@ -43,6 +43,7 @@ def test_the_run_that_goes_on_comes_before_one_that_ended_later(tmp_path: Path) 
             sink.write({"kind": kind, "time": time.time(), "host": platform.node(), **record})
     os.utime(tmp_path / "output" / "live" / "gh200" / "telemetry.jsonl", (time.time() - 60,) * 2)
     assert newest_run(tmp_path) == tmp_path / "output" / "live" / "gh200" / "telemetry.jsonl"
+    assert telemetry_of(tmp_path / "output") == newest_run(tmp_path), "a folder of several outputs"
 
 
 def test_a_baseline_beside_a_run_is_not_the_newest_run(project: Path) -> None:
