@@ -96,7 +96,7 @@ def shorter_edges(folder: Path) -> tuple[int, ...]:
     paths = [os.path.join(place, name) for place, names in _folders(folder) for name in names]
     images = [path for path in paths if os.path.splitext(path)[1].lower() in IMAGES]
     found = []
-    for path in images[:: max(1, len(images) // _LOOKED_AT)]:
+    for path in images[:: max(1, -(-len(images) // _LOOKED_AT))]:
         with suppress(OSError, ValueError, Image.DecompressionBombError), Image.open(path) as image:
             found.append(min(image.size))
     return tuple(sorted(found))

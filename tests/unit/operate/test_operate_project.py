@@ -313,6 +313,14 @@ def test_edges_are_those_of_the_pictures(tmp_path: Path, data: Path) -> None:
     assert "chose 64 x 64 pixels" in said(str(tmp_path / "run"), "--data", str(data), "--model", "sdxl")
 
 
+def test_no_more_than_a_few_pictures_are_opened(data: Path) -> None:
+    from PIL import Image
+
+    for number in range(250):
+        Image.new("L", (8, 8)).save(data / f"n{number}.png")
+    assert 100 <= len(shorter_edges(data)) <= 200
+
+
 def test_steps_follow_from_the_number_of_pictures_and_any_set_is_seen_whole() -> None:
     steps = {n: chosen(samples=n)["max_train_steps"].training["max_train_steps"] for n in (1, 40, 100, 10_000, 10**7)}
     assert steps == {1: 25, 40: 1000, 100: 2500, 10_000: 25_000, 10**7: 2_500_000}
