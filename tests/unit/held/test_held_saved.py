@@ -217,6 +217,25 @@ def test_a_full_disk_keeps_what_is_there_and_is_given_up_when_patience_ends(memo
     folder.remove()
 
 
+def test_a_disk_that_refuses_once_in_a_while_and_gets_further_is_not_given_up(memory, output, monkeypatch):
+    """Patience is with a disk that takes nothing more: a large checkpoint may need longer than that."""
+    folder = MemoryFolder.make(memory)
+    filled(folder)
+    tried = []
+
+    def drain_a_little(source, target, draft, *given):
+        draft.mkdir(exist_ok=True)
+        tried.append(draft)
+        (draft / f"file-{min(len(tried), 4)}").write_bytes(b"some")
+        time.sleep(0.3)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("simpletuner_gh200.held.drain.drain", drain_a_little)
+    assert carry_out(folder, order_to(output, patience=0.2)).given_up
+    assert len(tried) == 5, "four times it got further"
+    folder.remove()
+
+
 def test_what_is_given_up_leaves_no_memory_and_says_why(memory, output):
     output.rmdir()
     folder = MemoryFolder.make(memory)
@@ -322,7 +341,7 @@ def test_the_roomiest_place_is_taken_only_where_the_first_is_too_small():
 def test_memory_file_systems_are_those_that_can_be_written_to(tmp_path):
     mounts = tmp_path / "proc/self/mounts"
     mounts.parent.mkdir(parents=True)
-    usable = tmp_path / "a b"
+    usable = tmp_path / "a ü"
     usable.mkdir()
     shown = str(usable).replace(" ", "\\040")
     mounts.write_text(
