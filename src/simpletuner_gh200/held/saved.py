@@ -112,18 +112,18 @@ class MemoryFolder:
 
     def locked(self, name: str) -> bool:
         """Does anybody hold this lock?"""
-        with self._lock(name) as ours:
+        with self._lock(name, fcntl.LOCK_SH) as ours:  # others may ask at the same time
             return not ours
 
     @contextmanager
-    def _lock(self, name: str) -> Iterator[bool]:
+    def _lock(self, name: str, kind: int = fcntl.LOCK_EX) -> Iterator[bool]:
         try:
             fd = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:  # the folder itself is gone
             yield True
             return
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
             yield True
         except BlockingIOError:
             yield False

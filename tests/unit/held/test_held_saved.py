@@ -463,3 +463,25 @@ def test_a_disk_that_syncs_no_folders_and_keeps_no_modes_is_a_disk(memory, outpu
         name: content for name, (content, _mode) in expected.items()
     }
     folder.remove()
+
+
+def test_two_who_ask_at_the_same_time_do_not_take_each_other_for_the_owner(memory, output):
+    """Else a start would not wait for the checkpoint that a dead run left, and resume from an older one."""
+    folder, _expected = abandoned(memory, output)
+    others = subprocess.Popen([sys.executable, "-c", ASKING, folder.path], stdout=subprocess.PIPE)
+    assert others.stdout.readline() == b"asking\n"
+    assert sum(folder.locked(OWNER) for _ in range(3000)) == 0
+    others.kill()
+    others.wait()
+    others.stdout.close()
+    folder.remove()
+
+
+ASKING = """
+import sys
+from pathlib import Path
+from simpletuner_gh200.held.saved import OWNER, MemoryFolder
+print("asking", flush=True)
+while True:
+    MemoryFolder(Path(sys.argv[1])).locked(OWNER)
+"""
