@@ -91,7 +91,7 @@ class WorkAhead:
         if self._urgent:
             # Whoever asked is waiting, so what waits to be asked for must not stand in its way.
             piece = self._urgent[0]
-            piece.cost = piece.cost or self._weigh(piece.file)
+            self._weighed(piece)
             room = not self._working or self._working + piece.cost <= self._ceiling
             return (self._urgent.popleft() if room else piece), room
         while self._next < self._claimed:
@@ -99,11 +99,20 @@ class WorkAhead:
         if self._next == len(self._order):
             return None, False
         piece = self._order[self._next]
-        piece.cost = piece.cost or self._weigh(piece.file)
+        self._weighed(piece)
         busy = self._working + self._waiting
         room = (not busy or busy + piece.cost <= self._ceiling) and self._ready < MOST_AHEAD
         self._next += room
         return piece, room
+
+    def _weighed(self, piece: FileInFlight) -> None:
+        """A worker's thread must not end over it: whoever asked would wait for ever."""
+        if not piece.cost:
+            try:
+                piece.cost = self._weigh(piece.file)
+            except Exception:  # what can't be weighed is worked on alone
+                logger.debug("gh200: %s can't be weighed", piece.file, exc_info=True)
+                piece.cost = max(self._ceiling, 1)
 
     def finished(self, piece: FileInFlight, outcome: Any, held: int) -> None:
         """``held``: bytes of the result."""
@@ -118,6 +127,15 @@ class WorkAhead:
                 self._ready += 1
             self._turn.notify_all()
         piece._done.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def working(self) -> int:
+        """Bytes of what is being worked on."""
+        return self._working
 
     def stop(self) -> None:
         """Deal no more."""

@@ -39,6 +39,10 @@ _NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sig
 """Sent to a whole process group or job step; what becomes of the run is for the rank to decide."""
 
 
+REFUSED = "refused"
+"""Where an answer says what array comes with it: none, the worker has raised what the answer says, and goes on."""
+
+
 class Serve(Protocol):
     """What a worker does with a job: an answer to be pickled, and an array to be handed over in shared memory."""
 
@@ -57,16 +61,21 @@ def main() -> None:
         word, (*ends,), _flags, _address = socket.recv_fds(control, 1, 1)
         if not word:
             return
-        if os.fork() == 0:
+        child = -1
+        with suppress(OSError):  # refused one more, it keeps those that there are: the other end finds itself closed
+            child = os.fork() if ends else child
+        if child == 0:
             control.close()
-            _become_worker(server, socket.socket(fileno=ends[0]), serve)
-        os.close(ends[0])
+            _become_worker(server, ends[0], serve)
+        for end in ends:
+            os.close(end)
 
 
-def _become_worker(server: int, jobs: socket.socket, serve: Serve) -> None:
+def _become_worker(server: int, end: int, serve: Serve) -> None:
     """In the child: never returns."""
     code = 1
     try:
+        jobs = socket.socket(fileno=end)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == server:  # else it died before the kernel knew
             _be_killed_first()
@@ -89,16 +98,28 @@ def _work(jobs: socket.socket, serve: Serve) -> None:
             job, content = receive(jobs)
         except ConnectionError:
             return
-        answer, array = serve(job, content)
-        if array is None:
-            send(jobs, (answer, None))
+        fd = None
+        try:
+            answer, array = serve(job, content)
+            if array is not None:
+                fd = _in_shared_memory(array)
+        except Exception as failure:  # noqa: BLE001 - it is no reason to end, and the rank is to know of it
+            send(jobs, (repr(failure), REFUSED))
             continue
-        fd = create_memfd("picture", max(array.nbytes, 1))
+        send(jobs, (answer, None if array is None else (array.dtype.str, array.shape)), fd=fd)
+        if fd is not None:
+            os.close(fd)
+
+
+def _in_shared_memory(array: np.ndarray[Any, Any]) -> int:
+    fd = create_memfd("picture", max(array.nbytes, 1))
+    try:
         place = np.frombuffer(map_shared(fd) or b"", array.dtype, array.size)
         np.copyto(place.reshape(array.shape), array)
-        del place
-        send(jobs, (answer, (array.dtype.str, array.shape)), fd=fd)
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
 
 
 # -- messages, the same both ways ------------------------------------------------------------------------------

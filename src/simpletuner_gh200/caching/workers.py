@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import signal
 import socket
@@ -15,15 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simpletuner_gh200.caching.server import ONE_THREAD, receive_with_fd, send
+from simpletuner_gh200.caching.server import ONE_THREAD, REFUSED, receive_with_fd, send
 from simpletuner_gh200.config.environment import SWITCH, for_child
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.host import cpu_seconds
+from simpletuner_gh200.memory.mapping import map_file
 
 logger = logging.getLogger("simpletuner_gh200")
 
 START_SECONDS = 300.0
 """Until the server has imported what its workers need, on a busy machine."""
+
+_END_SECONDS = 10.0
+"""Until a server that has let go of its socket is gone: else it lives, and could not fork."""
 
 _STARTS = 3
 """Servers that are started at most: one that dies again and again won't come back."""
@@ -31,6 +34,10 @@ _STARTS = 3
 
 class WorkerLost(GH200Error):
     """The process that was at a job is gone, or was ended because the job took too long."""
+
+
+class JobRefused(GH200Error):
+    """The worker raised something that is no answer, and is still there."""
 
 
 class Answer(NamedTuple):
@@ -42,8 +49,9 @@ class Answer(NamedTuple):
 class Worker:
     """One process. Used by one thread at a time."""
 
-    def __init__(self, jobs: socket.socket) -> None:
+    def __init__(self, jobs: socket.socket, server: subprocess.Popen[bytes]) -> None:
         self._jobs = jobs
+        self._server = server
         self._jobs.settimeout(START_SECONDS)
         pid = self._receive().message
         self.pid = int(pid)
@@ -53,7 +61,7 @@ class Worker:
             raise WorkerLost("it ended as soon as it was started") from gone
 
     def ask(self, job: Any, content: Any, seconds: float) -> Answer:
-        """WorkerLost where it is gone, or has not answered by then; then it is killed."""
+        """WorkerLost where it is gone, or has not answered by then; then it is killed. JobRefused where it failed."""
         self._jobs.settimeout(seconds)
         try:
             send(self._jobs, job, content)
@@ -71,15 +79,26 @@ class Worker:
             (message, kind), _content, fds = receive_with_fd(self._jobs)
         except ConnectionError as gone:
             raise WorkerLost("its process was killed") from gone
+        if kind == REFUSED:
+            raise JobRefused(f"a worker failed: {message}")
         if kind is None:
             return Answer(message, None)
+        if not fds:
+            raise JobRefused("no descriptor is left for a worker's answer", remedy="raise ulimit -n")
+        dtype, shape = kind
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         try:
-            mapped = mmap.mmap(fds[0], 0)
+            # No mmap object: those keep a descriptor each, and many pictures wait at once.
+            content = map_file(fds[0], max(size, 1)).array()
         finally:
             os.close(fds[0])
-        dtype, shape = kind
-        size = int(np.prod(shape, dtype=np.int64))
-        return Answer(message, np.frombuffer(mapped, dtype, size).reshape(shape))
+        return Answer(message, content[:size].view(dtype).reshape(shape))
+
+    def has_server(self) -> bool:
+        """Else it was ended with all the others, whatever it was at."""
+        with suppress(subprocess.TimeoutExpired):
+            self._server.wait(timeout=0.2)  # the kernel ends the workers a moment before
+        return self._server.poll() is None
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -129,28 +148,34 @@ class WorkerPool:
             if self._idle:
                 return self._idle.pop()
         while True:
-            self.start()
-            with suppress(OSError):
+            try:
+                self.start()
                 return self._forked()
+            except ConnectionError:
+                continue  # with another server: there are not many of those
+            except OSError as refused:
+                # Descriptors, pidfds or sockets that can't be had now can't be had by asking faster.
+                raise WorkerLost(f"the system refuses another worker: {refused}") from refused
 
     def _forked(self) -> Worker:
+        """ConnectionError where the server is gone."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
-            if self._control is None:
+            if self._control is None or self._server is None:
                 raise BrokenPipeError
+            server = self._server
             socket.send_fds(self._control, [b"w"], [theirs.fileno()])
         try:
-            return Worker(ours)
+            return Worker(ours, server)
+        except TimeoutError:
+            server.kill()
+            raise
         except WorkerLost as gone:
             ours.close()
-            self._bury()
-            raise BrokenPipeError from gone
-
-    def _bury(self) -> None:
-        """A server that did not fork is at its end."""
-        if self._server is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._server.wait(timeout=1.0)
+                server.wait(timeout=_END_SECONDS)
+                raise BrokenPipeError from gone
+            raise WorkerLost("the system refuses another process", remedy="raise ulimit -u or pids.max") from gone
 
     def cpu_seconds(self) -> float:
         """Of the idle workers, since they were started."""

@@ -20,6 +20,8 @@ def serve(job: Any, content: bytes | None) -> tuple[Any, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     if word == "hang":
         time.sleep(600)
+    if word == "raise":
+        raise OSError(value)
     if word == "numbers":
         return os.getpid(), np.arange(value, dtype=np.float32).reshape(2, -1)
     return (word, len(content or b""), os.environ["OMP_NUM_THREADS"]), None

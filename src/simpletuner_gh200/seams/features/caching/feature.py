@@ -7,11 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.caching.workers import WorkerPool
+from simpletuner_gh200.caching.workers import WorkerLost, WorkerPool
 from simpletuner_gh200.config.blocks import MOST_WORKERS, CacheSettings
 from simpletuner_gh200.config.datasets import Dataset
 from simpletuner_gh200.config.environment import DEBUG_PICTURES, local_size, text
@@ -65,7 +66,10 @@ class CachingFeature(Feature):
     def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Where there is much to do, what workers need is imported while SimpleTuner loads its models."""
         if self._pool is not None and any(map(_nothing_cached, entries)):
-            self._pool.start()
+            try:
+                self._pool.start()
+            except (OSError, WorkerLost) as refused:
+                logger.info("gh200: the workers of the caching pass could not be started early: %s", refused)
         return entries
 
     def caching_pass(self, cache: Any) -> Callable[[Callable[[], Any]], Any] | None:
@@ -106,7 +110,12 @@ class CachingFeature(Feature):
         began = time.monotonic()
         limit = self.settings.part(CacheSettings).caching_memory_gb
         ceiling = pictures_allowance(limit, host_memory(), local_size())
-        now = Pass(cache, sys.modules[VAE], self._pool, ceiling)
+        try:
+            now = Pass(cache, sys.modules[VAE], self._pool, ceiling)
+        except Exception as failure:
+            # Nothing was touched yet; what workers can't be told of a data set is no reason to end a run.
+            logger.warning("gh200: dataset %s is cached by SimpleTuner alone: %s", cache.id, failure, exc_info=failure)
+            return process_buckets()
         try:
             return now.run(process_buckets)
         finally:
@@ -154,11 +163,19 @@ def _nothing_cached(entry: dict[str, Any]) -> bool:
     pictures, latents = dataset.local_folder, dataset.path("cache_dir_vae")
     if pictures is None or latents is None or "{" in str(latents) or not dataset.enabled:
         return False
-    return len(list(islice(_files(pictures), FEW))) == FEW and next(_files(latents), None) is None
+    return next(_files(latents), None) is None and len(list(islice(_files(pictures), FEW))) == FEW
 
 
 def _files(folder: Path) -> Iterator[str]:
-    return (name for _place, _inside, names in os.walk(folder) for name in names)
+    """One after the other: a folder of a million is not read to its end to know whether there is one."""
+    folders = [os.fspath(folder)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    yield entry.name
 
 
 FEATURE = CachingFeature

@@ -108,6 +108,8 @@ def serve(job: tuple[bytes, PictureJob], content: bytes | None) -> tuple[Prepara
     before = copy.deepcopy(picture.metadata)
     try:
         verdict, array = _prepared(_scene.dataset, picture, content)
+    except (MemoryError, OSError):
+        return Preparation("rank"), None  # perhaps of this process alone, or of this moment: the rank tries for itself
     except Exception as failure:  # noqa: BLE001 - the rank says it where SimpleTuner would
         verdict, array = Preparation("failed", words=str(failure)), None
     verdict.size = _noted.size

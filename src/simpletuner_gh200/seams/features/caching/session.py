@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from simpletuner_gh200.caching.pipeline import FileInFlight, WorkAhead, WorkBehind, grouped
-from simpletuner_gh200.caching.workers import Worker, WorkerLost, WorkerPool
+from simpletuner_gh200.caching.workers import WorkerPool
+from simpletuner_gh200.seams.features.caching.hands import Hands
 from simpletuner_gh200.seams.features.caching.jobs import (
-    WORKING_BYTES,
     WithCompanion,
     as_image,
     companions_of,
@@ -42,13 +41,8 @@ from simpletuner_gh200.units import format_seconds
 
 logger = logging.getLogger("simpletuner_gh200")
 
-PICTURE_SECONDS = 120.0
+PICTURE_SECONDS = 300.0
 """A slow disk is waited for, a decoder that has lost its way is not; and a second more for each megapixel."""
-
-MEGAPIXEL = WORKING_BYTES * 1_000_000
-
-END_SECONDS = 1.0
-"""For a worker to finish what nobody asked for; one that hangs is ended with its pool."""
 
 WRITES_BEHIND = 2
 """Batches that wait to be written."""
@@ -59,7 +53,6 @@ class Ticket:
     """A picture of this pass, where SimpleTuner has an image."""
 
     path: str
-    piece: FileInFlight
     verdict: Preparation
     array: Any
     bucket_of: Any = None
@@ -95,7 +88,7 @@ class Pass:
         self._buckets: list[Any] | None = None
         self._patches = Patches()
         self._words: set[str] = set()
-        self._threads: list[threading.Thread] = []
+        self._hands: Hands | None = None
         self._in_batches = hasattr(cache.batch_processor, "batch_calculate_luminance")
         dataset = context_of(cache)
         self._dataset = pickle.dumps(dataset)
@@ -116,8 +109,8 @@ class Pass:
                 self.ahead.stop()
             self.behind.close()
             self._patches.remove()
-            for thread in self._threads:
-                thread.join(END_SECONDS)
+            if self._hands is not None:
+                self._hands.finish()
             self.seconds = time.monotonic() - self._began
 
     @property
@@ -170,12 +163,10 @@ class Pass:
             files: Mapping[Any, list[str]] = args[1] if len(args) > 1 else kwargs["aspect_bucket_cache"]
             order = list(self._coming(self._buckets or list(files), files))
             self.expected = len(order)
-            self.ahead = WorkAhead(order, self._ceiling, partial(weight_of, self._cache))
-            for number in range(self._pool.count):
-                thread = threading.Thread(target=self._work, args=(self.ahead,), name=f"gh200-caching-{number}")
-                thread.daemon = True
-                thread.start()
-                self._threads.append(thread)
+            ahead = WorkAhead(order, self._ceiling, partial(weight_of, self._cache))
+            self._hands = Hands(self._pool, ahead, self._job, self._patience, self._say_once)
+            if self._hands.start():
+                self.ahead = ahead
         return wrapped(*args, **kwargs)
 
     def _coming(self, buckets: list[Any], files: Mapping[Any, list[str]]) -> Iterator[tuple[str, Companion]]:
@@ -215,12 +206,12 @@ class Pass:
         assert self.ahead is not None
         verdict, array = self.ahead.result(piece)
         piece.outcome = None
-        return Ticket(path, piece, verdict, array)
+        return Ticket(path, verdict, array)
 
     def _group(self, grouped: Mapping[Any, list[tuple[str, Any, Any]]], metadata_backend: Any = None) -> list[Any]:
         results = []
         for bucket, group in grouped.items():
-            tickets = [image for _path, image, _bucket in group]
+            tickets = [_ticket_of(path, image) for path, image, _bucket in group]
             companions: list[Companion] = ["none"] * len(tickets)
             videos = sum(self._is_video(ticket.path) for ticket in tickets)
             if self._in_batches and 0 < videos < len(tickets):
@@ -261,7 +252,7 @@ class Pass:
         match verdict.kind:
             case "failed":
                 raise RuntimeError(verdict.words)
-            case "unread" | "rank" | "skipped":
+            case "unread" | "rank" | "skipped" | "lost":
                 return self._prepare_here(image, where)
         array, image.array = image.array, None
         coordinates = verdict.crop_coordinates
@@ -308,7 +299,7 @@ class Pass:
     def _prepare_here(self, ticket: Ticket, where: dict[str, Any]) -> Any:
         """What the workers left to the rank: SimpleTuner's own functions, in its turn."""
         metadata = self._cache.metadata_backend
-        group = [(ticket.path, ticket.image, ticket.bucket_of)]
+        group = [(ticket.path, self._image_of(ticket), ticket.bucket_of)]
         if ticket.verdict.companion != "none":
             group.append((COMPANION, np.zeros((2, 2, 3), np.uint8), ticket.bucket_of))
             metadata = WithCompanion(metadata, ticket.verdict.companion)
@@ -320,11 +311,12 @@ class Pass:
 
     def _grouped_here(self, bucket: Any, tickets: list[Ticket], metadata_backend: Any) -> list[Any]:
         """Pictures and moving ones together, which older releases take for one another when they measure them."""
-        group = []
-        for ticket in tickets:
-            image = self._cache.image_data_backend.read_image(ticket.path) if ticket.image is None else ticket.image
-            group.append((ticket.path, image, bucket))
+        group = [(ticket.path, self._image_of(ticket), bucket) for ticket in tickets]
         return list(self._batches.process_aspect_grouped_images({bucket: group}, metadata_backend=metadata_backend))
+
+    def _image_of(self, ticket: Ticket) -> Any:
+        """Read here where only a worker has: it had to do it again, and could not."""
+        return self._cache.image_data_backend.read_image(ticket.path) if ticket.image is None else ticket.image
 
     def _say_once(self, words: str) -> None:
         if words not in self._words:
@@ -345,31 +337,19 @@ class Pass:
 
     # -- in threads of their own, one for each worker ------------------------------------------------------------
 
-    def _work(self, ahead: WorkAhead) -> None:
-        worker: Worker | None = None
-        while (piece := ahead.deal()) is not None:
-            verdict, array = Preparation("rank"), None
-            try:
-                picture = job_of(self._cache, piece.file, piece.variant or "none")
-                job, content = (self._dataset, picture), self._content(piece.file)
-                for _attempt in range(2):
-                    worker = worker or self._pool.worker()
-                    try:
-                        verdict, array = worker.ask(job, content, self._patience + piece.cost / MEGAPIXEL)
-                        break
-                    except WorkerLost as lost:
-                        worker, verdict = None, Preparation("lost", words=lost.message)
-            except Exception as failure:  # noqa: BLE001 - whatever it is, SimpleTuner can still do it by itself
-                self._say_once(f"what workers can't do, SimpleTuner does by itself: {failure}")
-            finally:
-                ahead.finished(piece, (verdict, array), 0 if array is None else array.nbytes)
-        if worker is not None:
-            self._pool.give_back(worker)
+    def _job(self, piece: FileInFlight) -> tuple[Any, Any]:
+        picture = job_of(self._cache, piece.file, piece.variant or "none")
+        return (self._dataset, picture), self._content(piece.file)
 
     def _content(self, path: str) -> Any:
         """Its bytes, where they are in memory; else the worker reads the file."""
         staged = getattr(self._cache.image_data_backend, "staged", None)
         return b"" if staged is None or self._is_video(path) else (staged.view(path) or b"")
+
+
+def _ticket_of(path: str, read: Any) -> Ticket:
+    """Where a whole batch could not be read, SimpleTuner reads one picture at a time by another way."""
+    return read if isinstance(read, Ticket) else Ticket(path, Preparation("rank"), None, image=read)
 
 
 def _not_written(failure: Exception) -> None:
