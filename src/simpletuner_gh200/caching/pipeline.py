@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -29,9 +29,9 @@ def grouped(files: Iterable[str], read: int, process: int) -> Iterator[tuple[str
         yield file, min(together, len(listed) - start) == 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class FileInFlight:
-    """One file on its way."""
+    """One file on its way. There is one for each file of a data set, so it has to be small."""
 
     file: str
     variant: Any
@@ -41,7 +41,6 @@ class FileInFlight:
     cost: int = 0
     held: int = 0
     outcome: Any = None
-    _done: threading.Event = field(default_factory=threading.Event)
 
 
 class WorkAhead:
@@ -126,7 +125,6 @@ class WorkAhead:
                 self._waiting += held
                 self._ready += 1
             self._turn.notify_all()
-        piece._done.set()
 
     @property
     def stopped(self) -> bool:
@@ -168,7 +166,8 @@ class WorkAhead:
 
     def result(self, piece: FileInFlight) -> Any:
         began = time.monotonic()
-        piece._done.wait()
+        with self._turn:
+            self._turn.wait_for(lambda: piece.state == "done")
         self.waited += time.monotonic() - began
         return piece.outcome
 

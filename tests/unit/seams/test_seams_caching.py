@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from simpletuner_gh200.caching.workers import WorkerPool
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.seams.features.caching import turns
 from simpletuner_gh200.seams.features.caching.feature import CachingFeature, _nothing_cached
@@ -37,6 +39,25 @@ def test_stages_that_were_started_together_run_last_first(threads: int) -> None:
             1: list(reversed(STAGES)),
         }[threads]
     )
+
+
+def test_a_long_stage_does_not_lose_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A video's encoding takes longer than the others wait for SimpleTuner."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.2)
+    order: list[str] = []
+    given = Turns(8)
+
+    def stage(name: str) -> Any:
+        def work() -> None:
+            time.sleep(0.5 if name == STAGES[0] else 0.0)
+            order.append(name)
+
+        return lambda: given.taken_by(STAGES.index(name))(work, None, (), {})
+
+    with ThreadPoolExecutor(8) as executor:
+        futures = [executor.submit(stage(name)) for name in reversed(STAGES)]
+        given.given(lambda futures: wait(futures), None, (futures,), {})
+    assert order == list(STAGES)
 
 
 def test_a_stage_that_nobody_waits_for_just_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +110,22 @@ def test_what_workers_need_is_imported_early_only_where_there_is_much_to_do(tmp_
     latents.mkdir()
     (latents / "one.pt").touch()
     assert not _nothing_cached(entry)
+
+
+@pytest.mark.parametrize(("ranks", "asked", "started"), [(1, None, True), (2, None, False), (2, "parallel", True)])
+def test_nothing_is_started_early_that_several_ranks_will_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, asked: str | None, started: bool
+) -> None:
+    for number in range(64):
+        (tmp_path / f"{number}.png").touch()
+    entry = {"id": "a", "type": "local", "instance_data_dir": str(tmp_path), "cache_dir_vae": str(tmp_path / "not")}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    starts: list[str] = []
+    monkeypatch.setattr(WorkerPool, "start", lambda pool: starts.append("started"))
+    feature = CachingFeature()
+    block = {"caching": asked} if asked else {}
+    feature.runtime = SimpleNamespace(settings=resolve({"cache_config": block}, {}))
+    feature.start(None)
+    feature.dataset_entries([entry])
+    assert bool(starts) == started

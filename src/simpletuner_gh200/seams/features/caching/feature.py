@@ -15,7 +15,7 @@ from typing import Any
 from simpletuner_gh200.caching.workers import WorkerLost, WorkerPool
 from simpletuner_gh200.config.blocks import MOST_WORKERS, CacheSettings
 from simpletuner_gh200.config.datasets import Dataset
-from simpletuner_gh200.config.environment import DEBUG_PICTURES, local_size, text
+from simpletuner_gh200.config.environment import DEBUG_PICTURES, local_size, node_count, text
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.ceilings import pictures_allowance
 from simpletuner_gh200.memory.host import host_memory, usable_cores
@@ -55,6 +55,10 @@ class CachingFeature(Feature):
             return "off"
         return "auto" if settings.part(CacheSettings).caching is None else "requested"
 
+    @property
+    def _unasked(self) -> bool:
+        return self.settings.part(CacheSettings).caching is None
+
     # -- moments ---------------------------------------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
@@ -65,7 +69,8 @@ class CachingFeature(Feature):
 
     def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Where there is much to do, what workers need is imported while SimpleTuner loads its models."""
-        if self._pool is not None and any(map(_nothing_cached, entries)):
+        left_to_simpletuner = self._unasked and max(local_size(), node_count()) > 1
+        if self._pool is not None and not left_to_simpletuner and any(map(_nothing_cached, entries)):
             try:
                 self._pool.start()
             except (OSError, WorkerLost) as refused:
@@ -76,14 +81,13 @@ class CachingFeature(Feature):
         pictures = len(getattr(cache, "local_unprocessed_files", ()))
         if self._pool is None or not pictures:
             return None
-        unasked = self.settings.part(CacheSettings).caching is None
-        reason = why_not(cache) or (SHARED if unasked and _ranks(cache) > 1 else None)
+        reason = why_not(cache) or (SHARED if self._unasked and _ranks(cache) > 1 else None)
         if reason is not None:
             if reason not in self._said:
                 logger.info("gh200: dataset %s is cached by SimpleTuner alone: %s", cache.id, reason)
             self._said.add(reason)
             return None
-        if pictures < FEW and unasked:
+        if pictures < FEW and self._unasked:
             return None
         return lambda process_buckets: self._run(cache, process_buckets)
 

@@ -236,6 +236,7 @@ class Pass:
     def _grouped(self, ticket: Ticket, metadata_backend: Any) -> list[Any]:
         verdict = ticket.verdict
         if verdict.kind == "skipped":
+            logger.warning("gh200: SimpleTuner has no use for the shape of %s, and skips it", printable(ticket.path))
             return []
         for path, attribute, value in verdict.updates:
             metadata_backend.update_metadata_attribute(path, attribute, value)
