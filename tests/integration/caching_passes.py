@@ -51,7 +51,7 @@ def draw_odd(folder: Path) -> None:
     clear = plain.copy()
     clear.putalpha(Image.linear_gradient("L").resize(clear.size))
     clear.save(folder / "alpha.png")
-    clear.save(folder / "alpha.webp", lossless=True)
+    clear.save(folder / "clear.webp", lossless=True)
     plain.convert("CMYK").save(folder / "cmyk.jpg")
     plain.convert("L").save(folder / "grey.jpg")
     clear.convert("LA").save(folder / "grey_alpha.png")
@@ -61,7 +61,7 @@ def draw_odd(folder: Path) -> None:
     Image.fromarray(deep).save(folder / "deep.png")
     frames = [picture(seed, 160, 160) for seed in range(3)]
     for ending in ("gif", "webp"):
-        frames[0].save(folder / f"moving.{ending}", save_all=True, append_images=frames[1:])
+        frames[0].save(folder / f"moving_{ending}.{ending}", save_all=True, append_images=frames[1:])
     picture(9, 2000, 40).save(folder / "long.png")
     for number in range(6):
         picture(30 + number, 240, 170).save(folder / f"broken{number}.jpg", quality=95)
