@@ -13,7 +13,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -54,26 +54,29 @@ class HostPool:
     reserve = None
 
     def __init__(self, limit: int, why: str = "") -> None:
-        self._state = PoolState(held=0, peak=0, limit=limit, allocations=0, refused=0)
+        self._limit = limit
         self._why = why
         self._blocks: dict[int, int] = {}
         """Of every block that is alive: address -> bytes."""
+        # Plain numbers: a block may go at any allocation, in the middle of whatever is counted.
+        self._held = self._peak = self._allocations = self._refused = 0
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        size, now = size_of(tensor), self._state
-        if now.held + size > now.limit:
-            self._state = replace(now, refused=now.refused + 1)
-            raise torch.OutOfMemoryError(out_of_pool(size, self._state, self._why))
+        size = size_of(tensor)
+        if self._held + size > self._limit:
+            self._refused += 1
+            raise torch.OutOfMemoryError(out_of_pool(size, self.state(), self._why))
         fresh = like(tensor)
         storage = fresh.untyped_storage()
         self._blocks[storage.data_ptr()] = size
-        held = now.held + size
-        self._state = replace(now, held=held, peak=max(now.peak, held), allocations=now.allocations + 1)
+        self._held += size
+        self._allocations += 1
+        self._peak = max(self._peak, self._held)
         weakref.finalize(storage, self._gone, storage.data_ptr())
         return fresh
 
     def _gone(self, address: int) -> None:
-        self._state = replace(self._state, held=self._state.held - self._blocks.pop(address, 0))
+        self._held -= self._blocks.pop(address, 0)
 
     def use(self) -> AbstractContextManager[None]:
         """What is allocated inside is host memory anyway, and moves when it is swept."""
@@ -87,7 +90,7 @@ class HostPool:
         return Share()
 
     def state(self) -> PoolState:
-        return self._state
+        return PoolState(self._held, self._peak, self._limit, self._allocations, self._refused)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from simpletuner_gh200.units import KIB, format_bytes, gib_to_bytes
 
 # These import torch, and what a feature asks for is known before a run, too.
 if TYPE_CHECKING:
-    from simpletuner_gh200.memory.pool.pool import GracePool
+    from simpletuner_gh200.memory.pool.pool import GracePool, PoolState
     from simpletuner_gh200.model.catching import CaughtOptimizer, CaughtShadow, HostPool, Keeper, Tally
     from simpletuner_gh200.model.streaming import StreamedOptimizer
 
@@ -46,6 +46,7 @@ class StateFeature(Feature):
         self._shadow: CaughtShadow | None = None
         self._patches = Patches()
         self._shadow_patches = Patches()
+        self._pool_at_end: PoolState | None = None
         self._budget: str | None = None
         """Why gpu_first keeps so much in HBM, once that is known."""
         self._streaming = "not decided"
@@ -160,6 +161,8 @@ class StateFeature(Feature):
     def after_train(self, trainer: Any) -> None:
         for part in self._parts():
             part.sweep()
+        # With the tally, before SimpleTuner lets go of its optimizer.
+        self._pool_at_end = self._pool.state() if self._pool is not None else None
         self._patches.remove()
         self._shadow_patches.remove()
 
@@ -283,7 +286,7 @@ class StateFeature(Feature):
             "streamed_steps": sum(streamed.steps for streamed in self._streamed.values() if streamed is not None),
             "gb_per_s": {"read": trial.read / 1e9, "write": trial.write / 1e9} if trial is not None else None,
             "oom_reserve": {"held": reserve.held, "most": reserve.most, "times": reserve.times} if reserve else None,
-            "pool": vars(pool.state()) if pool is not None else None,
+            "pool": vars(self._pool_at_end or pool.state()) if pool is not None else None,
         }
 
 
