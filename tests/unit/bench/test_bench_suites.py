@@ -41,6 +41,19 @@ def test_every_suite_says_what_it_measures_and_an_unknown_one_is_refused_with_th
     assert ", ".join(found) in str(refused.value)
 
 
+def test_what_a_suite_prints_is_not_in_the_json(monkeypatch, capfd):
+    """SimpleTuner prints while it caches."""
+    from simpletuner_gh200.cli.commands import bench
+    from simpletuner_gh200.cli.main import main
+
+    loud = Suite("loud", "", lambda quick, samples: {"length": os.write(1, b"said by another")})
+    monkeypatch.setattr(bench, "find_suite", lambda name: loud)
+    monkeypatch.setattr("sys.argv", ["gh200", "bench", "loud", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capfd.readouterr().out == '{"length": 15}\n'
+
+
 def test_samples_can_be_requested_of_the_suite_that_has_them():
     assert find_suite("start").takes_samples
     plain = Suite("plain", "", lambda quick, samples: {"quick": quick, "samples": samples})
