@@ -53,7 +53,9 @@ def broken_rules(
         refusals = json.loads(ended.stdout.decode(errors="replace").strip().splitlines()[-1])["refusals"]
     except subprocess.TimeoutExpired:
         return [], [f"SimpleTuner's own rules were not asked: no answer after {DEADLINE_SECONDS:g} s"]
-    except (OSError, IndexError, KeyError, TypeError, ValueError):
+    except OSError as refused:
+        return [], [f"SimpleTuner's own rules were not asked: no process could be started: {refused}"]
+    except (IndexError, KeyError, TypeError, ValueError):
         last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
         return [], [f"SimpleTuner's own rules were not asked: {last[0][:200]}"]
     known = frozenset(options)
