@@ -20,13 +20,6 @@ def told(run: JobResult) -> dict[str, Any]:
     return run.summaries[0]["details"]["activations"]
 
 
-def weights(run: JobResult) -> dict[str, bytes]:
-    """Every file of weights that the run left, those of checkpoints and of EMA among them."""
-    found = {str(path.relative_to(run.output)): path.read_bytes() for path in run.output.rglob("*.safetensors")}
-    assert found
-    return found
-
-
 @pytest.mark.parametrize("world", RANKS)
 def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     stock = workbench.known(stock=True, world=world)
@@ -35,7 +28,7 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     run = workbench.train(world=world)
     found = told(run)
     assert run.losses == stock.losses
-    assert weights(run) == weights(stock)
+    assert run.weights() == stock.weights()
     left = json.loads((run.output / "gh200" / "summary.json").read_text())
     assert left["details"]["activations"] == found
     steps = len(run.losses[0])
@@ -65,7 +58,7 @@ def test_checkpointing_is_switched_off_for_blocks_that_are_moved(workbench) -> N
     run = workbench.train()
     (shape,) = told(run)["shapes"]
     assert run.losses == stock.losses
-    assert weights(run) == weights(stock)
+    assert run.weights() == stock.weights()
     assert shape["blocks"]["recompute"] > 0
     assert shape["blocks"]["offload"] > 0
     assert told(run)["held_bytes"] <= half["activation_limit_gb"] * 1024**3
@@ -122,4 +115,4 @@ def test_beside_other_settings_of_simpletuners(workbench, name: str) -> None:
     run = workbench.train()
     assert told(run)["moved"] > 0
     assert run.losses == reference.losses
-    assert weights(run) == weights(reference)
+    assert run.weights() == reference.weights()

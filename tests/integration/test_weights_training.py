@@ -24,13 +24,6 @@ def told(run: JobResult, rank: int = 0) -> dict[str, Any]:
     return details
 
 
-def weights(run: JobResult) -> dict[str, bytes]:
-    """Every file of weights that the run left, those of checkpoints and of EMA among them."""
-    found = {str(path.relative_to(run.output)): path.read_bytes() for path in run.output.rglob("*.safetensors")}
-    assert found
-    return found
-
-
 @pytest.mark.parametrize("world", RANKS)
 def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     stock = workbench.known(stock=True, world=world)
@@ -39,7 +32,7 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     run = workbench.train(world=world)
     found = told(run)
     assert run.losses == stock.losses
-    assert weights(run) == weights(stock)
+    assert run.weights() == stock.weights()
     steps = len(run.losses[0])
     assert found["weights"]["late"] <= 2 * found["weights"]["blocks"] + steps, "in the first step, else ahead of use"
     assert found["weights"]["kept_by_others"] == 0
@@ -53,7 +46,7 @@ def test_a_lora_with_checkpointing(workbench) -> None:
     run = workbench.train()
     assert told(run)["weights"]["kept_by_others"] == 0
     assert run.losses == stock.losses
-    assert weights(run) == weights(stock)
+    assert run.weights() == stock.weights()
 
 
 ALL = {**GRACE, "use_uvm": True, "uvm_streaming": "on", "activations": "grace", "activation_min_tensor_kb": 0}
@@ -96,7 +89,7 @@ def test_a_full_fine_tune_and_its_resume(workbench, way: str) -> None:
     for ours, stock in zip(runs["ours"], runs["stock"], strict=True):
         found = told(ours)
         assert ours.losses == stock.losses
-        assert weights(ours) == weights(stock)
+        assert ours.weights() == stock.weights()
         assert (found["weights"]["hbm_blocks"] > 0) == (way == "some blocks stay")
         if block is ALL:
             assert found["state"]["streamed_steps"] > 0

@@ -83,6 +83,12 @@ class JobResult:
         mine, theirs = self.lora(), other.lora()
         return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
+    def weights(self) -> dict[str, bytes]:
+        """Every file of weights that the run left, those of checkpoints and of EMA among them."""
+        found = {str(path.relative_to(self.output)): path.read_bytes() for path in self.output.rglob("*.safetensors")}
+        assert found
+        return found
+
     def explain(self) -> str:
         """For assertion messages: exit codes and the end of each rank's log."""
         tails = [f"--- rank {rank}\n{self.log(rank)[-4000:]}" for rank in range(len(self.exit_codes))]
