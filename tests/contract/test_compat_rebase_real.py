@@ -64,8 +64,8 @@ def checklist_of(tree: Path) -> str:
     """What is left to do, once only what the extension replaces has changed."""
     assert git(tree, "diff", "--diff-filter=MDR", "--name-only", "upstream", "HEAD") == "simpletuner/__init__.py"
     checklist = (tree / "GH200_REBASE_CHECKLIST.md").read_text(encoding="utf-8")
-    assert "Trainer._consume_manual_validation_request (whole)" in checklist
-    assert f"- [ ] {TRAINER}:" in checklist, "added at the end of the file, where no seam is: for a person"
+    assert f"- [ ] {TRAINER}\n" in checklist
+    assert "- [ ] simpletuner/gh200" not in checklist, "the package takes its place"
     return checklist
 
 

@@ -29,18 +29,12 @@ def as_html(proof: Mapping[str, Any]) -> str:
     tested = [(row["status"], row["what"], plain(row["found"])) for row in proof["selftest"]["checks"]]
     examined = [(row["status"], row["code"], row["what"], plain(row["found"])) for row in proof["doctor"]["checks"]]
     machine = [(name, plain(value)) for name, value in proof["machine"].items()]
-    earlier = proof.get("against") or {"notes": [], "rows": []}
-    compared = paragraphs(earlier["notes"]) + table(
-        ("what", "before", "now", "ratio"),
-        [(row["name"], f"{row['before']:.4g}", f"{row['now']:.4g}", _ratio(row["ratio"])) for row in earlier["rows"]],
-    )
     return page(
         f"gh200 prove: {gpus}{', emulated' if proof['emulated'] else ''}",
         (
             paragraphs((verdict(proof), *proof["notes"])),
             section("Runs", table(ARM_HEADINGS, [arm_cells(row) for row in proof["ab"]]) + _drawn(proof)),
             section("Rates, GB/s", table(("what", "GB/s"), rates(proof))),
-            section("Against the earlier report", compared),
             section("Questions that only hardware answers", table(("number", "question", "answer"), answers)),
             section("Self-test", table(("status", "check", "found"), tested)),
             section("Doctor", table(("status", "code", "what", "found"), examined)),

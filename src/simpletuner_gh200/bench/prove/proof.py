@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
@@ -18,7 +17,7 @@ from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.diagnostics.selftest.bench import measure_machine, nothing_measured
 from simpletuner_gh200.diagnostics.selftest.run import selftest, without_paths
-from simpletuner_gh200.errors import GH200Error, UsageError
+from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.plan.calibration import remember
 from simpletuner_gh200.plan.machines import Machine
@@ -141,54 +140,17 @@ def owner_names() -> list[str]:
 
 
 def machine_json(machine: Mapping[str, Any]) -> dict[str, Any]:
-    """What kind of machine it is, and nothing that tells it from its neighbours; ``kind`` is the same for all alike."""
+    """What kind of machine it is, and nothing that tells it from its neighbours."""
     kept = {key: value for key, value in machine.items() if key not in ("host", "date")}
     kept["gpus"] = [
         {key: value for key, value in gpu.items() if key != "pci_address"} for gpu in machine.get("gpus") or []
     ]
     if isinstance(kept.get("memory"), Mapping):
         kept["memory"] = {"total_bytes": kept["memory"].get("total_bytes")}
-    alike = {key: kept.get(key) for key in ("architecture", "page_bytes", "cores", "gpus")}
-    kept["kind"] = hashlib.blake2b(json.dumps(alike, sort_keys=True).encode(), digest_size=6).hexdigest()
     return kept
 
 
-# -- an earlier proof, and what plans learn from one -----------------------------------------------------------------
-
-_RATES = ("link/h2d", "link/d2h", *(f"pool/{name}/{way}" for name in ("host", "vmm") for way in ("read", "write")))
-
-
-def read_earlier(path: Path) -> Proof:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as refused:
-        raise UsageError(f"cannot read {path}: {refused.strerror}", remedy="name a report of `gh200 prove`") from None
-    except ValueError:
-        raise UsageError(f"{path} is not JSON", remedy="name the .json that `gh200 prove` wrote") from None
-    if not isinstance(found, dict) or "ab" not in found or "machine" not in found:
-        raise UsageError(f"{path} is no report of `gh200 prove`", remedy="name the .json that it wrote")
-    return found
-
-
-def against(now: Proof, earlier: Proof) -> dict[str, Any]:
-    """``rows[]/{name,before,now,ratio}`` of every number that both have, and whether they compare."""
-    rows = []
-    for name in (*_RATES, *(f"ab/{row['name']}/step_s" for row in now["ab"])):
-        before, after = _number(earlier, name), _number(now, name)
-        if before is not None and after is not None:
-            rows.append({"name": name, "before": before, "now": after, "ratio": after / before if before else None})
-    same_machine = now["machine"].get("kind") == earlier["machine"].get("kind")
-    same_model = now.get("model") == earlier.get("model")
-    notes = [] if same_machine else ["the earlier report is of another kind of machine"]
-    notes += [] if same_model else ["the earlier report trained something else: steps do not compare"]
-    return {"same_machine": same_machine, "same_model": same_model, "rows": rows, "notes": notes}
-
-
-def _number(proof: Proof, name: str) -> float | None:
-    value: Any = {**proof, "ab": {row["name"]: row for row in proof["ab"]}}
-    for part in name.split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+# -- what plans learn from it -------------------------------------------------------------------------------------
 
 
 def calibrate(proof: Proof, machine: Machine) -> list[str]:
@@ -198,7 +160,7 @@ def calibrate(proof: Proof, machine: Machine) -> list[str]:
     questions = proof["questions"] or {}
     ways = (questions.get("2") or {}).values()
     in_place = max((way["read"] for way in ways if isinstance(way, Mapping)), default=None)
-    rates = {"h2d": _number(proof, "link/h2d"), "d2h": _number(proof, "link/d2h"), "in_place": in_place}
+    rates = {**proof["link"], "in_place": in_place}
     found = {name: rate * GB for name, rate in rates.items() if rate is not None}
     besides = (questions.get("5") or {}).get("beside_torch_bytes")
     if isinstance(besides, int) and besides > 0:

@@ -24,7 +24,6 @@ def prove(
     config: Annotated[Path | None, typer.Option(help="The one to train. Default: a tiny one made here.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 8,
     folder: Annotated[Path, typer.Option(help="Where runs and the two reports go.")] = Path("gh200-prove"),
-    against: Annotated[Path | None, typer.Option(help="Compare with this earlier gh200_prove.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Examine and measure this machine, then train the same model with and without each feature, in turns.
@@ -40,7 +39,7 @@ def prove(
 
       gh200 prove --minutes 60 --config config/config.json
 
-      gh200 prove --against gh200-prove/gh200_prove.json --folder again --json
+      gh200 prove --folder again --json
     """
     from simpletuner_gh200.bench.prove import proof
     from simpletuner_gh200.bench.prove.arms import configured_subject, tiny_subject
@@ -49,7 +48,6 @@ def prove(
     from simpletuner_gh200.plan.machines import this_machine
 
     preflight.check_installation(say_on_a_terminal)
-    earlier = proof.read_earlier(against) if against is not None else None
     _make(folder)
     with stdout_kept_for_json(as_json):
         found = proof.prove(
@@ -59,8 +57,6 @@ def prove(
             steps=steps,
             report=lambda words: say(f"gh200: {words}", error=True),
         )
-        if earlier is not None:
-            found["against"] = proof.against(found, earlier)
         found["plan_learned"] = proof.calibrate(found, this_machine())
     save(json.dumps(found, indent=2) + "\n", folder / f"{NAME}.json")
     save(as_html(found), folder / f"{NAME}.html")
@@ -81,13 +77,10 @@ def _print(found: Mapping[str, Any], folder: Path) -> None:
     title = f"gh200 prove: {found['model']['title']}"
     show_table(console, ARM_HEADINGS, [arm_cells(row) for row in found["ab"]], title=title)
     measured = [f"{name} {rate} GB/s" for name, rate in rates(found) if rate != NOT_MEASURED]
-    compared = found.get("against") or {"rows": [], "notes": []}
     learned = found["plan_learned"]
     for line in (
         *(["; ".join(measured)] if measured else []),
-        *(f"{row['name']}: {row['before']:.4g} before, {row['now']:.4g} now" for row in compared["rows"]),
         *found["notes"],
-        *compared["notes"],
         *([f"`gh200 plan` learned: {', '.join(learned)}"] if learned else []),
         verdict(found),
         f"to send back: {folder / NAME}.html and .json",

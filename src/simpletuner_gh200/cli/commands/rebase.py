@@ -107,11 +107,7 @@ def rollback(repo: Repo = HERE, yes: Annotated[bool, typer.Option("--yes", help=
     """
     from simpletuner_gh200.compat.rebase import workflow
 
-    journal = workflow.status(repo)
-    where = journal.original_branch or journal.original_commit[:12]
-    if not yes and not typer.confirm(f"Go back to {where}? Uncommitted changes are kept as a patch only."):
-        raise typer.Exit(1)
-    typer.echo(workflow.rollback(repo))
+    raise typer.Exit(workflow.rollback(repo, yes=yes))
 
 
 def _tell(record: StepRecord) -> None:

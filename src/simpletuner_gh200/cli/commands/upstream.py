@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simpletuner_gh200.cli.command import PASSED_ON, AsJson, Command, conclude
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import show_table
 from simpletuner_gh200.cli.terminal import say, screen
 from simpletuner_gh200.upstream.features import FEATURES
@@ -83,28 +83,6 @@ def diff(
 
     found = compare(parse_operand(old), parse_operand(new))
     conclude(found, as_json, lambda: say("\n".join(review_lines(found, full=full))), ok=found["ok"])
-
-
-@app.command(context_settings=PASSED_ON)
-def parity(
-    context: typer.Context,
-    repo: Annotated[Path, typer.Option(help="A git checkout of SimpleTuner, with its tests.")] = Path(),
-    as_json: AsJson = False,
-) -> None:
-    """Run SimpleTuner's own tests with and without the extension and compare outcome by outcome.
-
-    Everything else on the command line goes to pytest. Exit code 1 if a test's outcome differs.
-
-    Examples:
-
-      gh200 upstream parity --repo ~/SimpleTuner  # its whole test suite, twice
-
-      gh200 upstream parity --repo ~/SimpleTuner tests/test_trainer.py -k manual
-    """
-    from simpletuner_gh200.operate.parity import run_parity
-
-    found = run_parity(repo.absolute(), context.args)
-    conclude(found.to_json(), as_json, lambda: say("\n".join(found.lines())), ok=found.ok)
 
 
 @app.command()

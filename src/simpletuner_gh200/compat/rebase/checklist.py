@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simpletuner_gh200.compat.rebase.fork_report import checklist_lines
 from simpletuner_gh200.compat.rebase.repository import Repository, write_whole
+from simpletuner_gh200.compat.rebase.tree import HOME
 from simpletuner_gh200.upstream.source import git
 
 if TYPE_CHECKING:
@@ -35,19 +35,12 @@ def write_safety(repository: Repository, journal: Journal) -> list[str]:
     }
     write_whole(root / LOG, "".join(f"{name}: {value}\n" for name, value in fields.items()))
     write_whole(root / ROLLBACK, Path(__file__).with_name(ROLLBACK).read_bytes())
-    base = common_ancestor(repository, journal)
-    write_whole(root / PATCH, git(root, "diff", "--binary", base, journal.original_commit).stdout)
+    write_whole(root / PATCH, git(root, "diff", "--binary", journal.base_commit, journal.original_commit).stdout)
     if journal.uncommitted and repository.head() == journal.original_commit:
         write_whole(root / UNCOMMITTED, repository.uncommitted_patch())
     if not journal.uncommitted:
         (root / UNCOMMITTED).unlink(missing_ok=True)  # of an earlier rebase: the script would apply it
     return [name for name in OURS if name == CHECKLIST or (root / name).exists()]
-
-
-def common_ancestor(repository: Repository, journal: Journal) -> str:
-    """The commit the fork grew from; upstream's new one where the two have none in common."""
-    found = git(repository.root, "merge-base", journal.original_commit, journal.onto_commit, check=False)
-    return found.stdout.decode().strip() or journal.onto_commit
 
 
 def record(repository: Repository, journal: Journal, line: str) -> None:
@@ -87,7 +80,9 @@ def checklist(journal: Journal) -> list[str]:
         "",
         "## Your tree against upstream",
         "",
-        *(checklist_lines(journal.fork) if journal.fork else ["Not looked at yet."]),
+        f"The changes are in `{PATCH}`; `{HOME}` is replaced by this package. Carry over what you still want:",
+        "",
+        *(f"- [ ] {path}" for path in journal.changed if not path.startswith(f"{HOME}/")),
         *(uncommitted if journal.uncommitted else ()),
         "",
         "## By hand",

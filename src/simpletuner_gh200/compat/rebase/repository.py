@@ -54,6 +54,10 @@ class Repository:
         """None where HEAD is detached."""
         return self.git("branch", "--show-current") or None
 
+    def ancestor(self, one: str, other: str) -> str:
+        """The commit that two have in common; empty where there is none."""
+        return git(self.root, "merge-base", one, other, check=False).stdout.decode().strip()
+
     def has_branch(self, name: str) -> bool:
         return self.succeeds("show-ref", "--verify", "--quiet", f"refs/heads/{name}")
 

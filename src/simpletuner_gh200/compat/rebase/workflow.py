@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from simpletuner_gh200.compat.rebase import checklist, fork_report, tree, trials
+from simpletuner_gh200.compat.rebase import checklist, tree, trials
 from simpletuner_gh200.compat.rebase.checklist import BRANCH
 from simpletuner_gh200.compat.rebase.repository import Repository, write_whole
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
@@ -49,8 +49,11 @@ class Journal:
     remote: str | None
     skip_tests: bool
     steps: list[StepRecord]
-    fork: dict[str, Any] = field(default_factory=dict)
-    uncommitted: list[str] = field(default_factory=list)
+    base_commit: str
+    """That the fork grew from; upstream's new one where the two have none in common."""
+    changed: list[str]
+    """The fork's own files, and those of upstream's that it had edited or deleted."""
+    uncommitted: list[str]
     """Files with changes that were not committed when it started; the changes are in a patch."""
 
     @property
@@ -128,7 +131,6 @@ class Rebase:
         return {
             "backup": self._backup,
             "safety files": self._safety_files,
-            "fork report": self._fork_report,
             "fresh branch": self._fresh_branch,
             SMOKE: partial(self._tests, trials.smoke),
             **{component.step: partial(self._bring_in, component) for component in tree.all_components()},
@@ -144,13 +146,6 @@ class Rebase:
     def _safety_files(self) -> str:
         self.repository.ignore(checklist.OURS)
         return ", ".join(checklist.write_safety(self.repository, self.journal))
-
-    def _fork_report(self) -> str:
-        base = checklist.common_ancestor(self.repository, self.journal)
-        report = fork_report.examine(self.repository, base, self.journal.original_commit)
-        self.journal.fork = report
-        by_hand = fork_report.by_hand(report)
-        return f"{len(report['edits'])} upstream files edited, {by_hand} of them with something to look at by hand"
 
     def _fresh_branch(self) -> str:
         self.repository.create_branch(BRANCH, self.journal.onto_commit)
@@ -216,15 +211,19 @@ def start(folder: Path, *, onto: str, remote: str | None, skip_tests: bool, tell
     repository.require_room(onto_commit, (tree.HOME, MANIFEST, tree.PAGES))
     if earlier is not None:
         Rebase(repository, earlier).archive()
+    head = repository.head()
+    base = repository.ancestor(head, onto_commit) or onto_commit
     journal = Journal(
         stamp=datetime.now(UTC).strftime("%Y%m%d_%H%M%S"),
         original_branch=repository.branch(),
-        original_commit=repository.head(),
+        original_commit=head,
         onto_ref=onto,
         onto_commit=onto_commit,
         remote=remote,
         skip_tests=skip_tests,
         steps=[],
+        base_commit=base,
+        changed=repository.names("diff", "--name-only", "--no-renames", "-z", base, head),
         uncommitted=repository.uncommitted(),
     )
     rebase = Rebase(repository, journal)
@@ -251,26 +250,14 @@ def run_tests(folder: Path, *, runs: bool = False) -> list[trials.TreeTest]:
     return found
 
 
-def rollback(folder: Path) -> str:
-    """Back to the branch it started from. Nothing is deleted: the new branch keeps its commits under another name."""
+def rollback(folder: Path, *, yes: bool) -> int:
+    """Back to the branch it started from, by the script that does it without us; its exit code."""
     rebase = Rebase.under_way(folder)
-    repository, journal = rebase.repository, rebase.journal
-    if repository.branch() == BRANCH:
-        # What was copied but not yet committed when it was interrupted goes with the branch it belongs to.
-        places = {tree.HOME, MANIFEST, *tree.operator_files()} - set(tree.kept_files(rebase.root))
-        repository.commit("Interrupted", [place for place in places if (rebase.root / place).exists()])
-    repository.switch(journal.original_branch, journal.original_commit)
-    if repository.has_branch(BRANCH):
-        repository.git("branch", "-M", BRANCH, f"gh200-rolled-back-{journal.stamp}")
-    checklist.record(repository, journal, f"{clock()} rolled back")
-    rebase.archive()
-    where = journal.original_branch or journal.original_commit[:12]
-    if repository.head() != journal.original_commit:
-        return f"on {where}, which has moved since; the state of then is in {journal.backup_branch}"
-    patch = rebase.root / checklist.UNCOMMITTED
-    if journal.uncommitted and not (patch.exists() and repository.succeeds("apply", str(patch))):
-        return f"on {where}; what was not committed then is in {patch.name}, which does not apply by itself"
-    return f"on {where}, as it was; the backup branch {journal.backup_branch} is kept"
+    script = rebase.root / checklist.ROLLBACK
+    if not script.exists():
+        rebase.archive()  # it was interrupted before anything was changed
+        return 0
+    return subprocess.run([script, *(["--yes"] if yes else [])], check=False).returncode
 
 
 def load(repository: Repository) -> Journal | None:
