@@ -6,7 +6,6 @@ import builtins
 import os
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -99,19 +98,6 @@ def prefetch(record: Record) -> None:
         original(self, *args, **kwargs)
 
     around(trainer.BatchFetcher, "__init__", start)
-
-
-def pressure(record: Record) -> None:
-    """Show the run a machine that has no memory left: the watch reads /proc below this folder."""
-    from simpletuner_gh200.seams.features import pressure
-
-    root = Path(tempfile.mkdtemp(dir=os.environ["GH200_TEST_FOLDER"]))
-    (root / "proc").mkdir()
-    (root / "proc" / "meminfo").write_text("MemTotal: 100000000 kB\nMemFree: 1000 kB\nMemAvailable: 1000 kB\n")
-    pressure.PressureFeature.root = root
-    pressure.EVERY_SECONDS = 0.01
-    if "GH200_TEST_ONE_POOL" in os.environ:  # a machine that no CPU can stand in for
-        pressure.detect.single_pool = lambda: True
 
 
 def runtime(record: Record) -> None:

@@ -165,7 +165,7 @@ def _torch_load(paths: list[str], gzipped: bool) -> None:
 def _fill(paths: list[str], workers: int) -> None:
     cache = new_cache()
     Filler(cache).fill(paths, workers=workers)
-    assert cache.statistics.published.value == len(paths), cache.report()
+    assert cache.statistics.published == len(paths), cache.report()
     cache.close()
 
 

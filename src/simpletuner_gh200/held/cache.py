@@ -9,7 +9,6 @@ rank's own shelf. What is not held is SimpleTuner's to read, and wished for: see
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import stat
@@ -27,39 +26,18 @@ from simpletuner_gh200.held.source import Identity, Recognizer, Source, normal
 from simpletuner_gh200.held.watch import FolderWatch
 
 
-class Counting:
-    """A number that goes up. Adding one is a single step of the interpreter; only reading takes a lock."""
-
-    def __init__(self) -> None:
-        self._count = itertools.count()
-        self._reads = 0
-        self._more = 0
-        self._reading = threading.Lock()
-        self.add = self._count.__next__
-
-    def add_many(self, count: int) -> None:
-        with self._reading:
-            self._more += count
-
-    @property
-    def value(self) -> int:
-        with self._reading:
-            seen = next(self._count) - self._reads
-            self._reads += 1
-            return seen + self._more
-
-
 @dataclass
 class Statistics:
-    """What one cache did in this process, and what its node holds."""
+    """What one cache did in this process, and what its node holds. Plain counts, since every hit adds one: a thread may
+    lose one to another, which people don't mind and nothing is decided by."""
 
-    hits: Counting = field(default_factory=Counting)
-    misses: Counting = field(default_factory=Counting)
+    hits: int = 0
+    misses: int = 0
     """Entries that SimpleTuner read from its file, or made since there was none yet."""
-    stale: Counting = field(default_factory=Counting)
+    stale: int = 0
     """Entries found changed on disk by someone else, counted among the misses too."""
-    published: Counting = field(default_factory=Counting)
-    batched: Counting = field(default_factory=Counting)
+    published: int = 0
+    batched: int = 0
     """Hits that went straight into a batch, or were joined into one in reused memory."""
     fill_seconds: float = 0.0
     expected_hit_rate: float = 1.0
@@ -77,7 +55,7 @@ class Statistics:
 
     def miss(self, reason: str) -> None:
         """An entry that was asked for could not be handed out, and SimpleTuner reads its file."""
-        self.misses.add()
+        self.misses += 1
         self.fall_back(reason)
 
     def decline(self, reason: str) -> None:
@@ -87,22 +65,22 @@ class Statistics:
 
     @property
     def hit_rate(self) -> float | None:
-        hits, misses = self.hits.value, self.misses.value
-        return hits / (hits + misses) if hits + misses else None
+        reads = self.hits + self.misses
+        return self.hits / reads if reads else None
 
     def report(self, *, entries: int, held: int) -> dict[str, Any]:
         rate = self.hit_rate
         return {
             "entries": entries,
             "bytes": held,
-            "hits": self.hits.value,
-            "misses": self.misses.value,
+            "hits": self.hits,
+            "misses": self.misses,
             "hit_rate": round(rate, 6) if rate is not None else None,
             "expected_hit_rate": round(self.expected_hit_rate, 6),
-            "batched": self.batched.value,
+            "batched": self.batched,
             "declined_batches": dict(self.declined),
-            "stale": self.stale.value,
-            "published": self.published.value,
+            "stale": self.stale,
+            "published": self.published,
             "fallbacks": dict(self.fallbacks),
             "fill_seconds": round(self.fill_seconds, 3),
             "staging_lead_seconds": self.staging_lead_seconds,
@@ -244,7 +222,7 @@ class HeldCache:
             known = Identity(*found.segment.rows[found.row].item()[2:7])
             found.source = now if self._recognizer.is_still(found.path, known) else None
         if now is None or now != found.source:
-            self.statistics.stale.add()
+            self.statistics.stale += 1
             self.forget(found.path)
             return False
         found.vouched_for = found.vouched_for or (watched and ordinary)
@@ -258,7 +236,10 @@ class HeldCache:
                 value = self.value_of(found)
             except DamagedEntry as damaged:
                 self.lose(found.path, damaged)
-        (self.statistics.misses if value is MISSING else self.statistics.hits).add()
+        if value is MISSING:
+            self.statistics.misses += 1
+        else:
+            self.statistics.hits += 1
         return value
 
     def value_of(self, found: Found) -> Any:
@@ -293,11 +274,6 @@ class HeldCache:
     def drop(self) -> None:
         """Find nothing of what is held now; the memory goes back once nobody looks at it."""
         self.shelf.clear()
-        self._remembered = {}
-
-    def give_back(self) -> None:
-        """The same on every rank, and nothing is taken in any more."""
-        self.shelf.give_back()
         self._remembered = {}
 
     def report(self) -> dict[str, Any]:

@@ -101,11 +101,7 @@ class Filler:
         self._lock = threading.Lock()
         self._growing: _Growing | None = None
         self._mine: list[Segment] = []
-        self._full = False
-
-    @property
-    def full(self) -> bool:
-        return self._full or self.cache.shelf.board.given_back
+        self.full = False
 
     def attach(self, fd: int) -> Segment:
         """What this or another rank has finished; takes ``fd`` over."""
@@ -115,7 +111,7 @@ class Filler:
     def drop(self) -> None:
         """What was held is not any more: there is room again."""
         with self._lock:
-            self._mine, self._full = [], False
+            self._mine, self.full = [], False
 
     def fill(
         self, paths: Iterable[str], *, workers: int = 1, progress: Progress | None = None, pace: Pace = AT_ONCE
@@ -221,7 +217,7 @@ class Filler:
             rows = rows[:count]
             rows["key_low"], rows["key_high"], rows["offset"] = keys[:, 0], keys[:, 1], offsets
             writer.add(rows, [path.encode("utf-8", "surrogateescape") for path in paths[:count]])
-            statistics.published.add_many(count)
+            statistics.published += count
         except (GH200Error, OSError) as refused:
             statistics.fall_back(f"no memory: {type(refused).__name__}", count)
         finally:
@@ -270,7 +266,7 @@ class Filler:
 
     def _publish(self, growing: _Growing) -> None:
         fd, statistics = growing.writer.fd, self.cache.statistics
-        if not growing.writer.entries or self.cache.shelf.board.given_back:
+        if not growing.writer.entries:
             os.close(fd)
             return
         try:
@@ -287,8 +283,8 @@ class Filler:
 
     def _say_full(self, count: int) -> None:
         self.cache.statistics.fall_back("over budget", count)
-        if not self._full:
-            self._full = True
+        if not self.full:
+            self.full = True
             logger.warning(
                 "gh200: cache %s: its budget of %s is full; further entries are read from disk at every use "
                 "(cache_config.memory_limit_gb)",

@@ -28,27 +28,25 @@ MOST_SEGMENTS = 4096
 """Of one rank. They grow with what is held, so that there are few."""
 
 _ROW = np.dtype([("pid", np.uint64), ("fd", np.uint64), ("inode", np.uint64), ("device", np.uint64)])
+_COLUMN = 8 + MOST_SEGMENTS * _ROW.itemsize
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 
 
 class Board:
-    """In shared memory: a word that says whether all was given back, and a column of each rank."""
+    """In shared memory: how many segments each rank has made, and a column of each."""
 
     def __init__(self, slab: Slab) -> None:
         assert slab.fd is not None
         self.slab, self.fd = slab, slab.fd
-        column = 8 + MOST_SEGMENTS * _ROW.itemsize
-        self._columns = slab.size // column
-        words = slab.array[: 8 * (1 + self._columns)].view(np.uint64)
-        self._counts = memoryview(words)
-        rows = slab.array[8 * (1 + self._columns) :][: self._columns * MOST_SEGMENTS * _ROW.itemsize]
-        self._rows = rows.view(_ROW).reshape(self._columns, MOST_SEGMENTS)
+        ranks = slab.size // _COLUMN
+        self._counts = memoryview(slab.array[: 8 * ranks].view(np.uint64))
+        self._rows = slab.array[8 * ranks :].view(_ROW).reshape(ranks, MOST_SEGMENTS)
 
     @classmethod
     def create(cls, ranks: int = 1) -> Board:
         """Address space, not memory: pages are taken as they are written."""
-        return cls(Slab.shared(8 + ranks * (8 + MOST_SEGMENTS * _ROW.itemsize), label="board"))
+        return cls(Slab.shared(ranks * _COLUMN, label="board"))
 
     @classmethod
     def attach(cls, fd: int) -> Board:
@@ -59,31 +57,24 @@ class Board:
             os.close(fd)
 
     def generation(self) -> bytes:
-        """Another one whenever something was published or given back."""
+        """Another one whenever something was published."""
         return self._counts.tobytes()
 
     def post(self, rank: int, fd: int) -> None:
-        found, number = os.fstat(fd), self._counts[1 + rank]
+        found, number = os.fstat(fd), self._counts[rank]
         if number == MOST_SEGMENTS:
             raise CacheError(f"more than {MOST_SEGMENTS} segments")
         self._rows[rank, number] = (os.getpid(), fd, found.st_ino, found.st_dev)
-        self._counts[1 + rank] = number + 1  # after the row; a reader who sees it first finds no such memory, and waits
+        self._counts[rank] = number + 1  # after the row; a reader who sees it first finds no such memory, and waits
 
     def posted(self, seen: list[int]) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
         """(rank, row) of what was posted since so many of each rank were seen."""
         for rank, before in enumerate(seen):
-            for number in range(before, self._counts[1 + rank]):
+            for number in range(before, self._counts[rank]):
                 yield rank, self._rows[rank, number].item()
 
-    def give_back(self) -> None:
-        self._counts[0] = 1
-
-    @property
-    def given_back(self) -> bool:
-        return bool(self._counts[0])
-
     def new_sight(self) -> list[int]:
-        return [0] * self._columns
+        return [0] * len(self._counts)
 
 
 class Shelf:
@@ -139,15 +130,11 @@ class Shelf:
             self._seen[self._rank] += 1
 
     def refresh(self) -> bool:
-        """Take in what other ranks published, if anything; True where there was something, or all was given back."""
+        """Take in what other ranks published, if anything; True where there was something."""
         now = self.board.generation()
         if now == self._generation:
             return False
         with self._lock:
-            if self.board.given_back:
-                self.clear()
-                self._generation = now
-                return True
             complete = True
             for rank, row in list(self.board.posted(self._seen)):
                 if not self._reach(rank, row):
@@ -182,11 +169,6 @@ class Shelf:
         """Find nothing any more; memory goes with the last value that was handed out."""
         with self._lock:
             self._state = ({}, [])
-
-    def give_back(self) -> None:
-        """Clear the shelves of all ranks, for good."""
-        self.board.give_back()
-        self.clear()
 
 
 _shelves: weakref.WeakSet[Shelf] = weakref.WeakSet()

@@ -9,8 +9,8 @@ a staged dataset      its limit, or what the host can really give     the last p
 all unified caches    their limit, or 80 % of what the host can give  SimpleTuner itself can grow
 both, in one pool     what half of all memory leaves them together    the GPU, which lives in it, has the other half
 each cache            its need, small entries first                   a hit saves most where entries are small
-a checkpoint          what its memory file system has free, less      what is held for speed is not given back for it
-                      the low mark below
+a checkpoint          what its memory file system has free, less      the run can grow
+                      3 % of the host
 pictures in flight    their limit, or a fifth of what is free         data sets and caches come first
 idle batch buffers    2 GiB                                           a large bucket does not keep its buffers for ever
 model state in Grace  so many times HBM, within its rank's share      a run ends with an error, not with a kill
@@ -19,9 +19,6 @@ saved activations     their limit, or half of what is free, by ranks  optimizer 
 the same, in HBM      what is free, less a step's needs and a reserve nothing else is pushed out
 the doctor's trial    so many times HBM, in 90 % of all memory        a question never takes the machine down
 ====================  ==============================================  ==========================================
-
-Below ``low_mark`` of available host memory, what is held for speed alone is given back. Where CPU and GPU share a
-pool (GB10), a run that has nothing left to give back ends below ``end_mark``: such a machine freezes rather than kills.
 """
 
 from __future__ import annotations
@@ -68,8 +65,7 @@ TRIAL_SHARE = 0.9
 LOW_SHARE = 0.03
 LOW_AT_MOST = 8 * GIB
 LOW_AT_LEAST = 256 * MIB
-END_SHARE = 0.02
-"""Of a single pool: below the mark at which caches are given back, above the point at which nothing responds."""
+"""Of available host memory that a checkpoint in memory leaves to the run."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +156,8 @@ def pictures_allowance(limit_gb: float | None, host: HostMemory, ranks: int) -> 
 
 
 def low_mark(total: int) -> int:
-    """Available memory below which we give back: 3 % of what there is, within bounds that make sense."""
+    """Available memory that counts as low: 3 % of what there is, within bounds that make sense."""
     return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
-
-
-def end_mark(total: int) -> int:
-    """Available memory of a single pool below which a run ends by itself."""
-    return min(LOW_AT_MOST // 2, max(LOW_AT_LEAST // 2, int(total * END_SHARE)))
 
 
 # -- device memory -----------------------------------------------------------------------------------------

@@ -260,11 +260,6 @@ def _ramp(ramp: Mapping[str, Any]) -> Iterator[Line]:
     yield "batch ramp", f"effective batch {grown}; {counted(ramp['samples'], 'sample')}"
 
 
-def _pressure(pressure: Mapping[str, Any]) -> Iterator[Line]:
-    if given := pressure.get("given_back"):
-        yield "memory", f"low {counted(len(given), 'time')}; caches released what they could"
-
-
 def _weights(weights: Mapping[str, Any]) -> Iterator[Line]:
     if weights.get("blocks"):
         brought, size = format_bytes(weights["streamed"]), format_bytes(weights["bytes"])
@@ -312,6 +307,5 @@ FEATURE_LINES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
     "gradients": _gradients,
     "activations": _activations,
     "checkpoints": _checkpoints,
-    "pressure": _pressure,
 }
 """What a feature's part of the summary says to people, in the order in which data goes through them."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from simpletuner_gh200.config.settings import Settings
     from simpletuner_gh200.memory.allocate import SlabRecord
-    from simpletuner_gh200.memory.pressure import Relief
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.runtime import Runtime
 
@@ -70,10 +69,6 @@ class Feature:
     def telemetry(self) -> Mapping[str, Any]:
         """Numbers for the record of every step."""
         return {}
-
-    def memory_relief(self) -> list[Relief]:
-        """What it holds for speed alone and could give back under memory pressure."""
-        return []
 
     def memory_to_come(self) -> int:
         """Host bytes that it was promised and has not taken yet."""

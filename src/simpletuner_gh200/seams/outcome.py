@@ -30,8 +30,6 @@ class RunOutcome:
     output_dir: str | None = None
     exit_code: int = 1
     """What the process returns unless the run completed."""
-    ended_by_us: bool = False
-    """We interrupt the main thread ourselves where a run must end: that is no word of the user's."""
 
     def fail(self, failure: BaseException) -> None:
         """The reason is the failure's own words; where a full disk is behind it, that comes last."""
@@ -42,14 +40,8 @@ class RunOutcome:
         if cause is not None:
             self.reason = f"{self.reason}\n  cause: {cause}"
 
-    def end(self, failure: BaseException) -> None:
-        """Fail, for a reason that no interrupt which follows from it may replace."""
-        self.fail(failure)
-        self.ended_by_us = True
-
     def interrupt_by_user(self) -> None:
-        if not self.ended_by_us:
-            self.interrupt("interrupted by the user")
+        self.interrupt("interrupted by the user")
 
     def interrupt(self, reason: str, exit_code: int = 128 + signal.SIGINT) -> None:
         self.status, self.reason, self.exit_code = "interrupted", reason, exit_code

@@ -142,7 +142,7 @@ def _note_stop(runtime: Runtime, stopped: SystemExit) -> None:
     outcome = runtime.outcome
     if outcome.status in {"not started", "training"}:
         outcome.status, outcome.reason = "failed", f"SimpleTuner left with exit code {stopped.code}"
-    if isinstance(stopped.code, int) and stopped.code and not outcome.ended_by_us:
+    if isinstance(stopped.code, int) and stopped.code:
         outcome.exit_code = stopped.code
 
 

@@ -60,7 +60,6 @@ FEATURES: dict[str, FeatureInfo] = {
     "activations": FeatureInfo("saved activations in Grace instead of recomputing"),
     "weights": FeatureInfo("weights of blocks in Grace, in HBM ahead of their use"),
     "gradients": FeatureInfo("gradients in Grace"),
-    "pressure": FeatureInfo("memory given back before the kernel takes it"),
 }
 
 

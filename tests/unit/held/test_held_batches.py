@@ -68,7 +68,7 @@ def test_a_batch_that_is_left_to_simpletuner_is_counted_with_the_reason(cache, h
     assert way.compute_latents([square, wide], "x") is None
     assert way.compute_latents([square, str(tmp_path / "not made yet.pt")], "x") is None
     assert cache.statistics.declined == {"latents of different shapes or types": 1, "an entry is not held": 1}
-    assert (cache.statistics.hits.value, cache.statistics.misses.value) == (0, 1), "what SimpleTuner encodes on demand"
+    assert (cache.statistics.hits, cache.statistics.misses) == (0, 1), "what SimpleTuner encodes on demand"
 
 
 def test_embeds_that_are_joined_here_are_counted_for_their_cache(cache, held):
@@ -76,10 +76,10 @@ def test_embeds_that_are_joined_here_are_counted_for_their_cache(cache, held):
     outputs = [{"prompt_embeds": torch.randn(1, 7, 4)} for _ in range(3)]
     joined = batch_path(cache, text_caches=[cache]).collating(model).collate_prompt_embeds(outputs)
     assert torch.equal(joined["prompt_embeds"], torch.cat([output["prompt_embeds"] for output in outputs]))
-    assert cache.statistics.batched.value == 3
+    assert cache.statistics.batched == 3
     outputs[1]["prompt_embeds"] = torch.randn(1, 9, 4)
     assert batch_path(cache, text_caches=[cache]).collating(model).collate_prompt_embeds(outputs) == {}
-    assert cache.statistics.batched.value == 3, "that one SimpleTuner joins"
+    assert cache.statistics.batched == 3, "that one SimpleTuner joins"
 
 
 def test_unlike_tensors_are_not_batched(cache, held):

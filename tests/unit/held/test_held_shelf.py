@@ -64,16 +64,6 @@ def test_a_pack_is_added_for_one_rank_alone() -> None:
     assert payload(one, "a") == b"1" and not other.refresh()
 
 
-def test_given_back_is_given_back_by_all_ranks() -> None:
-    one, other = two_ranks()
-    one.publish(segment_of(a=b"1"))
-    other.refresh()
-    other.give_back()
-    assert payload(other, "a") is None
-    one.refresh()
-    assert payload(one, "a") is None and one.segments == []
-
-
 def test_another_process_attaches_by_the_board_and_reads_on_when_its_maker_has_gone() -> None:
     board = Board.create(2)
     ready, go = os.pipe(), os.pipe()

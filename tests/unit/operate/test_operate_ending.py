@@ -44,7 +44,6 @@ def summary(tmp_path: Path) -> dict[str, Any]:
                 "text": {"hits": 0, "misses": 0, "entries": 0, "bytes": 0},
             },
             "ramp": {"changes": [{"step": 0, "effective": 2}, {"step": 9, "effective": 8}], "samples": 70},
-            "pressure": {"given_back": []},
         },
     }
 

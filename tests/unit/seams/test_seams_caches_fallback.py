@@ -90,4 +90,4 @@ def test_an_entry_that_fails_is_read_from_its_file(tmp_path, cache):
     served = ServedBackend(backend, [Route(str(tmp_path), cache)])
     loaded = served._load(backend.torch_load, backend, (str(file),), {})
     assert torch.equal(loaded, torch.ones(3))
-    assert (cache.statistics.misses.value, cache.statistics.fallbacks) == (1, FAILED)
+    assert (cache.statistics.misses, cache.statistics.fallbacks) == (1, FAILED)

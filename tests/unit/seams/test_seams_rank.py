@@ -14,7 +14,7 @@ import pytest
 from simpletuner_gh200.errors import DatasetTooLarge, UsageError
 from simpletuner_gh200.seams import outcome as outcomes
 from simpletuner_gh200.seams import rank
-from simpletuner_gh200.seams.features import pressure
+from simpletuner_gh200.seams.features import telemetry
 from simpletuner_gh200.seams.outcome import MARK, disk_full, how_to_run_without, mark
 from simpletuner_gh200.seams.runtime import Launch, RunOutcome, Runtime
 from simpletuner_gh200.upstream.features import ON
@@ -61,34 +61,6 @@ def test_a_second_interrupt_does_not_disturb_the_closing(tmp_path, monkeypatch):
     runtime, _said = train(tmp_path, INTERRUPTED, monkeypatch)
     assert closed == ["to its end"]
     assert runtime.outcome.status == "interrupted"
-
-
-@pytest.mark.parametrize(
-    "swallowed", ["", "except KeyboardInterrupt: pass", "except KeyboardInterrupt: raise SystemExit(130)"]
-)
-def test_a_run_that_we_end_is_not_interrupted_by_the_user(tmp_path, monkeypatch, swallowed):
-    """The pressure feature ends it from its thread where no batch comes: with an interrupt of the main thread."""
-    monkeypatch.setattr(pressure, "PATIENCE_SECONDS", 0.0)
-    feature = pressure.PressureFeature()
-    monkeypatch.setattr(rank, "_test_feature", feature, raising=False)
-    script = f"""
-import threading, time
-from simpletuner_gh200.seams import outcome as outcomes
-from simpletuner_gh200.seams import rank
-try:
-    threading.Thread(target=rank._test_feature._end_run, args=(1 << 30,)).start()
-    time.sleep(20)
-{swallowed or "finally: pass"}
-"""
-    file = tmp_path / "train.py"
-    file.write_text(script)
-    monkeypatch.setattr("sys.argv", ["test"])
-    runtime = feature.runtime = Runtime(Launch())
-    with rank._Interrupts(hush=False) as interrupts:
-        rank._train(file, runtime, [], str)
-        interrupts.note(runtime)
-    assert (runtime.outcome.status, runtime.outcome.exit_code) == ("failed", 1)
-    assert "before the machine freezes" in runtime.outcome.reason
 
 
 def test_an_ignored_interrupt_stays_ignored(tmp_path, monkeypatch):
@@ -139,7 +111,7 @@ def test_a_run_under_gh200_train_tells_its_summary_over_the_line():
 def ended_in(output, *, on: bool = True, **outcome) -> Runtime:
     runtime = Runtime(Launch())
     runtime.outcome = RunOutcome(output_dir=str(output), **outcome)
-    runtime._on = (pressure.FEATURE(),) if on else ()
+    runtime._on = (telemetry.FEATURE(),) if on else ()
     return runtime
 
 
@@ -150,7 +122,7 @@ def test_the_summary_is_in_the_output_folder_however_the_run_ended(tmp_path, mon
     runtime._on[0].summary = lambda: {"share": float("nan"), "where": tmp_path, "by_step": {3: 1}}
     runtime.close()
     left = json.loads(file.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert (left["status"], left["details"]["pressure"]["share"]) == ("failed", None)
+    assert (left["status"], left["details"]["telemetry"]["share"]) == ("failed", None)
     assert "was refused" in left["reason"] and "hf_abc" not in left["reason"]
     runtime.outcome.interrupt_by_user()  # found out after the closing
     rank._leave_summary(runtime)

@@ -112,12 +112,10 @@ def _train(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any
         outcome.interrupt(str(written), TRY_AGAIN)
         raise
     except KeyboardInterrupt:
-        if outcome.status != "failed":  # else a feature of ours had to end the run, and has said why
-            outcome.interrupt_by_user()
+        outcome.interrupt_by_user()
         raise
     except SystemExit as stopped:
-        if not outcome.ended_by_us:
-            outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
+        outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
         raise
     except Exception as failure:
         runtime.failed(failure)

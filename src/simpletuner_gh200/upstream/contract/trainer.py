@@ -68,7 +68,7 @@ SPECS = (
     seam(
         "trainer.train",
         f"{TRAINER}:Trainer.train(self)",
-        "ramp, batch_path, telemetry, state, weights, gradients, pressure, prefetch, preemption: the whole loop",
+        "ramp, batch_path, telemetry, state, weights, gradients, prefetch, preemption: the whole loop",
         # The accumulation is changed between two of its entries, never inside one.
         fact("ramp: one accumulation block", with_block("self.accelerator.accumulate")),
         # A value changed at a closed window is right everywhere in the loop.

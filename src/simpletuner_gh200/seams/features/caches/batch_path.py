@@ -136,9 +136,8 @@ class BatchPath:
         if batch is None:
             cache.statistics.decline("no room on the device")
             return None
-        for _ in entries:
-            cache.statistics.hits.add()
-            cache.statistics.batched.add()
+        cache.statistics.hits += len(entries)
+        cache.statistics.batched += len(entries)
         if self._latents.on_device and all(entry.address is not None for entry in entries):
             self._under_way.put(batch, (cache, time.monotonic()))
         self._unstacked.put(batch, batch)  # collate asks for its stack next
@@ -190,7 +189,7 @@ class BatchPath:
     def _join(self, outputs: Sequence[Any]) -> dict[str, torch.Tensor]:
         joined = join_embeds(outputs, self._embeds)
         if "prompt_embeds" in joined and len(self._text_caches) == 1:  # of several nobody knows which it was
-            self._text_caches[0].statistics.batched.add_many(len(outputs))
+            self._text_caches[0].statistics.batched += len(outputs)
         elif "prompt_embeds" not in joined and "prompt_embeds" in outputs[0]:
             _of_first(self._text_caches)("embeds of different shapes or types")
         return joined
@@ -247,7 +246,7 @@ def _count_what_is_yet_to_be_made(cache: HeldCache, paths: Sequence[str]) -> Non
     """With ``vae_cache_ondemand`` SimpleTuner encodes what has no file, and asks no backend for it that could count."""
     for path in paths:
         if not os.path.exists(path):
-            cache.statistics.misses.add()
+            cache.statistics.misses += 1
 
 
 def _in_its_container(entry: Found, row: torch.Tensor) -> Any:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
 from simpletuner_gh200.memory.background import waits_for_first_step
 from simpletuner_gh200.memory.driver.detect import current
 from simpletuner_gh200.memory.lane import Copier, CudaLane
-from simpletuner_gh200.memory.pressure import Relief
 from simpletuner_gh200.memory.sharing import NodeGroup
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend, ServedGrounding
@@ -105,7 +103,7 @@ class CachesFeature(Feature):
 
     def before_train(self, trainer: Any) -> None:
         self._first_step = int(trainer.state.get("global_step", 0))
-        self._at_start = {name: cache.statistics.misses.value for name, cache in self._all().items()}
+        self._at_start = {name: cache.statistics.misses for name, cache in self._all().items()}
 
     def rebuild_cache(self, cache: Any) -> None:
         held = self._held.get(id(cache))
@@ -118,7 +116,7 @@ class CachesFeature(Feature):
         if self.batch_path is not None:
             self.batch_path.used(batch.get("latents"))
         if self._copier is not None:
-            # A cache that was given back or rebuilt copies no more: what its last copies read would stay held.
+            # A cache that was rebuilt copies no more: what its last copies read would stay held.
             self._copier.let_go()
         return batch
 
@@ -131,13 +129,6 @@ class CachesFeature(Feature):
 
     def _all(self) -> Mapping[str, HeldCache]:
         return self._caches.caches if self._caches is not None else {}
-
-    def memory_relief(self) -> list[Relief]:
-        """What is held for speed alone: SimpleTuner's own files have it all, so giving it back costs only time."""
-        return [
-            Relief(f"cache {name}", partial(getattr, cache, "held_bytes"), cache.give_back)
-            for name, cache in self._all().items()
-        ]
 
     def memory_to_come(self) -> int:
         return self._caches.memory_to_come if self._caches is not None else 0
