@@ -102,15 +102,7 @@ EMBEDS: Changes = {
     "default": [False, UNSET],
     "disabled": [True],
 }
-ESCAPES = {
-    "option:attention_mechanism=xformers": "xformers is looked for when the model is there",
-    "option:lora_init_type=loftq": "peft judges it when the adapter is made",
-    'option:tread_config={"routes": 3}': "the model judges it",
-    "option:distillation_method=dcm": "the distiller is made for a model",
-    "dataset:conditioning_type=mask": "datasets are connected after their files were listed",
-    "dataset:conditioning_type=foo": "datasets are connected after their files were listed",
-    "dataset:minimum_aspect_ratio=2.0": "buckets are dropped after their files were listed",
-}
+ESCAPES: dict[str, str] = {}
 
 
 def mutations() -> Iterator[Any]:
@@ -141,7 +133,7 @@ def refused(workbench: Any) -> list[str]:
         "import json; from pathlib import Path\n"
         "from simpletuner_gh200.errors import GH200Error\n"
         "from simpletuner_gh200.operate import preflight\n"
-        "from simpletuner_gh200.seams.rules import refusals\n"
+        "from simpletuner_gh200.seams.rules.configuration import refusals\n"
         "from simpletuner_gh200.upstream.rules import problem\n"
         "def asked(values, datasets, ranks, options, say):\n"
         "    found = list(refusals(values, datasets, ranks))\n"

@@ -35,7 +35,7 @@ def refusals(workbench: Any, values: dict[str, Any], dataset: dict[str, Any]) ->
     workbench.configure(dataset=dataset, **values)
     project = workbench.project
     code = (
-        "import json; from pathlib import Path; from simpletuner_gh200.seams.rules import refusals;"
+        "import json; from pathlib import Path; from simpletuner_gh200.seams.rules.configuration import refusals;"
         f"values = json.loads(Path({str(project.config)!r}).read_text());"
         f"datasets = json.loads(Path({str(project.datasets)!r}).read_text());"
         "Path('answer.json').write_text(json.dumps(list(refusals(values, datasets, 1))))"

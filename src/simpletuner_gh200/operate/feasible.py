@@ -51,7 +51,7 @@ def infeasible(training: Training) -> Iterator[Problem]:
         if text.startswith(("/", "./", "../")) and not os.path.exists(text):
             yield Problem(key, f"{text!r}: no such file", "correct the path, or leave it out")
     for dataset in training.enabled():
-        yield from _dataset(dataset, {other.id for other in training.enabled()})
+        yield from _dataset(dataset)
     sizes, unreadable = read_sizes(training.effective, training.job.ranks)
     if not unreadable:
         yield from _without_length(training, sizes)
@@ -79,7 +79,7 @@ def _outside(where: str, value: object, least: float, most: float) -> Iterator[P
         )
 
 
-def _dataset(dataset: Dataset, ids: set[str]) -> Iterator[Problem]:
+def _dataset(dataset: Dataset) -> Iterator[Problem]:
     entry, where = dataset.entry, dataset.where
     if not isinstance(entry.get("id", ""), str):
         yield Problem(f"{where}.id", "not a text", f'write "{entry["id"]}"')
@@ -92,9 +92,6 @@ def _dataset(dataset: Dataset, ids: set[str]) -> Iterator[Problem]:
     if dataset.dealt:
         yield from _resolution(dataset)
         yield from _instance_prompt(dataset)
-    for name in _listed(entry.get("conditioning_data")):
-        if name not in ids:
-            yield Problem(f"{where}.conditioning_data", f"{name!r}: no dataset that is on has that id")
 
 
 def _resolution(dataset: Dataset) -> Iterator[Problem]:
@@ -118,10 +115,6 @@ def _instance_prompt(dataset: Dataset) -> Iterator[Problem]:
     if asking and not given.get("instance_prompt"):
         what = f"{asking[0]} {given[asking[0]]!r} needs an instance_prompt, which is not set"
         yield Problem(f"{dataset.where}.{asking[0]}", what)
-
-
-def _listed(value: object) -> list[str]:
-    return [str(name) for name in value] if isinstance(value, list | tuple) else [str(value)] if value else []
 
 
 def _without_length(training: Training, sizes: Sizes) -> Iterator[Problem]:

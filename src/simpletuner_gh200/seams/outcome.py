@@ -47,6 +47,43 @@ class RunOutcome:
         self.status, self.reason, self.exit_code = "interrupted", reason, exit_code
 
 
+# -- does SimpleTuner refuse the configuration? ----------------------------------------------------------------
+
+REFUSING = (ValueError, KeyError, TypeError, NotImplementedError, OSError, ModuleNotFoundError, SystemExit)
+"""Exceptions by which it does so; many of them say other things too."""
+
+NETWORK = frozenset({"huggingface_hub", "httpx", "httpcore", "requests", "urllib3", "socket"})
+"""Modules whose exceptions say that a hub could not be reached: that is no answer. diffusers says so by an OSError."""
+
+
+LONGEST = 300
+
+
+def refusal(failure: BaseException) -> str | None:
+    """SimpleTuner's words for what is wrong, in a line; None where ``failure`` is about something else."""
+    first = innermost_of(failure)
+    words = str(first).strip()
+    if type(first) is OSError or type(first).__module__.partition(".")[0] in NETWORK or "meta tensor" in words:
+        return None
+    if isinstance(first, KeyError):
+        return f"it has no {words}"
+    # Of a traceback in its words, as its parser's, the end says what is wrong.
+    return words.splitlines()[-1].strip() if "Traceback (" in words else innermost(failure)
+
+
+def innermost(failure: BaseException) -> str:
+    """The exception that was first, in a line: lazy imports, transformers' for one, hide it behind their own."""
+    failure = innermost_of(failure)
+    words = " ".join(str(failure).split()).removesuffix(f" ({getattr(failure, 'path', None)})")
+    return f"{type(failure).__name__}: {words}"[:LONGEST]
+
+
+def innermost_of(failure: BaseException) -> BaseException:
+    while deeper := failure.__cause__ or (None if failure.__suppress_context__ else failure.__context__):
+        failure = deeper
+    return failure
+
+
 # -- whose bug may it be? -----------------------------------------------------------------------------------
 
 MARK = "gh200: simpletuner-gh200"

@@ -20,14 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from simpletuner_gh200.seams.outcome import innermost
 from simpletuner_gh200.upstream import syntax
 from simpletuner_gh200.upstream.importing import dataset_words, words_in
 from simpletuner_gh200.upstream.option_table import TABLES, Kind, Media, ModelFamily, Option, OptionTable
 
 TRAINER = "simpletuner.helpers.training.trainer"
 """What ``train.py`` of every release imports, and through it nearly all of SimpleTuner."""
-
-LONGEST = 300
 
 
 def probe() -> dict[str, Any]:
@@ -40,19 +39,6 @@ def probe() -> dict[str, Any]:
         return {"cause": None, "options": TABLES.dump_python(read_options(), mode="json")}
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - told; a run can do without
         return {"cause": None, "unread": innermost(failure)}
-
-
-def innermost(failure: BaseException) -> str:
-    """The exception that was first, in a line: lazy imports, transformers' for one, hide it behind their own."""
-    failure = innermost_of(failure)
-    words = " ".join(str(failure).split()).removesuffix(f" ({getattr(failure, 'path', None)})")
-    return f"{type(failure).__name__}: {words}"[:LONGEST]
-
-
-def innermost_of(failure: BaseException) -> BaseException:
-    while deeper := failure.__cause__ or (None if failure.__suppress_context__ else failure.__context__):
-        failure = deeper
-    return failure
 
 
 # -- the options -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""SimpleTuner's own rules about a configuration: asked of SimpleTuner, in a process of its own (``seams/rules.py``).
+"""SimpleTuner's own rules about a configuration: asked of SimpleTuner, in a process of its own (``seams/rules``).
 
 So that the next release's rules come by themselves. It costs an import each time, which is why only ``gh200 config
 check`` asks: a start runs into the same rules some seconds later, in the rank, and would only be slower.

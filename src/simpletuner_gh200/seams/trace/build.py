@@ -115,7 +115,7 @@ def shortened(model: torch.nn.Module, runs: Mapping[str, Run], lengths: Mapping[
 def prepare(trainer: Any, made: torch.nn.Module) -> Any:
     """The component to be trained, adapters and checkpointing as configured; ``made`` is what loading gives."""
     foundation = trainer.model
-    with _loading_nothing(foundation, made):
+    with loading_nothing(foundation, made):
         trainer.init_load_base_model()
     trainer.init_freeze_models()
     with torch.device("meta"):
@@ -131,7 +131,7 @@ def prepare(trainer: Any, made: torch.nn.Module) -> Any:
 
 
 @contextlib.contextmanager
-def _loading_nothing(foundation: Any, made: torch.nn.Module) -> Iterator[None]:
+def loading_nothing(foundation: Any, made: torch.nn.Module) -> Iterator[None]:
     """Its class gives ``made``, and 4.x takes that for loaded although it is on ``meta``."""
     with contextlib.ExitStack() as patches:
         given = staticmethod(lambda *_args, **_kwargs: made)
