@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 MOST_STORAGES, STATUSES = 64, 8
-FILE_BYTES, TENSOR_FILE_BYTES = 8 * 9, 8 * (9 + 4 + MOST_STORAGES)
+FILE_BYTES, TENSOR_FILE_BYTES = 8 * 8, 8 * (8 + 4 + MOST_STORAGES)
 SCRATCH_BYTES = (256 << 10) + (64 << 10)
 
 
@@ -66,9 +66,9 @@ def read(library: ctypes.CDLL, folder: Path, names: list[str], room: int) -> Non
     named = b"".join(name.encode() + b"\0" for name in names)
     library.gh200_read_files(bytes(folder), named, len(names), buffer, ctypes.c_size_t(room), 0, files)
     for at, name in enumerate(names):
-        row = [int.from_bytes(files.raw[at * FILE_BYTES + 8 * word :][:8], "little") for word in range(9)]
+        row = [int.from_bytes(files.raw[at * FILE_BYTES + 8 * word :][:8], "little") for word in range(8)]
         if row[0] == 0:
-            assert buffer.raw[row[7] : row[7] + row[8]] == (folder / name).read_bytes()
+            assert buffer.raw[row[6] : row[6] + row[7]] == (folder / name).read_bytes()
 
 
 def main(library_path: str, isal_path: str, folder: str, rounds: int, seed: int) -> None:

@@ -19,8 +19,8 @@
 
 enum { TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED, STATUSES };
 
-struct look { /* how a file looks; ordinary: it has one name and is no link */
-    uint64_t plain, size, mtime_ns, ctime_ns, inode, ordinary;
+struct look { /* how a file looks */
+    uint64_t plain, size, mtime_ns, ctime_ns, inode;
 };
 
 struct file {
@@ -86,11 +86,7 @@ void gh200_look_at(int folder, const char *names, int count, struct look *looks)
     for (int at = 0; at < count; at++, names += strlen(names) + 1) {
         struct stat found;
         memset(looks + at, 0, sizeof *looks);
-        if (fstatat(folder, names, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
-        int link = S_ISLNK(found.st_mode);
-        if (link && fstatat(folder, names, &found, 0) != 0) continue;
-        note(looks + at, &found);
-        looks[at].ordinary = !link && found.st_nlink == 1;
+        if (fstatat(folder, names, &found, 0) == 0) note(looks + at, &found);
     }
 }
 
@@ -141,17 +137,14 @@ static int read_all(int fd, unsigned char *to, size_t size) {
     return done == size ? TAKEN : CHANGED;
 }
 
-/* Reads one file to the end of what the buffer holds. A link is told by opening, not by a look of its own. left: how many
- * names there are from this one on, which are fetched ahead where this one has to come from the disk. */
+/* Reads one file to the end of what the buffer holds. left: how many names there are from this one on, which are fetched
+ * ahead where this one has to come from the disk. */
 static int read_one(int folder, const char *name, int left, int give_back, struct room *room, struct file *file) {
     struct stat before, after;
-    int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK, fd = openat(folder, name, flags | O_NOFOLLOW);
-    int link = fd < 0 && errno == ELOOP, status = OTHER;
-    if (link) fd = openat(folder, name, flags);
+    int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK), status = OTHER;
     if (fd < 0) return errno == ENOENT ? GONE : OTHER;
     if (fstat(fd, &before) == 0 && S_ISREG(before.st_mode)) {
         note(&file->look, &before);
-        file->look.ordinary = !link && before.st_nlink == 1;
         file->content = room->used, file->content_size = file->look.size;
         if (!room->fetched && left % ASK_EVERY == 0 && is_cold(fd)) {
             fetch_ahead(folder, name, left);

@@ -36,9 +36,9 @@ NO_FILE = (1 << 64) - 1
 TAKEN, UNKNOWN, OTHER, DAMAGED, GONE, CHANGED, NO_ROOM, REFUSED = range(8)
 """What became of a file. Only what is TAKEN lies in the buffer to stay."""
 
-_LOOK = [(name, np.uint64) for name in ("plain", "size", "mtime_ns", "ctime_ns", "inode", "ordinary")]
+_LOOK = [(name, np.uint64) for name in ("plain", "size", "mtime_ns", "ctime_ns", "inode")]
 LOOK = np.dtype(_LOOK)
-"""How a file looks; all zero where there is none. ``ordinary``: it has one name and is no link."""
+"""How a file looks; all zero where there is none."""
 FILE_FIELDS = [("status", np.uint64), *_LOOK, ("content", np.uint64), ("content_size", np.uint64)]
 FILE = np.dtype(FILE_FIELDS)
 """A file that was read: how it looked, and where it lies in the buffer."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,8 +21,7 @@ from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.record import parse, tensor_maker, tensor_on
 from simpletuner_gh200.held.segment import FINITE, Bytes, DamagedEntry, Segment, key_of
 from simpletuner_gh200.held.shelf import Board, Shelf
-from simpletuner_gh200.held.source import Identity, Recognizer, Source, normal
-from simpletuner_gh200.held.watch import FolderWatch
+from simpletuner_gh200.held.source import Identity, Source, is_still, normal
 
 
 @dataclass
@@ -101,7 +99,7 @@ REMEMBER_FROM = 16 * 1024
 class Found:
     """An entry at hand, with the segment that holds its payload; that stays as long as this object lives."""
 
-    __slots__ = ("address", "finite", "layout", "length", "offset", "path", "row", "segment", "source", "vouched_for")
+    __slots__ = ("address", "finite", "layout", "length", "offset", "path", "row", "segment", "source")
 
     def __init__(self, path: str, segment: Segment, row: int) -> None:
         one = segment.rows[row]
@@ -114,8 +112,6 @@ class Found:
         looked = int(one["size"]), int(one["mtime_ns"]), int(one["inode"])
         self.source: Source | None = None if segment.is_pack else looked
         """How the file looked that was taken in; None until a pack's was recognised."""
-        self.vouched_for = False
-        """The file was looked at after a watch on its folder began."""
 
     @property
     def payload(self) -> Bytes:
@@ -142,10 +138,7 @@ class HeldCache:
         """Paths whose entries in packs turned out not to be what was written."""
         self.wish: Callable[[str], None] = lambda _path: None
         """Told of files that were asked for, or made, and are not held."""
-        self._recognizer = Recognizer()
         self._buffers = BufferPool()
-        self._watch = FolderWatch()
-        self._watching = threading.Lock()
         self._remembered: dict[str, Found] = {}
 
     @classmethod
@@ -172,12 +165,10 @@ class HeldCache:
         """Every normal path's entry, or None if one is missing. Counts nothing: the caller knows what became of it."""
         if self.shelf.refresh():
             self._remembered = {}
-        # Asked before entries are looked at: what the kernel tells of may have taken some away.
-        vouched = self._vouched()
         entries: list[Found] = []
         for path in paths:
             found = self._remembered.get(path) or self._look_up(path)
-            if found is None or not ((vouched and found.vouched_for) or self._check(found)):
+            if found is None or not self._check(found):
                 return None
             entries.append(found)
         return entries
@@ -196,36 +187,16 @@ class HeldCache:
             self._remembered[path] = found
         return found
 
-    def _vouched(self) -> bool:
-        """Does the kernel vouch for files that were looked at before? Those that it named are looked at again."""
-        if not self._watch.reliable:  # in a forked child, whose parent's threads may have had the lock, too
-            return False
-        with self._watching:
-            if self._watch.quiet():
-                return True
-            for path in self._watch.changed():
-                found = self._remembered.get(path)
-                if found is not None:
-                    self._check(found, watched=True)
-            return self._watch.reliable
-
-    def _check(self, found: Found, *, watched: bool = False) -> bool:
-        """Is the file as it was when its entry was taken? If not, the entry goes.
-
-        The watch begins before the file is looked at, so whatever happens to it afterwards is an event.
-        """
-        if not found.vouched_for and not watched and self._watch.reliable:
-            with self._watching:
-                watched = self._watch.covers(os.path.dirname(found.path))
-        now, ordinary = _look_at(found.path)
+    def _check(self, found: Found) -> bool:
+        """Is the file as it was when its entry was taken? If not, the entry goes."""
+        now = _look_at(found.path)
         if found.source is None:
             known = Identity(*found.segment.rows[found.row].item()[2:7])
-            found.source = now if self._recognizer.is_still(found.path, known) else None
+            found.source = now if is_still(found.path, known) else None
         if now is None or now != found.source:
             self.statistics.stale += 1
             self.forget(found.path)
             return False
-        found.vouched_for = found.vouched_for or (watched and ordinary)
         return True
 
     def get(self, path: Any) -> Any:
@@ -282,16 +253,12 @@ class HeldCache:
     def close(self) -> None:
         """Every lookup misses from now on; memory goes with the last value that was handed out."""
         self.drop()
-        self._watch.close()
 
 
-def _look_at(path: str) -> tuple[Source | None, bool]:
-    """How a file looks now, None where there is none; and whether a watch on its folder sees every change of it."""
+def _look_at(path: str) -> Source | None:
+    """How a file looks now; None where there is none."""
     try:
-        found = os.lstat(path)
-        ordinary = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-        if stat.S_ISLNK(found.st_mode):
-            found = os.stat(path)
+        found = os.stat(path)
     except OSError:
-        return None, False
-    return (found.st_size, found.st_mtime_ns, found.st_ino), ordinary
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -15,7 +15,7 @@ from simpletuner_gh200.held.listing import cache_files
 from simpletuner_gh200.held.pack_place import LOCK, MARKER, SUFFIX, PackPlace
 from simpletuner_gh200.held.packs import PackFolder, is_whole
 from simpletuner_gh200.held.segment import Segment, key_of
-from simpletuner_gh200.held.source import Recognizer
+from simpletuner_gh200.held.source import recognise_rows
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def _opened(cache: PackedCache, problems: list[str]) -> Iterator[tuple[Path, Seg
 def describe(cache: PackedCache) -> dict[str, Any]:
     """Entries, bytes and packs, and how many entries a start would take."""
     problems: list[str] = []
-    recognizer, segments = Recognizer(), [segment for _, segment in _opened(cache, problems)]
-    fresh = sum(sum(recognizer.recognise_rows(segment, range(len(segment)))) for segment in segments)
+    segments = [segment for _, segment in _opened(cache, problems)]
+    fresh = sum(sum(recognise_rows(segment, range(len(segment)))) for segment in segments)
     return {
         "name": cache.name,
         "source": cache.source,

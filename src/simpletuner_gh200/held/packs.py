@@ -26,7 +26,7 @@ from simpletuner_gh200.held.segment import (
     SegmentWriter,
     UntrustedSegment,
 )
-from simpletuner_gh200.held.source import Identity, Recognizer, identify, identities
+from simpletuner_gh200.held.source import Identity, identify, identities, recognise_rows
 from simpletuner_gh200.units import format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -87,7 +87,6 @@ class PackFolder:
         self.notes: list[str] = []
         """Packs that can't be read, and why."""
         self._keep_free = keep_free
-        self._recognizer = Recognizer()
         self._names: dict[str, int] = {}
         """Every pack that was there, with its inode."""
         self._others: list[str] = []
@@ -145,7 +144,7 @@ class PackFolder:
                 if stop():
                     return
                 some = waiting[first : first + MOST_ENTRIES].tolist()
-                alive = self._recognizer.recognise_rows(pack.segment, some)
+                alive = recognise_rows(pack.segment, some)
                 pack.states[some] = np.where(alive, ALIVE, CHANGED)
                 for row in some if closely else ():
                     if not is_whole(pack.segment, row):
@@ -285,7 +284,7 @@ class PackFolder:
             segment = place.pack(name)
         except (OSError, CacheError):
             return False
-        return not any(self._recognizer.recognise_rows(segment, range(len(segment))))
+        return not any(recognise_rows(segment, range(len(segment))))
 
 
 def _same(packed: np.void, held: np.void) -> bool:

@@ -18,7 +18,6 @@ import xxhash
 
 from simpletuner_gh200.held.segment import Segment
 from simpletuner_gh200.held.tensor_files import look_at
-from simpletuner_gh200.held.watch import keeps_change_times
 from simpletuner_gh200.memory.regular_files import open_regular
 
 SECOND_NS = 1_000_000_000
@@ -78,51 +77,38 @@ def identities(segment: Segment, rows: Iterable[int]) -> list[Identity]:
     return [Identity(*row[2:7]) for row in segment.rows[list(rows)].tolist()]
 
 
-class Recognizer:
-    """Tells whether files are those that were packed. Asks each folder's file system once."""
+def is_still(path: str, known: Identity) -> bool:
+    """Is a file the one with that identity?
 
-    def __init__(self) -> None:
-        self._trusted: dict[str, bool] = {}
+    Where only inode or change time differ, as after a copy or a ``chmod``, the checksums in the file decide. They do
+    too where the change time is in whole seconds, as in images that are made to come out alike.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    if (found.st_size, found.st_mtime_ns) != known[:2] or not stat.S_ISREG(found.st_mode):
+        return False
+    if (found.st_ctime_ns, found.st_ino) == known[2:4] and found.st_ctime_ns % SECOND_NS != 0:
+        return True
+    now = identify(path)
+    return now is not None and now[:2] == known[:2] and now.fingerprint == known.fingerprint
 
-    def is_still(self, path: str, known: Identity) -> bool:
-        """Is a file the one with that identity?
 
-        Where only inode or change time differ, as after a copy or a ``chmod``, or where the latter can be made up, the
-        checksums in the file decide. Images that are made to come out alike have change times in whole seconds.
-        """
-        try:
-            found = os.stat(path)
-        except OSError:
-            return False
-        if (found.st_size, found.st_mtime_ns) != known[:2] or not stat.S_ISREG(found.st_mode):
-            return False
-        untouched = (found.st_ctime_ns, found.st_ino) == known[2:4] and found.st_ctime_ns % SECOND_NS != 0
-        if untouched and self._trusts(path.rpartition("/")[0]):
-            return True
-        now = identify(path)
-        return now is not None and now[:2] == known[:2] and now.fingerprint == known.fingerprint
+def recognise(entries: Sequence[tuple[str, Identity]]) -> list[bool]:
+    """The same of many files, which are looked at in one go."""
+    looks = look_at([path for path, _ in entries])
+    known = np.array([identity[:4] for _, identity in entries], _KNOWN)
+    untouched = looks["plain"].astype(bool) & (looks["ctime_ns"] % SECOND_NS != 0)
+    for name in _KNOWN.names or ():
+        untouched &= looks[name] == known[name].astype(np.uint64)
+    return [same or is_still(*entry) for entry, same in zip(entries, untouched.tolist(), strict=True)]
 
-    def recognise(self, entries: Sequence[tuple[str, Identity]]) -> list[bool]:
-        """The same of many files, which are looked at in one go."""
-        looks = look_at([path for path, _ in entries])
-        known = np.array([identity[:4] for _, identity in entries], _KNOWN)
-        untouched = looks["plain"].astype(bool) & (looks["ctime_ns"] % SECOND_NS != 0)
-        for name in _KNOWN.names or ():
-            untouched &= looks[name] == known[name].astype(np.uint64)
-        return [
-            (same and self._trusts(path.rpartition("/")[0])) or self.is_still(path, identity)
-            for (path, identity), same in zip(entries, untouched.tolist(), strict=True)
-        ]
 
-    def recognise_rows(self, segment: Segment, rows: Iterable[int]) -> list[bool]:
-        """The same of entries of a pack."""
-        rows = list(rows)
-        return self.recognise(list(zip(map(segment.path, rows), identities(segment, rows), strict=True)))
-
-    def _trusts(self, folder: str) -> bool:
-        if folder not in self._trusted:
-            self._trusted[folder] = keeps_change_times(folder)
-        return self._trusted[folder]
+def recognise_rows(segment: Segment, rows: Iterable[int]) -> list[bool]:
+    """The same of entries of a pack."""
+    rows = list(rows)
+    return recognise(list(zip(map(segment.path, rows), identities(segment, rows), strict=True)))
 
 
 def fingerprint(fd: int, size: int) -> int:

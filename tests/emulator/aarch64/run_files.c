@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 struct row {
-    uint64_t status, plain, size, mtime_ns, ctime_ns, inode, ordinary, content, content_size;
+    uint64_t status, plain, size, mtime_ns, ctime_ns, inode, content, content_size;
 };
 
 int gh200_list_folder(int, const char *, int, char *, size_t, char *, size_t *, uint64_t *);

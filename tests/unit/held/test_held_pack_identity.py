@@ -15,7 +15,7 @@ import torch
 from simpletuner_gh200.held import source
 from simpletuner_gh200.held.cache import MISSING
 from simpletuner_gh200.held.packs import PackFolder
-from simpletuner_gh200.held.source import Recognizer, fingerprint, identify, identities
+from simpletuner_gh200.held.source import identify, identities, recognise
 from simpletuner_gh200.seams.features.caches.found import made_by
 from tests.unit.held.conftest import filled, packed_at
 
@@ -93,21 +93,6 @@ def test_a_file_that_is_untouched_is_not_opened(packed, monkeypatch):
     assert load(folder)[1]["entries"] == COUNT
 
 
-def test_inode_and_change_time_count_for_nothing_where_the_file_system_makes_them_up(tmp_path, monkeypatch):
-    """As in an image made to come out alike: made anew with another VAE, everything agrees but the bytes."""
-    path = str(tmp_path / "0.pt")
-    write(path, 1)
-    old = identify(path)
-    write(path, 2, in_place=True)
-    known = old._replace(ctime_ns=os.stat(path).st_ctime_ns)
-    assert Recognizer().recognise([(path, known)]) == [True], "here the file system is to be believed"
-    monkeypatch.setattr(source, "keeps_change_times", lambda fd: False)
-    assert Recognizer().recognise([(path, known)]) == [False]
-    with open(path, "rb") as file:
-        new = fingerprint(file.fileno(), known.size)
-    assert Recognizer().recognise([(path, known._replace(fingerprint=new))]) == [True]
-
-
 def test_change_times_of_whole_seconds_are_not_believed(packed, monkeypatch):
     """An image made to come out alike: size, times and inode are the very same, the content is another VAE's."""
     folder, paths, form = packed
@@ -130,7 +115,7 @@ def test_change_times_of_whole_seconds_are_not_believed(packed, monkeypatch):
         return looks
 
     monkeypatch.setattr(source, "look_at", as_in_the_image)
-    assert Recognizer().recognise(known) == [False] * COUNT
+    assert recognise(known) == [False] * COUNT
 
 
 def test_entries_of_another_configuration_are_left_alone_and_not_served(packed):
@@ -201,7 +186,7 @@ def test_files_are_recognised_as_what_they_were(tmp_path):
         file.write(b"CONTENT")
     os.utime(paths[5], ns=(times.st_atime_ns, times.st_mtime_ns))
     entries = list(zip(paths, known, strict=True))
-    assert Recognizer().recognise(entries) == [True, False, False, True, True, False, True]
+    assert recognise(entries) == [True, False, False, True, True, False, True]
 
 
 def test_any_number_that_a_file_system_gives_is_compared(tmp_path, saved):
@@ -211,5 +196,5 @@ def test_any_number_that_a_file_system_gives_is_compared(tmp_path, saved):
     identity = identify(path)
     assert identity is not None and identity.mtime_ns < 0
     copied = identity._replace(inode=(1 << 64) - 3)
-    assert Recognizer().recognise([(path, identity), (path, copied)]) == [True, True]
+    assert recognise([(path, identity), (path, copied)]) == [True, True]
     assert filled(path).find(path) is not None
