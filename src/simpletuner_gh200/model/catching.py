@@ -9,7 +9,7 @@ steps) is swept up; a sweep that finds every tensor where it was ends there.
 
 from __future__ import annotations
 
-import weakref
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from simpletuner_gh200.memory.nested import tensors_in
 from simpletuner_gh200.memory.pool.pool import PoolState, Share, out_of_pool
@@ -56,41 +57,46 @@ class HostPool:
     def __init__(self, limit: int, why: str = "") -> None:
         self._limit = limit
         self._why = why
-        self._blocks: dict[int, int] = {}
-        """Of every block that is alive: address -> bytes."""
-        # Plain numbers: a block may go at any allocation, in the middle of whatever is counted.
-        self._held = self._peak = self._allocations = self._refused = 0
+        self._blocks: dict[int, tuple[StorageWeakRef, int]] = {}
+        """Address -> the block's storage and its bytes; what has gone is dropped when the rest is counted."""
+        self._lock = threading.RLock()
+        """Gradients are taken in by autograd's threads."""
+        self._peak = self._allocations = self._refused = 0
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         size = size_of(tensor)
-        if self._held + size > self._limit:
-            self._refused += 1
-            raise torch.OutOfMemoryError(out_of_pool(size, self.state(), self._why))
-        fresh = like(tensor)
-        storage = fresh.untyped_storage()
-        self._blocks[storage.data_ptr()] = size
-        self._held += size
-        self._allocations += 1
-        self._peak = max(self._peak, self._held)
-        weakref.finalize(storage, self._gone, storage.data_ptr())
+        with self._lock:
+            held = self._held()
+            if held + size > self._limit:
+                self._refused += 1
+                raise torch.OutOfMemoryError(out_of_pool(size, self.state(), self._why))
+            fresh = like(tensor)
+            storage = fresh.untyped_storage()
+            self._blocks[storage.data_ptr()] = StorageWeakRef(storage), size
+            self._allocations += 1
+            self._peak = max(self._peak, held + size)
         return fresh
 
-    def _gone(self, address: int) -> None:
-        self._held -= self._blocks.pop(address, 0)
+    def _held(self) -> int:
+        # Asked of torch: a finalizer on Python's view of a storage may run while tensors still use the storage.
+        with self._lock:
+            self._blocks = {address: block for address, block in self._blocks.items() if not block[0].expired()}
+            return sum(size for _storage, size in self._blocks.values())
 
     def use(self) -> AbstractContextManager[None]:
         """What is allocated inside is host memory anyway, and moves when it is swept."""
         return nullcontext()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._blocks
+        found = self._blocks.get(tensor.untyped_storage().data_ptr())
+        return found is not None and not found[0].expired()
 
     def share(self) -> Share:
         """Without a device torch counts nothing."""
         return Share()
 
     def state(self) -> PoolState:
-        return PoolState(self._held, self._peak, self._limit, self._allocations, self._refused)
+        return PoolState(self._held(), self._peak, self._limit, self._allocations, self._refused)
 
 
 @dataclass

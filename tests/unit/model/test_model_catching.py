@@ -196,6 +196,20 @@ class Wrapper(torch.Tensor):
         raise NotImplementedError(f"{function} on the wrapper itself")
 
 
+def test_what_lives_is_counted_although_pythons_view_of_its_storage_was_collected() -> None:
+    """Collecting a cycle ends a finalizer on the view; torch hands out the same storage again."""
+    pool = HostPool(1 << 20)
+    kept = pool.take(torch.zeros(64))
+    cycle: list[Any] = [kept.untyped_storage()]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert pool.holds(kept)
+    assert pool.state().held == 256
+    del kept
+    assert pool.state().held == 0
+
+
 def test_wrappers_are_looked_at_through_their_inner_tensors() -> None:
     held = Wrapper(torch.ones(8, 8, dtype=torch.uint8), torch.ones(8))
     optimizer = Stores(lambda state, weight: state[weight].__setitem__("a", held))
