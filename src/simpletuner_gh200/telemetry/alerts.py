@@ -25,9 +25,6 @@ LEAST_DEVICE_SHARE = 0.02
 """Fragments alone take more than this; an out-of-memory error is near."""
 LEAST_HIT_RATE = 0.95
 """After the fill everything is in memory; misses mean that the budget is too small."""
-MOST_MAJOR_FAULTS = 50.0
-"""A second. Each reads from disk: the machine is swapping."""
-SLOWDOWN = 1.5
 SILENT_STEPS, SILENT_SECONDS = 20.0, 120.0
 """No record for both this long and so many usual steps: stuck, or validating for long."""
 
@@ -58,11 +55,11 @@ def _of_others(run: Recorded, others: Sequence[Recorded], now: float) -> Iterato
     nodes = {str(run.start.get("host"))}
     for other in others:
         node = str(other.start.get("host"))
-        rules = _OF_A_RANK if node in nodes else (*_OF_A_NODE, *_OF_A_RANK)
+        if node not in nodes:
+            yield from (replace(alert, text=f"on {node}: {alert.text}") for alert in _host_memory(other, now))
         nodes.add(node)
-        for alert in (alert for rule in rules for alert in rule(other, now)):
-            where = f"on {node}" if alert.code in _NODE_CODES else f"rank {other.rank} on {node}"
-            yield replace(alert, text=f"{where}: {alert.text}")
+        for alert in _device_memory(other, now):
+            yield replace(alert, text=f"rank {other.rank} on {node}: {alert.text}")
 
 
 def _data_wait(run: Recorded, _now: float) -> Iterator[Alert]:
@@ -101,31 +98,6 @@ def _hit_rates(run: Recorded, _now: float) -> Iterator[Alert]:
             yield Alert("warn", "hit-rate", f"{words}: raise cache_config.memory_limit_gb")
 
 
-def _swapping(run: Recorded, _now: float) -> Iterator[Alert]:
-    faults, times = run.latest("major_faults", WINDOW), run.latest("time", WINDOW)
-    if len(faults) < 2 or len(times) < 2 or times[-1] <= times[0]:
-        return
-    rate = (faults[-1] - faults[0]) / (times[-1] - times[0])
-    if rate > MOST_MAJOR_FAULTS:
-        yield Alert("alarm", "swapping", f"{rate:.0f} page faults a second go to disk: memory is overcommitted")
-
-
-def _slower(run: Recorded, _now: float) -> Iterator[Alert]:
-    """Against the same effective batch: the ramp makes steps longer by design."""
-    batch = run.last("effective_batch")
-    same = run.curve(
-        ("step_seconds at", batch),
-        lambda step, _before: step.get("step_seconds") if step.get("effective_batch") == batch is not None else None,
-    )
-    if len(same) < WARM_UP + 2 * WINDOW:
-        return
-    ends = same[WARM_UP : WARM_UP + WINDOW], same[-WINDOW:]
-    first, last = (median(seconds for _step, seconds in end) for end in ends)
-    if last > SLOWDOWN * first:
-        words = f"a step takes {format_seconds(last)}, it took {format_seconds(first)}"
-        yield Alert("warn", "slower", f"{words}: see gh200 doctor and nvidia-smi -q -d CLOCK")
-
-
 def _loss(run: Recorded, _now: float) -> Iterator[Alert]:
     recent = run.steps[-3:]
     if recent and run.series("loss") and all(record.get("loss") is None for record in recent):
@@ -143,7 +115,4 @@ def _silence(run: Recorded, now: float) -> Iterator[Alert]:
 
 
 _Rule = Callable[[Recorded, float], Iterator[Alert]]
-_OF_A_NODE: tuple[_Rule, ...] = (_host_memory, _swapping)
-_NODE_CODES = ("host-memory", "swapping")
-_OF_A_RANK: tuple[_Rule, ...] = (_device_memory,)
-_RULES: tuple[_Rule, ...] = (*_OF_A_NODE, _loss, _data_wait, *_OF_A_RANK, _hit_rates, _slower, _silence)
+_RULES: tuple[_Rule, ...] = (_host_memory, _loss, _data_wait, _device_memory, _hit_rates, _silence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -21,9 +20,6 @@ RANK_FILE = re.compile(r"telemetry\.rank(\d+)\.jsonl")
 """Of a process other than the main one, in the same folder as the run's own file."""
 TAIL = 1 << 16
 """Bytes at the end of a file that surely hold its last steps."""
-
-_MOST_FILES = 100
-"""Older files that are looked for; there are never so many."""
 
 Point = tuple[int, float]
 """Of a curve: the step, and a value."""
@@ -44,12 +40,14 @@ class Recorded:
     """Lines that are no records: torn by a full disk or a kill."""
     _curves: dict[Hashable, tuple[list[Point], int]] = field(default_factory=dict, repr=False, compare=False)
     """By what they show: the points, and how many of the steps have been looked at for them."""
-    _lines: RotatedLines | None = field(default=None, repr=False, compare=False)
+    _file: BinaryIO | None = field(default=None, repr=False, compare=False)
+    _rest: bytes = field(default=b"", repr=False, compare=False)
+    """The last line as far as it is written."""
 
     @classmethod
     def follow(cls, file: Path) -> Recorded:
         """Everything that is there; ``poll`` takes in what is added."""
-        recorded = cls(file, _lines=RotatedLines(file))
+        recorded = cls(file, _file=file.open("rb"))
         recorded.poll()
         return recorded
 
@@ -69,12 +67,18 @@ class Recorded:
         return recorded
 
     def poll(self) -> None:
-        for line in self._lines.new() if self._lines is not None else ():
-            self.add(line)
+        if self._file is not None:
+            *whole, self._rest = (self._rest + self._file.read()).split(b"\n")
+            for line in filter(bytes.strip, whole):
+                self.add(line)
 
     def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
+        """No more will be added: a last line that nobody ended counts too."""
+        if self._rest.strip():
+            self.add(self._rest)
+        if self._file is not None:
+            self._file.close()
+        self._file, self._rest = None, b""
 
     @property
     def rank(self) -> int:
@@ -131,8 +135,6 @@ class Recorded:
 
     def _begin(self, record: dict[str, Any]) -> None:
         """A stretch begins; steps after the one it resumes from are done again."""
-        if record == self.start:
-            return  # repeated at the head of a rotated file
         self.start, self.end = record, {}
         resumed = record.get("step")
         if isinstance(resumed, int):
@@ -161,14 +163,11 @@ def find_telemetry(run: Path) -> Path:
 
 
 def read_run(run: Path) -> Recorded:
-    """Everything recorded, rotated files and a last line that nobody ended included.
+    """Everything recorded, a last line that nobody ended included.
 
     After a resume the steps that were done again count once.
     """
     recorded = Recorded.follow(find_telemetry(run))
-    assert recorded._lines is not None
-    if recorded._lines.rest.strip():
-        recorded.add(recorded._lines.rest)
     recorded.close()
     return recorded
 
@@ -177,75 +176,3 @@ def rank_files(folder: Path) -> list[Path]:
     """What ranks other than the main one left in ``folder``, by rank."""
     found = [(int(name[1]), file) for file in folder.iterdir() if (name := RANK_FILE.fullmatch(file.name))]
     return [file for _rank, file in sorted(found)]
-
-
-class RotatedLines:
-    """The lines of ``path`` and of the older files next to it, each of them once and in order, while it is written.
-
-    ``path.1`` is the youngest of the older ones. Files are known by what they are, not by their names, which change
-    under the reader's eyes. Of a rotation it counts on what ``sink.JsonLines`` does: a file is not written any more
-    once it is renamed, and the oldest is renamed first.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rest = b""
-        """The last line as far as it is written."""
-        self._files: list[BinaryIO] = []
-        """The oldest first: all but the last are complete."""
-        self._files = self._younger()
-        if not self._files:
-            raise FileNotFoundError(path)
-
-    def new(self) -> list[bytes]:
-        """Whole lines that were added since the last call."""
-        self._files += self._younger()  # before the older ones are read to their end
-        lines: list[bytes] = []
-        while True:
-            *whole, self.rest = (self.rest + self._files[0].read()).split(b"\n")
-            lines += [line for line in whole if line.strip()]
-            if len(self._files) == 1:
-                return lines
-            lines += [self.rest] if self.rest.strip() else []
-            self.rest = b""
-            self._files.pop(0).close()
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-    def _younger(self) -> list[BinaryIO]:
-        """Files begun after those we have, the oldest first; all of them, if ours were removed meanwhile.
-
-        What was rotated while we looked through the names is looked through again. The newest is known by a file that
-        we hold open: the number of one that was removed may be given to the next.
-        """
-        while True:
-            newest: tuple[int, int] | None = None
-            found: dict[tuple[int, int], BinaryIO] = {}
-            ours = os.fstat(self._files[-1].fileno()) if self._files else None
-            for number in range(_MOST_FILES):
-                name = f"{self.path.name}.{number}" if number else self.path.name
-                try:
-                    file: BinaryIO = self.path.with_name(name).open("rb")
-                except FileNotFoundError:
-                    continue
-                state = os.fstat(file.fileno())
-                if not number:
-                    newest = state.st_dev, state.st_ino
-                if ours is not None and os.path.samestat(ours, state):
-                    file.close()
-                    break
-                found.setdefault((state.st_dev, state.st_ino), file)
-            if _identity(self.path) == newest:
-                return list(found.values())[::-1]
-            for file in found.values():
-                file.close()
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        state = path.stat()
-    except FileNotFoundError:
-        return None
-    return state.st_dev, state.st_ino

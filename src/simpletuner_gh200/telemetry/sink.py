@@ -1,4 +1,4 @@
-"""Records into a file, one JSON object a line: for its owner only, rotated, and never a reason to stop training."""
+"""Records into a file, one JSON object a line: for its owner only, and never a reason to stop training."""
 
 from __future__ import annotations
 
@@ -12,35 +12,23 @@ from typing import Any
 
 logger = logging.getLogger("simpletuner_gh200")
 
-MAX_BYTES = 32 << 20
-KEPT = 3
-"""Older files next to the one in use: ``name.1`` is the youngest of them."""
-
 
 class JsonLines:
-    """Appends to ``path``, made with mode 0600. A record of the kind ``start`` is repeated at the head of each further
-    file, since the one that had it is removed some day.
+    """Appends to ``path``, made with mode 0600.
 
     ``write`` doesn't raise: what can't be written is dropped and counted, with one warning for the whole run. Writing
     is tried again with each record, so that a disk that has room again goes on being used.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES, kept: int = KEPT) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.dropped = 0
-        self._max_bytes = max_bytes
-        self._kept = kept
         self._fd: int | None = None
-        self._size = 0
-        self._head = b""
         self._torn = False
 
     def write(self, record: Mapping[str, Any]) -> None:
         try:
-            line = _line(record)
-            if record.get("kind") == "start":
-                self._head = line
-            self._append(line)
+            self._append(_line(record))
         except OSError as refused:
             if not self.dropped:
                 words = "gh200: telemetry can't be written to %s (%s); training goes on"
@@ -54,14 +42,9 @@ class JsonLines:
 
     def _append(self, line: bytes) -> None:
         fd = self._opened()
-        if self._size > len(self._head) and self._size + len(line) > self._max_bytes:
-            fd = self._rotate()
-        if not self._size and line != self._head:
-            line = self._head + line
         if self._torn:
             line = b"\n" + line  # the end of a line is missing from when the disk was full
         written = os.write(fd, line)
-        self._size += written
         self._torn = written < len(line)
         if self._torn:
             raise OSError(28, "only part of a record could be written")
@@ -72,17 +55,9 @@ class JsonLines:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self.path, flags, 0o600)
             os.fchmod(self._fd, 0o600)  # one that was there already may be more open
-            self._size = os.fstat(self._fd).st_size
-            self._torn = self._size > 0 and os.pread(self._fd, 1, self._size - 1) != b"\n"
+            size = os.fstat(self._fd).st_size
+            self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
         return self._fd
-
-    def _rotate(self) -> int:
-        self.close()
-        for number in range(self._kept, 0, -1):
-            younger = self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number - 1}")
-            if younger.exists():
-                younger.replace(self.path.with_name(f"{self.path.name}.{number}"))
-        return self._opened()
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -40,8 +40,6 @@ def test_a_healthy_run_is_quiet() -> None:
         ("host-memory", {"host": {"available": 1 * GIB, "total": 480 * GIB}}),
         ("device-memory", {"device": {"free": 1 * GIB, "total": 96 * GIB}}),
         ("hit-rate", {"features": lambda step: caches(step * 8, step * 8, held=GIB)}),
-        ("swapping", {"major_faults": lambda step: 10 + step * 1000}),
-        ("slower", {"step_seconds": 2.0}),
         ("loss", {"loss": None}),
     ],
 )
@@ -77,10 +75,6 @@ def test_records_of_caches_that_are_none_are_passed_over(told: object) -> None:
     assert codes(run_of(features=told)) == []
 
 
-def test_a_growing_batch_is_no_slowdown() -> None:
-    assert codes(run_of(step_seconds=4.0, effective_batch=64)) == []
-
-
 def test_silence_is_noticed_unless_the_run_ended() -> None:
     run = run_of()
     assert codes(run, after=600) == ["silence"]
@@ -113,9 +107,9 @@ def test_every_node_and_every_gpu_is_watched() -> None:
     ]
 
 
-def test_following_through_growth_tears_and_rotation(tmp_path: Path) -> None:
+def test_following_through_growth_and_tears(tmp_path: Path) -> None:
     path = tmp_path / "gh200" / "telemetry.jsonl"
-    sink = JsonLines(path, max_bytes=400)
+    sink = JsonLines(path)
     sink.write({"kind": "start", "step": 0})
     follower = Recorded.follow(path)
     for step in range(1, 31):
@@ -128,7 +122,6 @@ def test_following_through_growth_tears_and_rotation(tmp_path: Path) -> None:
                 rest.write(b"\n")
         follower.poll()
     sink.close()
-    assert path.with_name("telemetry.jsonl.1").exists()
     assert [record["step"] for record in follower.steps] == list(range(1, 31))
     follower.close()
 

@@ -153,50 +153,6 @@ def test_a_full_disk_costs_one_warning_and_later_records_are_kept(tmp_path: Path
     assert recorded.unreadable == 1
 
 
-def test_rotation_keeps_a_bounded_number_of_files_and_reads_back_in_order(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path / "telemetry.jsonl", max_bytes=200, kept=2)
-    for number in range(1, 31):
-        sink.write(step(number))
-    sink.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "telemetry.jsonl",
-        "telemetry.jsonl.1",
-        "telemetry.jsonl.2",
-    ]
-    assert all(path.stat().st_size <= 200 for path in tmp_path.iterdir())
-    steps = [record["step"] for record in read_run(tmp_path).steps]
-    assert steps == list(range(steps[0], 31))
-    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
-
-
-def test_the_start_outlives_the_file_it_was_written_to(tmp_path: Path) -> None:
-    """What the run is, and of which process, is asked for long after the first file was removed."""
-    sink = JsonLines(tmp_path / "telemetry.jsonl", max_bytes=400, kept=1)
-    for begun in (0, 20):
-        start = {"kind": "start", "step": begun, "pid": 7, "settings": {"use_uvm": {"value": True, "origin": "file"}}}
-        sink.write(start)
-        for number in range(begun + 1, begun + 30):
-            sink.write(step(number))
-            recorded = read_run(tmp_path)
-            assert recorded.start == start
-            assert recorded.steps[-1]["step"] == number
-            assert [record["step"] for record in recorded.steps] == list(range(recorded.steps[0]["step"], number + 1))
-    sink.write({"kind": "end", "status": "completed"})
-    sink.close()
-    assert all(path.stat().st_size <= 400 for path in tmp_path.iterdir())
-    assert read_run(tmp_path).end["status"] == "completed"
-
-
-def test_a_start_that_is_longer_than_a_file_is_written_once_a_file(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path / "telemetry.jsonl", max_bytes=50)
-    sink.write({"kind": "start", "step": 0, "training": "x" * 60})
-    for number in range(1, 4):
-        sink.write(step(number))
-    recorded = read_run(tmp_path)
-    assert recorded.start["training"] == "x" * 60
-    assert [record["step"] for record in recorded.steps] == [1, 2, 3]
-
-
 def test_a_torn_last_line_of_a_killed_run_does_not_swallow_the_next_record(tmp_path: Path) -> None:
     (tmp_path / "telemetry.jsonl").write_text('{"kind":"step","step":1}\n{"kind":"st')
     JsonLines(tmp_path / "telemetry.jsonl").write(step(2))
