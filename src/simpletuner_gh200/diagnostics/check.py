@@ -97,12 +97,13 @@ class Results:
     def having(self, status: str) -> list[tuple[Check, CheckResult]]:
         return [(check, result) for check, result in self.rows if result.status == status]
 
-    def skipped_in_words(self, shorter: Callable[[list[str]], list[str]]) -> str:
-        """What was not looked at, by its reason, its codes made ``shorter``; empty where everything was."""
+    @property
+    def skipped_in_words(self) -> str:
+        """What was not looked at, by its reason; empty where everything was."""
         reasons: dict[str, list[str]] = {}
         for check, result in self.having("skip"):
             reasons.setdefault(result.found, []).append(check.code)
-        all_of_them = "; ".join(f"{reason} ({', '.join(shorter(codes))})" for reason, codes in reasons.items())
+        all_of_them = "; ".join(f"{reason} ({', '.join(codes)})" for reason, codes in reasons.items())
         return f"{self.counts['skip']} skipped: {all_of_them}" if reasons else ""
 
 

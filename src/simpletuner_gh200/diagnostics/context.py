@@ -14,14 +14,11 @@ from pathlib import Path
 
 from simpletuner_gh200.config.allocator import TorchBuild, find_torch
 from simpletuner_gh200.config.files import Located, find_package
-from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
 from simpletuner_gh200.memory.host import cpu_quotas
 from simpletuner_gh200.memory.mapping import PAGE
 from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
-from simpletuner_gh200.plan.machines import this_machine
-from simpletuner_gh200.plan.planning import Plan, quick_plan
 from simpletuner_gh200.upstream.importing import ImportVerdict, check_import
 
 _NVIDIA_VENDOR = "0x10de"
@@ -49,6 +46,8 @@ class Context:
     oversubscription_scale: float = 1.5
     check_import: Callable[[], ImportVerdict] = check_import
     """How it is found out whether the installed SimpleTuner imports, and its options; it takes long the first time."""
+    check_configuration: Callable[[Path], Sequence[str]] = lambda _config: ()
+    """Raises for what would stop a run at its start; returns what else there is to know."""
 
     # -- software --------------------------------------------------------------------------------------
 
@@ -114,21 +113,6 @@ class Context:
         if self.training is None:
             raise NothingToLookAt("no configuration was given")
         return self.training
-
-    @property
-    def settings(self) -> Settings:
-        """Of our blocks."""
-        if self.training is None or self.training.settings is None:
-            raise NothingToLookAt("no configuration was given, or its blocks have errors")
-        return self.training.settings
-
-    @cached_property
-    def plan(self) -> Plan | None:
-        """The quick plan of the configuration on this machine; None where it names no model, or has problems."""
-        if self.given.problems or not self.given.values.get("model_family"):
-            return None
-        output = str(self.given.values.get("output_dir") or ".")
-        return quick_plan(self.given, this_machine(output=output, driver=self.driver, root=self.root))
 
     # -- the machine -----------------------------------------------------------------------------------
 

@@ -62,17 +62,6 @@ class Examination(Results):
         return {"machine": dict(self.machine), "checks": checks, "summary": {**self.counts, "ok": self.ok}}
 
 
-def runs_of(codes: Sequence[str]) -> list[str]:
-    """Codes in a row as one: ``GH213-GH217``."""
-    runs: list[list[str]] = []
-    for code in codes:
-        if runs and int(code[2:]) == int(runs[-1][-1][2:]) + 1:
-            runs[-1].append(code)
-        else:
-            runs.append([code])
-    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-
-
 def examine(context: Context, checks: Sequence[Check] | None = None) -> Examination:
     def unexamined(what: str) -> CheckResult:
         return warned(f"could not be examined: {what}", "look at the message; it may be a bug")

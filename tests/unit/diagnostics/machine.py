@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Machine:
         self.refused_placement: dict[Call, str] = {}
         self.python = "3.13.1"
         self.imported = ImportVerdict(True, version="4.10.1", table=TABLE)
+        self.check_configuration: Callable[[Path], Sequence[str]] = lambda _config: ()
         self._put_host()
         self._put_gpu()
         self._put_packages()
@@ -47,7 +49,7 @@ class Machine:
             machine="aarch64",
             python=self.python,
             page_size=self.page_size,
-            **{"check_import": lambda: self.imported, **changes},
+            **{"check_import": lambda: self.imported, "check_configuration": self.check_configuration, **changes},
         )
         context.driver = NullDriver("no driver library here")
         context.refused_placement = self.refused_placement

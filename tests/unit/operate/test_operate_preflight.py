@@ -258,3 +258,12 @@ def test_nothing_heavy_is_imported(write: Write, tmp_path: Path) -> None:
     write()
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_doctor_judges_a_configuration_in_the_same_words(run: Run, write: Write) -> None:
+    config = write(gh200_optimizations={"enable_uvm_hint": True})
+    said = json.loads(run("config", "check", config, "--json")[1])["problems"]
+    report = json.loads(run("doctor", config, "--skip-allocation", "--json")[1])
+    (finding,) = [check for check in report["checks"] if check["code"] == "GH401"]
+    assert finding["status"] == "fail"
+    assert all(problem["message"] in finding["found"] for problem in said)

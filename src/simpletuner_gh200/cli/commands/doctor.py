@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen
 from simpletuner_gh200.diagnostics.check import Check, CheckResult
 from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.examine import Examination, examine, runs_of, symbol
+from simpletuner_gh200.diagnostics.examine import Examination, examine, symbol
 from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.importing import check_import
@@ -56,6 +57,7 @@ def doctor(
         allocate=not skip_allocation,
         oversubscription_scale=oversubscription_scale,
         check_import=lambda: check_import(say_on_a_terminal, refresh=not skip_allocation),
+        check_configuration=_as_before_a_run,
     )
     examination = examine(context)
     save(json.dumps(examination.to_json(), indent=2, ensure_ascii=False) + "\n", output)
@@ -64,6 +66,12 @@ def doctor(
         _print(examination, screen(), verbose=verbose, output=output)
 
     conclude(examination.to_json(), as_json, show, ok=examination.ok)
+
+
+def _as_before_a_run(config: Path) -> Sequence[str]:
+    from simpletuner_gh200.operate.preflight import check_configuration
+
+    return check_configuration(explicit=str(config), env_name=None, flags=(), say=say_on_a_terminal).notes
 
 
 def _print(examination: Examination, console: Console, *, verbose: bool, output: Path) -> None:
@@ -80,7 +88,7 @@ def _print(examination: Examination, console: Console, *, verbose: bool, output:
             paragraph(console, f"{check.what}: {result.found}", first=_first(status, check, console), indent=" " * 10)
             if verbose:
                 paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
-    skipped = examination.skipped_in_words(runs_of)
+    skipped = examination.skipped_in_words
     if skipped and not verbose:
         paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent=" " * 10)
 

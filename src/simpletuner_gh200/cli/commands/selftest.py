@@ -66,14 +66,13 @@ def selftest(
 def _show(console: Console, result: SelfTest) -> None:
     """The verdict, what failed, what held, and in one line what could not be tried."""
     from simpletuner_gh200.diagnostics.examine import symbol
-    from simpletuner_gh200.diagnostics.selftest.run import by_group
 
     paragraph(console, f"gh200 selftest: {result.verdict}", style="bold green" if result.ok else "bold red")
     for status in ("fail", "pass"):
         for check, found in result.having(status):
             first = f"{symbol(status, ascii_only=console.options.ascii_only)} {check.code:<{NAME}} "
             paragraph(console, found.found, first=first, indent=" " * (NAME + 4))
-    if skipped := result.skipped_in_words(by_group):
+    if skipped := result.skipped_in_words:
         paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent="   ")
 
 

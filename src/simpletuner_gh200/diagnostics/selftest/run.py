@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,12 +64,6 @@ class SelfTest(Results):
         }
         cleaned: dict[str, Any] = json.loads(without_paths(json.dumps(redact(raw))))
         return cleaned
-
-
-def by_group(names: Sequence[str]) -> list[str]:
-    """``advice.prefetch`` and nine more of its group as ``advice (10)``."""
-    groups = Counter(name.partition(".")[0] for name in names)
-    return [f"{group} {number}" if number > 1 else group for group, number in groups.items()]
 
 
 def without_paths(text: str) -> str:
