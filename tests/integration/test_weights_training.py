@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.test_activations_training import families
 from tests.integration.workbench import RANKS, JobResult
+from tests.page_cache import cached_bytes, settled
 
 GRACE = {"weights": "grace", "gradients": "grace", "uvm_min_tensor_kb": 0}
 FULL = {"model_type": "full", "lora_type": None, "lora_rank": None, "optimizer": "torch-adamw", "learning_rate": 1e-4}
@@ -28,6 +29,8 @@ def told(run: JobResult, rank: int = 0) -> dict[str, Any]:
 def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     stock = workbench.known(stock=True, world=world)
     assert stock.ok, stock.explain()
+    files = {path.parent.name: settled(path) for path in workbench.project.model.rglob("*.safetensors")}
+    assert all(cached_bytes(path) for path in files.values())
     workbench.configure(blocks={"gh200_optimizations": GRACE})
     run = workbench.train(world=world)
     found = told(run)
@@ -36,6 +39,9 @@ def test_a_lora_is_the_same_to_the_bit(workbench, world: int) -> None:
     steps = len(run.losses[0])
     assert found["weights"]["late"] <= 2 * found["weights"]["blocks"] + steps, "in the first step, else ahead of use"
     assert found["weights"]["kept_by_others"] == 0
+    denoiser = files.pop("unet").stat().st_size
+    assert denoiser / 2 < found["loading"]["given_back_behind_blocks"] < denoiser
+    assert cached_bytes(files["vae"]) == 0, "text encoders may still be mapped, where a release holds them"
 
 
 @pytest.mark.one_release("3.")

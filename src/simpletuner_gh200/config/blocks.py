@@ -144,6 +144,13 @@ class WeightSettings(PartModel):
     gradients: Literal["hbm", "grace", "auto"] = _key("hbm", "Gradients")
     """Where gradients live: hbm leaves them to SimpleTuner, grace moves each to Grace as soon as it is there, auto does
     so where there is a GPU beside Grace memory, until a step has shown that HBM has room for all of them."""
+    release_weight_files: bool | None = _key(None, "Give back pages of weights files")
+    """Give back the memory that files of weights take as page cache, once they were loaded for good: behind each block
+    on its way, the rest before training. Unset: where weights live in Grace."""
+
+    @property
+    def releases_files(self) -> bool:
+        return self.weights != "hbm" if self.release_weight_files is None else self.release_weight_files
 
 
 def _check_weights(model: WeightSettings) -> list[tuple[str, str]]:

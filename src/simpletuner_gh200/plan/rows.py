@@ -80,8 +80,10 @@ def _doubted(row: Row, placed: Placed) -> Row:
 
 def _weights(run: Placed) -> Iterator[Row]:
     source: Source = "computed" if run.facts.quantised is not None else run.step.weights_source
-    note = "SimpleTuner takes all of them there first" if run.weights_in_grace else ""
-    yield Row("weights", "hbm", "load", run.whole_weights, source, note)
+    loading, note = run.whole_weights, ""
+    if run.weights_in_grace and run.facts.quantised is None:
+        loading, note = run.step.outside + run.step.largest_block, "one block at a time, and what is in none"
+    yield Row("weights", "hbm", "load", loading, source, note)
     for phase in TRAINED:
         yield Row("weights", "hbm", phase, run.step.weights, source)
         yield Row("weights", "grace", phase, run.weights_in_grace, source, "blocks, brought ahead of their use")

@@ -111,6 +111,9 @@ class Feature:
     def data_ready(self, trainer: Any) -> None:
         """Datasets, caches and samplers exist and are filled."""
 
+    def block_loaded(self, trainer: Any, weights: Sequence[torch.nn.Parameter]) -> None:
+        """SimpleTuner has moved the weights of one of the denoiser's blocks, and none of the next yet."""
+
     def hooks_ready(self, trainer: Any) -> None:
         """The accelerator takes save/load hooks now."""
 

@@ -58,6 +58,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "telemetry": FeatureInfo("our metrics in status events", needs=("core",)),
     "state": FeatureInfo("optimizer state and EMA in Grace"),
     "activations": FeatureInfo("saved activations in Grace instead of recomputing"),
+    "loading": FeatureInfo("models loaded block by block to where they live, their files' pages given back"),
     "weights": FeatureInfo("weights of blocks in Grace, in HBM ahead of their use"),
     "gradients": FeatureInfo("gradients in Grace"),
 }

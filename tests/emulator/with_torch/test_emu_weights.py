@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from simpletuner_gh200.config.settings import resolve
@@ -27,6 +29,7 @@ from simpletuner_gh200.model.gradients import PooledGradients
 from simpletuner_gh200.model.slots import WeightStream
 from simpletuner_gh200.model.tensors import move_to
 from simpletuner_gh200.seams.features import weights
+from simpletuner_gh200.seams.features.loading import LoadingFeature
 from simpletuner_gh200.seams.features.weights import WeightsFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.upstream.features import ON
@@ -257,13 +260,75 @@ def test_gradients_move_as_they_come(stack: Stack, emulator: Emulator) -> None:
     assert stack.blocks[3].weight.grad.cpu().eq(3.0).all()
 
 
-@pytest.mark.parametrize("room", [0, 3])
-def test_a_run_keeps_the_last_blocks_that_hbm_has_room_for(
-    stack: Stack, emulator: Emulator, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
-    """The feature as SimpleTuner drives it: all leave, the first step shows what is left, the last come back."""
+@pytest.fixture
+def asked_by_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way to Grace is tried in a process of its own, which meets the same machine."""
     monkeypatch.setenv("GH200_EMU_PERSONALITY", "gh200")
     monkeypatch.setenv("GH200_EMU_HBM", str(1 << 30))
+
+
+def run_of(model: nn.Module, **block: Any) -> tuple[Runtime, WeightsFeature]:
+    """A run that trains nothing, and its feature."""
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(
+            device=DEVICE, distributed_type="NO", num_processes=1, backward=lambda loss: loss.backward(loss.detach())
+        ),
+        config=SimpleNamespace(optimizer="adamw_bf16"),
+        model=SimpleNamespace(model=model),
+        optimizer=SimpleNamespace(param_groups=[{"params": [getattr(model, "leaf", torch.empty(1))]}]),
+    )
+    runtime, feature = Runtime(Launch()), WeightsFeature()
+    runtime.features = (LoadingFeature(), feature)
+    for one in runtime.features:
+        one.runtime = runtime
+    for seam in runtime.seams.values():
+        seam.status = ON
+    runtime.trainer = trainer
+    runtime.configure(resolve({"gh200_optimizations": block}, {}))
+    return runtime, feature
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "stock"])
+def test_a_model_larger_than_hbm_is_loaded(
+    driver: Driver, emulator: Emulator, asked_by_a_child: None, tmp_path: Path, ours: bool
+) -> None:
+    """From mapped files to the pool, by SimpleTuner's own moves; HBM holds one block and what is in none."""
+    save_file({f"{at}.weight": torch.full(SHAPE, float(at)) for at in range(DEPTH)}, tmp_path / "model.safetensors")
+    model = nn.Sequential(
+        nn.ModuleList(nn.ModuleDict({"inside": nn.Linear(*reversed(SHAPE), bias=False)}) for _ in range(DEPTH))
+    )
+    for at, weight in enumerate(load_file(tmp_path / "model.safetensors").values()):
+        model[0][at]["inside"].weight.data = weight
+    emulator.set_hbm(4 << 30)
+    runtime, feature = run_of(model, weights="grace" if ours else "hbm")
+    gc.collect()
+    torch.cuda.empty_cache()
+    with detect.using(CudaDriver()):
+        runtime.call("start", runtime.trainer)
+        emulator.set_hbm(emulator.counter("hbm_used") + 2 * SIZE + 2 * MIB)
+        if not ours:
+            with pytest.raises(torch.OutOfMemoryError):
+                model.to(DEVICE)
+            return
+        nn.ModuleList([model]).to(DEVICE)
+        model.to(DEVICE, dtype=torch.float32)
+        for moment in ("hooks_ready", "before_train"):
+            runtime.call(moment, runtime.trainer)
+    pool = runtime.grace.pool
+    assert all(pool.holds(weight) for weight in model.parameters())
+    assert [weight.detach().cpu().unique().item() for weight in model.parameters()] == [
+        float(at) for at in range(DEPTH)
+    ]
+    assert feature.summary()["bytes"] == DEPTH * SIZE
+    runtime.unwind("after_train", runtime.trainer)
+    runtime.close()
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_a_run_keeps_the_last_blocks_that_hbm_has_room_for(
+    stack: Stack, emulator: Emulator, asked_by_a_child: None, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """The feature as SimpleTuner drives it: all leave, the first step shows what is left, the last come back."""
     emulator.set_hbm(4 << 30)
     measured = weights.room_left
 
@@ -273,21 +338,8 @@ def test_a_run_keeps_the_last_blocks_that_hbm_has_room_for(
         return measured(runtime)
 
     monkeypatch.setattr(weights, "room_left", with_room)
-    trainer = SimpleNamespace(
-        accelerator=SimpleNamespace(
-            device=DEVICE, distributed_type="NO", num_processes=1, backward=lambda loss: loss.backward(loss.detach())
-        ),
-        config=SimpleNamespace(optimizer="adamw_bf16"),
-        model=SimpleNamespace(model=stack),
-        optimizer=SimpleNamespace(param_groups=[{"params": [stack.leaf]}]),
-    )
-    runtime, feature = Runtime(Launch()), WeightsFeature()
-    feature.runtime = runtime
-    runtime.features = (feature,)
-    for seam in runtime.seams.values():
-        seam.status = ON
-    runtime.trainer = trainer
-    runtime.configure(resolve({"gh200_optimizations": {"weights": "auto"}}, {}))
+    runtime, feature = run_of(stack, weights="auto")
+    trainer = runtime.trainer
     with detect.using(CudaDriver()):  # one that has not asked how much HBM there is
         for moment in ("start", "hooks_ready", "before_train"):
             runtime.call(moment, trainer)

@@ -13,15 +13,17 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import NullDriver
+from simpletuner_gh200.seams.feature import Feature
 from simpletuner_gh200.seams.features.gradients import GradientsFeature
 from simpletuner_gh200.seams.features.weights import WeightsFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.upstream.features import ON
 
 
-def runtime_with(**block: Any) -> Runtime:
+def runtime_with(*features: Feature, **block: Any) -> Runtime:
     runtime = Runtime(Launch())
-    runtime.features = (GradientsFeature(), WeightsFeature())
+    runtime.features = features or (GradientsFeature(), WeightsFeature())
+    runtime.trainer = trainer_with()
     for feature in runtime.features:
         feature.runtime = runtime
     for seam in runtime.seams.values():

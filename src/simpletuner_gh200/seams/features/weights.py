@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from simpletuner_gh200.model.optimizer_table import WeightType, optimizers
 from simpletuner_gh200.model.placement import automatic_budget
 from simpletuner_gh200.model.refusals import weights_refusal
 from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.loading import denoisers
 from simpletuner_gh200.seams.grace import unavailable
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 from simpletuner_gh200.units import KIB, format_bytes, gib_to_bytes
@@ -49,6 +50,10 @@ class WeightsFeature(Feature):
     def _settings(self) -> WeightSettings:
         return self.settings.part(WeightSettings)
 
+    @property
+    def _smallest(self) -> int:
+        return self.settings.part(StateSettings).uvm_min_tensor_kb * KIB
+
     # -- moments ---------------------------------------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
@@ -62,14 +67,23 @@ class WeightsFeature(Feature):
         else:
             raise unavailable("weights = 'grace'", reason)
 
+    def block_loaded(self, trainer: Any, weights: Sequence[torch.nn.Parameter]) -> None:
+        """So that HBM never holds more than one block of a model on its way."""
+        from simpletuner_gh200.model.tensors import move_to, size_of
+
+        pool = self.runtime.grace.open(trainer)
+        for weight in weights:
+            if size_of(weight) >= self._smallest and weight.device.type == pool.device and not pool.holds(weight):
+                move_to(weight, pool.take(weight.data))
+
     def hooks_ready(self, trainer: Any) -> None:
         """The model is there, with its adapters; what prepares and resumes it finds its weights at home."""
         from simpletuner_gh200.memory.lane import lanes
         from simpletuner_gh200.model.blocks import find_blocks
         from simpletuner_gh200.model.slots import WeightStream
 
-        models = _denoisers(trainer)
-        self._blocks = find_blocks(models, self.settings.part(StateSettings).uvm_min_tensor_kb * KIB)
+        models = denoisers(trainer)
+        self._blocks = find_blocks(models, self._smallest)
         if not self._blocks:
             self._give_up(
                 "no block of the model has weights that are plain tensors of uvm_min_tensor_kb or more, and its own"
@@ -85,10 +99,9 @@ class WeightsFeature(Feature):
         logger.info("gh200: the weights of %d blocks live in Grace, %s", len(self._blocks), size)
 
     def _take_home(self, block: ModelBlock, trainer: Any) -> None:
-        pool = self.runtime.grace.open(trainer)
         for piece in block.pieces:
-            if not pool.holds(piece.parameter):
-                piece.move(pool.take(piece.parameter.data))
+            self.block_loaded(trainer, [piece.parameter])
+            piece.settle()
 
     def before_train(self, trainer: Any) -> None:
         """What others have put elsewhere meanwhile comes home again."""
@@ -195,13 +208,6 @@ def room_left(runtime: Runtime) -> Allowance:
         peak=max(torch.cuda.max_memory_allocated(ordinal) - in_grace.allocated + came, 0) + in_hbm,
         at_step=now + size + in_hbm,
     )
-
-
-def _denoisers(trainer: Any) -> list[torch.nn.Module]:
-    import torch
-
-    found = (getattr(trainer.model, name, None) for name in ("model", "controlnet"))
-    return [one for one in found if isinstance(one, torch.nn.Module)]
 
 
 FEATURE = WeightsFeature

@@ -44,7 +44,7 @@ SPECS = (
     seam(
         "trainer.init_hooks",
         f"{TRAINER}:Trainer.init_hooks(self)",
-        "checkpoints, state, weights, gradients: hooks beside upstream's save and load our state",
+        "checkpoints, state, loading, weights, gradients: hooks beside upstream's save and load our state",
         fact(ON_SELF, mentions("self.init_hooks"), "Trainer"),
         # Ours run with upstream's, before the checkpoint is complete.
         fact("saving goes through accelerate's hooks", calls("self.accelerator.register_save_state_pre_hook")),
