@@ -171,8 +171,9 @@ def _key(texts: Mapping[str, bytes | None], version: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def _contract_digest() -> str:
-    """Our own side of the comparison: the text of this room's modules."""
+    """Our own side of the comparison: the contract, and the text of this room's modules."""
     digest = hashlib.blake2b(digest_size=20)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    room = Path(__file__).parent
+    for path in sorted((*room.glob("*.py"), *room.glob("contract/*"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()

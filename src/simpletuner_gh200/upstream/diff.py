@@ -13,6 +13,7 @@ from typing import Any
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream import syntax
 from simpletuner_gh200.upstream.check import check
+from simpletuner_gh200.upstream.patterns import mentions
 from simpletuner_gh200.upstream.source import JoinedSource
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
 
@@ -66,7 +67,7 @@ def _around(
     seam = f"self.{name}" if owner else name
     for qualname in sorted(before.keys() | after.keys()):
         one, other = before.get(qualname), after.get(qualname)
-        used = any(node is not None and syntax.mentions(node, seam) for node in (one, other))
+        used = any(node is not None and mentions(node, seam) for node in (one, other))
         lines = _diff(one, other, qualname) if used and qualname != spec.qualname else []
         if lines:
             change = "added" if one is None else "removed" if other is None else "changed"

@@ -7,16 +7,18 @@ same specs at run time before they wrap anything, so that the two can't disagree
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import inspect
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
 
-from simpletuner_gh200.registry import contributions
-from simpletuner_gh200.upstream import syntax
+from simpletuner_gh200.upstream import patterns, syntax
 
-Question = Callable[[ast.AST], str | None]
-"""Asked of one definition. Answers None where all is as expected, else what was found instead, in words."""
-
-MODULE = "<module>"
+_INSIDE = "in "
+_MODULE = "<module>"
 
 
 @dataclass(frozen=True)
@@ -24,20 +26,21 @@ class Fact:
     """Something about upstream's source that we rely on beyond a signature."""
 
     name: str
-    question: Question
+    statements: tuple[str, ...]
+    """In the words of ``patterns``."""
     within: str | None = None
-    """The definition that is asked about, or ``MODULE`` for all of it; None: the seam's own."""
+    """The definition that they are about, or ``<module>`` for all of it; None: the seam's own."""
     features: tuple[str, ...] | None = None
     """Features that are off without it; None: those of the seam it belongs to."""
 
     def trouble(self, tree: ast.Module, own: str) -> str | None:
         """None when it holds, else what was found; ``own`` is the seam's qualified name."""
         where = self.within or own
-        scope = tree if where == MODULE else syntax.find(tree, where)
+        scope = tree if where == _MODULE else syntax.find(tree, where)
         if scope is None:
             return f"no {where}"
-        found = self.question(scope)
-        return found if found is None or where == MODULE else f"{found} in {where}"
+        found = (patterns.trouble(statement, scope) for statement in self.statements)
+        return next((f"{trouble} in {where}" for trouble in found if trouble is not None), None)
 
 
 @dataclass(frozen=True)
@@ -63,35 +66,40 @@ class SeamSpec:
         return self.qualname + (signature_text(self.parameters) if self.parameters is not None else "")
 
 
-def seam(name: str, place: str, need: str, *facts: Fact, optional: bool = False) -> SeamSpec:
-    """``place``: ``module:Owner.method(parameters)``, without parentheses where the parameters do not matter.
+def seam(name: str, *, module: str, place: str, need: str, optional: bool = False, **facts: Any) -> SeamSpec:
+    """A table of a contract's file.
 
-    ``need``: the features that are off without it, and what for: ``ramp, state: before it everything is prepared``.
+    ``place``: ``Owner.method(parameters)``, without parentheses where the parameters do not matter. ``need``: the
+    features that are off without it, and what for: ``ramp, state: before it everything is prepared``.
     """
-    module, _, definition = place.partition(":")
-    qualname, parameters = parse_signature(definition)
+    qualname, parenthesis, inside = place.partition("(")
+    parameters = _words(inside.removesuffix(")")) if parenthesis else None
     features, _, reason = need.rpartition(": ")
-    return SeamSpec(name, module, qualname, parameters, _words(features), reason, facts, optional)
+    found = tuple(_fact(need, said) for need, said in facts.items())
+    return SeamSpec(name, module, qualname, parameters, _words(features), reason, found, optional)
 
 
-def fact(need: str, question: Question, within: str | None = None) -> Fact:
+def _fact(need: str, said: str | list[str]) -> Fact:
     """``need``: what has to be so, behind the features that are off without it where those are not the seam's."""
     features, _, name = need.rpartition(": ")
-    return Fact(name, question, within, _words(features) or None)
-
-
-def parse_signature(text: str) -> tuple[str, tuple[str, ...] | None]:
-    qualname, parenthesis, inside = text.partition("(")
-    return qualname, _words(inside.removesuffix(")")) if parenthesis else None
+    statements = tuple(map(inspect.cleandoc, [said] if isinstance(said, str) else said))
+    within = None
+    if statements[0].startswith(_INSIDE):
+        within, statements = statements[0].removeprefix(_INSIDE), statements[1:]
+    return Fact(name, statements, within, _words(features) or None)
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(", ")))
 
 
-def all_specs() -> dict[str, SeamSpec]:
-    found = contributions("simpletuner_gh200.upstream.contract", "SPECS", SeamSpec)
-    return {spec.name: spec for spec in found}
+@cache
+def all_specs() -> Mapping[str, SeamSpec]:
+    """Of the files in ``contract``, one per area of SimpleTuner and one for accelerate."""
+    folder = resources.files(__package__).joinpath("contract")
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    tables = (tomllib.loads(file.read_text(encoding="utf-8")) for file in files)
+    return {name: seam(name, **given) for table in tables for name, given in table.items()}
 
 
 def signature_text(parameters: tuple[str, ...]) -> str:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.upstream import check as checking
-from simpletuner_gh200.upstream import facts, user_cache
+from simpletuner_gh200.upstream import user_cache
 from simpletuner_gh200.upstream.check import Verdict
 from simpletuner_gh200.upstream.features import FEATURES, ON, Status, consequences
 from simpletuner_gh200.upstream.source import JoinedSource
-from simpletuner_gh200.upstream.spec import all_specs, fact, seam
+from simpletuner_gh200.upstream.spec import all_specs, seam
 
-STEPS = fact("ramp: steps", facts.calls("self.step"))
-TRAINER = seam("trainer.train", "simpletuner.trainer:Trainer.train(self)", "telemetry: the loop", STEPS)
-SYNC = seam("accelerate.sync", "accelerate.core:sync(self)", "ramp: windows")
-EXTRA = seam("extra", "simpletuner.extra:new", "store: newer releases", optional=True)
+LOOP = {"module": "simpletuner.trainer", "place": "Trainer.train(self)", "need": "telemetry: the loop"}
+TRAINER = seam("trainer.train", **LOOP, **{"ramp: steps": "self.step()"})
+SYNC = seam("accelerate.sync", module="accelerate.core", place="sync(self)", need="ramp: windows")
+EXTRA = seam("extra", module="simpletuner.extra", place="new", need="store: newer releases", optional=True)
 SPECS = {spec.name: spec for spec in (TRAINER, SYNC, EXTRA)}
 GOOD = "class Trainer:\n    def train(self):\n        self.step()\n"
 
@@ -48,7 +48,7 @@ def test_a_broken_fact_costs_only_its_own_feature() -> None:
     verdict = checking.check(source(GOOD.replace("self.step()", "step(self)")), SPECS)
     assert not verdict.ok
     assert [row.feature for row in verdict.broken] == ["ramp"]
-    assert verdict.features["ramp"].text().startswith("off: seam trainer.train: 0 calls of self.step")
+    assert verdict.features["ramp"].text().startswith("off: seam trainer.train: no `self.step()` in Trainer.train")
     assert verdict.features["telemetry"].on
 
 
@@ -74,7 +74,7 @@ def test_what_builds_on_a_lost_feature_is_lost_too() -> None:
 
 
 def test_an_optional_seam_that_is_there_must_be_right() -> None:
-    broken_extra = seam("extra", "simpletuner.extra:new(a)", "store: newer", optional=True)
+    broken_extra = seam("extra", module="simpletuner.extra", place="new(a)", need="store: newer", optional=True)
     verdict = checking.check(source(extra="def new(b): ...\n"), {"extra": broken_extra})
     assert rows(verdict) == {"extra": ("broken", "store")}
 

@@ -156,7 +156,12 @@ def _alias(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [put(module, "gh200", there)] if there is not None and not hasattr(module, "gh200") else []
 
 
-PACKAGE = seam("simpletuner.gh200", "simpletuner:__name__", "the earlier guides import from simpletuner.gh200")
+PACKAGE = seam(
+    "simpletuner.gh200",
+    module="simpletuner",
+    place="__name__",
+    need="the earlier guides import from simpletuner.gh200",
+)
 
 SEAMS = (
     Seam("config.legacy_handlers", _legacy_handlers),

@@ -46,6 +46,8 @@ def _pin_memory(module: ModuleType, runtime: Runtime) -> Sequence[Patch]:
     return [put(module.Tensor, "pin_memory", pin_memory)]
 
 
-PIN_MEMORY = seam("torch.pin_memory", "torch:Tensor.pin_memory", "batches are pinned even without an accelerator")
+PIN_MEMORY = seam(
+    "torch.pin_memory", module="torch", place="Tensor.pin_memory", need="batches are pinned even without an accelerator"
+)
 
 SEAMS = (Seam(PIN_MEMORY.name, _pin_memory, own_spec=PIN_MEMORY),)
