@@ -29,14 +29,16 @@ NOTE = "<!-- Generated from the code by `make docs`; do not edit. -->\n"
 
 def pages() -> dict[Path, str]:
     """Path -> text of every generated page and picture."""
-    from scripts.dev import fits_picture  # main() makes this work where the file is started by its path
+    from scripts.dev import fits_picture, releases  # main() makes this work where the file is started by its path
 
+    support = ROOT / "docs" / "support.md"
     reference = ROOT / "docs" / "reference"
     return {
         reference / "configuration.md": configuration_page(),
         reference / "cli.md": cli_page(),
         reference / "optimizers.md": optimizers_page(),
         ROOT / "docs" / "pictures" / "fits.svg": fits_picture.picture(),
+        support: releases.page(support.read_text(encoding="utf-8")),
     }
 
 

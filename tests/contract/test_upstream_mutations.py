@@ -15,7 +15,7 @@ import pytest
 
 from simpletuner_gh200.upstream import syntax
 from simpletuner_gh200.upstream.check import check_spec
-from simpletuner_gh200.upstream.patterns import mentions
+from simpletuner_gh200.upstream.patterns import trouble
 from simpletuner_gh200.upstream.source import installed_package
 from simpletuner_gh200.upstream.spec import SeamSpec, all_specs
 
@@ -86,7 +86,7 @@ def canonical(module: str) -> str:
 def shorten(tree: ast.Module, owner: ast.ClassDef) -> None:
     """Keep the methods the contract names and, for each, the first one that calls it."""
     named = {spec.qualname.partition(".")[2] for spec in SPECS.values() if spec.qualname.startswith(f"{owner.name}.")}
-    callers = {next((id(node) for node in owner.body if mentions(node, f"self.{name}")), None) for name in named}
+    callers = {next((id(node) for node in owner.body if trouble(f"self.{name}", node) is None), None) for name in named}
     owner.body = [
         node for node in owner.body if id(node) in callers or getattr(node, "name", None) in named | FACT_METHODS
     ]

@@ -46,11 +46,6 @@ def count(pattern: ast.AST, scope: ast.AST) -> int:
     return sum(_same(pattern, node) for node in _nodes(scope).get(_kind(pattern), ()))
 
 
-def mentions(scope: ast.AST, name: str) -> bool:
-    """Is the dotted ``name`` used, called or not?"""
-    return any(count(pattern, scope) for pattern in _parsed(name))
-
-
 def _in_a_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.strip().splitlines())
 

@@ -145,16 +145,6 @@ def select(
     return installed_source()
 
 
-def parse_operand(text: str) -> JoinedSource:
-    """A release number, a path that exists, or ``DIR@REF`` for a commit: the operands of a comparison."""
-    folder, at, ref = text.rpartition("@")
-    if Path(text).exists():
-        return select(path=Path(text))
-    if at and Path(folder).is_dir():
-        return select(repository=Path(folder), ref=ref)
-    return select(version=text)
-
-
 def installed_source() -> JoinedSource:
     source = installed_package(PACKAGE)
     if source is None:

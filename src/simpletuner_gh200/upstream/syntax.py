@@ -21,13 +21,6 @@ def find(module: ast.Module, qualname: str) -> ast.AST | None:
     return here
 
 
-def functions(module: ast.Module) -> Iterator[tuple[str, Function]]:
-    """Functions of the module and methods of its classes, by qualified name."""
-    for node in module.body:
-        owner, parts = (f"{node.name}.", node.body) if isinstance(node, ast.ClassDef) else ("", [node])
-        yield from ((owner + part.name, part) for part in parts if isinstance(part, Function))
-
-
 def parameters(node: Function) -> tuple[str, ...]:
     """Parameter names in the order ``inspect.signature`` gives them, starred where they are."""
     spec = node.args

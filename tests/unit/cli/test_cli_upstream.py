@@ -48,17 +48,3 @@ def test_all_goes_with_nothing_else() -> None:
     done = CliRunner().invoke(app, ["check", "--all", "--version", "3.1.6"])
     assert isinstance(done.exception, UsageError)
     assert done.exception.exit_code == 2
-
-
-def test_a_comparison_shows_what_was_lost(tmp_path: Path) -> None:
-    registry = "simpletuner/helpers/configuration/env_file.py"
-    good = "env_to_args_map = {'DATALOADER_CONFIG': '--x'}\ndef load_env_config():\n    env_to_args_map.items()\n"
-    old = write_wheel(tmp_path, "9.0", {**EMPTY, registry: good})
-    new = write_wheel(tmp_path, "9.1", {**EMPTY, registry: good.replace("env_to_args_map.items", "read")})
-    done = CliRunner().invoke(app, ["diff", str(old), str(new)])
-    assert done.exit_code == 1
-    assert "== config.env_map" in done.stdout
-    assert "ok -> broken: no `env_to_args_map.items(...)` in load_env_config" in done.stdout
-    back = CliRunner().invoke(app, ["diff", str(new), str(old), "--json"])
-    assert back.exit_code == 0
-    assert json.loads(back.stdout)["ok"] is True

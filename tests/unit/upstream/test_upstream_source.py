@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import source as sources
-from simpletuner_gh200.upstream.source import parse_operand, select
+from simpletuner_gh200.upstream.source import select
 from tests.unit.upstream.upstream_samples import run_git, write_wheel
 
 PACKAGE = {"simpletuner/__init__.py": "__version__ = '3.7'\n", "simpletuner/helpers/a.py": "x = 1\n"}
@@ -66,7 +66,6 @@ def test_a_commit_is_read_as_it_was(tmp_path: Path) -> None:
     run_git(root, "commit", "-q", "-a", "-m", "two")
     assert select(repository=root, ref="v1").read("simpletuner.helpers.a") == b"x = 1\n"
     assert select(repository=root).read("simpletuner.helpers.a") == b"x = 2\n"
-    assert parse_operand(f"{root}@v1").read("simpletuner.helpers.a") == b"x = 1\n"
 
 
 def test_a_ref_is_never_an_option(tmp_path: Path) -> None:

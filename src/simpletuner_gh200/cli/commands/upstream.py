@@ -1,4 +1,4 @@
-"""``gh200 upstream``: does this SimpleTuner have what we rely on, and what changed between two of them."""
+"""``gh200 upstream``: does this SimpleTuner have what we rely on?"""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from simpletuner_gh200.upstream.features import FEATURES
 if TYPE_CHECKING:
     from simpletuner_gh200.upstream.check import Verdict
 
-app = typer.Typer(
-    help="Check SimpleTuner against what the extension relies on.", no_args_is_help=True, rich_markup_mode="rich"
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def upstream() -> None:
+    """Check SimpleTuner against what the extension relies on."""
 
 
 @app.command()
@@ -46,79 +49,18 @@ def check(
     """
     from simpletuner_gh200.errors import UsageError
     from simpletuner_gh200.upstream.check import check_remembered
-    from simpletuner_gh200.upstream.source import select
-    from simpletuner_gh200.upstream.support import sweep
+    from simpletuner_gh200.upstream.source import released, releases, select
 
     if every:
         if any((version, path, git, ref)):
             raise UsageError("--all checks every release", remedy="leave out --version, --path, --git and --ref")
-        verdicts = list(sweep())
+        verdicts = [check_remembered(released(release)) for release in releases()]
         ok = all(verdict.ok for verdict in verdicts)
         document = {"ok": ok, "releases": [verdict.to_json() for verdict in verdicts]}
         conclude(document, as_json, lambda: _show_sweep(verdicts), ok=ok)
     else:
         found = check_remembered(select(version=version, path=path, repository=git, ref=ref))
         conclude(found.to_json(), as_json, lambda: _show_one(found), ok=found.ok)
-
-
-@app.command()
-def diff(
-    old: Annotated[str, typer.Argument(help="A release, a path, or DIR@REF.")],
-    new: Annotated[str, typer.Argument(help="What to compare it with.")],
-    full: Annotated[bool, typer.Option("--full", help="Show long diffs whole.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what changed in and around the seams. Exit code 1 if a seam holds in OLD and is broken in NEW.
-
-    Examples:
-
-      gh200 upstream diff 4.9.3 4.10.0
-
-      gh200 upstream diff 4.10.1 ~/SimpleTuner  # a release and a folder or wheel
-
-      gh200 upstream diff 4.10.1 ~/SimpleTuner@origin/main  # a release and a commit
-    """
-    from simpletuner_gh200.upstream.diff import compare, review_lines
-    from simpletuner_gh200.upstream.source import parse_operand
-
-    found = compare(parse_operand(old), parse_operand(new))
-    conclude(found, as_json, lambda: say("\n".join(review_lines(found, full=full))), ok=found["ok"])
-
-
-@app.command()
-def support(
-    sweep_first: Annotated[bool, typer.Option("--sweep", help="Renew the data from the package index first.")] = False,
-    write: Annotated[Path | None, typer.Option(help="Renew the table in this page instead of printing it.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show which features work on which SimpleTuner release.
-
-    Examples:
-
-      gh200 upstream support  # print the table
-
-      gh200 upstream support --sweep --write docs/support.md  # for maintainers
-    """
-    from simpletuner_gh200.upstream.support import (
-        known_releases,
-        support_document,
-        support_rows,
-        sweep,
-        write_data,
-        write_page,
-    )
-
-    if sweep_first:
-        write_data(sweep())
-    renewed = write_page(write) if write is not None else None
-
-    def show() -> None:
-        if write is None:
-            show_table(screen(), ("SimpleTuner", "releases", "checked", "features"), support_rows(known_releases()))
-        else:
-            say(f"{write}: {'renewed' if renewed else 'up to date'}")
-
-    conclude({**support_document(known_releases()), "renewed": renewed}, as_json, show)
 
 
 def _show_one(verdict: Verdict) -> None:
