@@ -19,7 +19,8 @@ from simpletuner_gh200.plan.models import PUBLISHED
 from simpletuner_gh200.plan.models import PUBLISHED_TRACES as DATA
 from simpletuner_gh200.units import GIB
 
-SHAPES = {"wan": (81, 480, 832), "sd1x": (0, 512, 512)}
+_VIDEO = (81, 480, 832)
+SHAPES = {**dict.fromkeys(("wan", "hunyuanvideo", "kandinsky5_video", "ltxvideo2"), _VIDEO), "sd1x": (0, 512, 512)}
 TOKENS = {"sd3": 333, "sdxl": 77, "sd1x": 77, "pixart": 300}
 
 
@@ -60,16 +61,24 @@ def trace_all(known: dict[str, Any]) -> dict[str, Any]:
         answers = dict(zip(asked, traces.ask(list(asked.values()), timeout=3600), strict=True))
         frames, height, width = SHAPES.get(model["family"], (1, 1024, 1024))
         entry: dict[str, Any] = {"area": max(frames, 1) * height * width, "full": {}, "lora": {}}
-        for (kind, name), answer in answers.items():
-            if "error" in answer:
-                raise SystemExit(f"{model['names'][0]} {kind} {name}: {answer['error']}")
-            counted = traces.Trace.from_json(answer).whole
-            if kind == "full" and counted.parameters != model["parameters"]:
-                raise SystemExit(f"{model['names'][0]}: {counted.parameters} parameters, not {model['parameters']}")
-            entry[kind][name] = answer
-        models[model["names"][0]] = entry
-        print(f"traced {model['names'][0]}", file=sys.stderr, flush=True)
+        why = _against(model, answers)
+        print(f"{model['names'][0]}: {why or 'traced'}", file=sys.stderr, flush=True)
+        if why is None:
+            for (kind, name), answer in answers.items():
+                entry[kind][name] = answer
+            models[model["names"][0]] = entry
     return models
+
+
+def _against(model: dict[str, Any], answers: dict[tuple[str, str], dict[str, Any]]) -> str | None:
+    """Why what was traced is not written; None where it is what was published."""
+    for (kind, name), answer in answers.items():
+        if "error" in answer:
+            return f"{kind} {name} could not be traced: {answer['error'][:300]}"
+        parameters = traces.Trace.from_json(answer).whole.parameters
+        if kind == "full" and parameters != model["parameters"]:
+            return f"SimpleTuner's class has {parameters} parameters, and {model['parameters']} are published"
+    return None
 
 
 def rows(models: dict[str, Any]) -> list[str]:

@@ -232,3 +232,36 @@ def preempted(record: Record) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     around(Accelerator, "backward", backward)
+
+
+def out_of_memory(record: Record, times: int = 4) -> None:
+    """The first ``times`` attempts at a micro-batch end in torch's OutOfMemoryError: in turns in the forward pass, and
+    when backward has left its gradients."""
+    import torch
+    from accelerate import Accelerator
+    from simpletuner.helpers.training.trainer import Trainer
+
+    left = [times]
+
+    def full() -> None:
+        left[0] -= 1
+        raise torch.OutOfMemoryError(f"planted: {left[0]} to come\nand a table")
+
+    def model_predict(original, self, *args, **kwargs):
+        prediction = original(self, *args, **kwargs)
+        if left[0] > 0 and left[0] % 2:
+            full()
+        return prediction
+
+    def backward(original, self, loss, **kwargs):
+        result = original(self, loss, **kwargs)
+        if left[0] > 0:
+            full()
+        return result
+
+    around(Trainer, "model_predict", model_predict)
+    around(Accelerator, "backward", backward)
+
+
+def never_enough_memory(record: Record) -> None:
+    out_of_memory(record, times=99)

@@ -7,6 +7,7 @@ config check``, the reference page and the environment's variables follow from t
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -153,6 +154,31 @@ class WeightSettings(PartModel):
         return self.weights != "hbm" if self.release_weight_files is None else self.release_weight_files
 
 
+class MemorySettings(PartModel):
+    """One setting for all of the model's memory."""
+
+    memory: Literal["manual", "auto"] = _key("manual", "Memory")
+    """auto: before the run the plan places weights, gradients, optimizer state, EMA, activations and caches, what is
+    used least per byte leaving HBM first; settings that are given stay as they are. Larger batches are rehearsed before
+    they are trained on, and what runs out of HBM there moves the next thing. manual: as the other settings say."""
+
+
+PLACED: Mapping[str, tuple[str, Any]] = {
+    "state": ("use_uvm", True),
+    "gradients": ("gradients", "auto"),
+    "weights": ("weights", "auto"),
+    "activations": ("activations", "auto"),
+}
+"""Feature -> the key of ``gh200_optimizations`` that moves what it keeps, and the value that does; as a rule in the
+order in which they leave HBM. ``memory: "auto"`` decides about those that nobody has set."""
+
+
+def placed_setting(feature: str, *, device: bool) -> dict[str, Any]:
+    """By ``block.key``. Without a device host memory is on both sides, which ``auto`` would not do."""
+    key, value = PLACED[feature]
+    return {f"gh200_optimizations.{key}": value if device or value is True else "grace"}
+
+
 def _check_weights(model: WeightSettings) -> list[tuple[str, str]]:
     if model.weights != "hbm" or not model.weights_hbm_budget_gb:
         return []
@@ -274,6 +300,7 @@ PARTS = (
         switch="activations",
         environment={"activations": ACTIVATIONS},
     ),
+    Part("gh200_optimizations", "memory", MemorySettings, title="Memory", main=("memory",)),
     Part("gh200_optimizations", "checkpoints", CheckpointSettings, title="Checkpoints", switch="checkpoints"),
     Part(
         "gh200_optimizations",

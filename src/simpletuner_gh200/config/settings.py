@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from simpletuner_gh200.config.blocks import (
     PARTS,
+    PLACED,
     CacheSettings,
     HintSettings,
     InMemorySettings,
+    MemorySettings,
     StateSettings,
     parts_of,
 )
@@ -47,6 +49,15 @@ class Settings:
     def given(self, key: str) -> bool:
         """Was ``block.key`` set by someone, rather than left at its default?"""
         return self.origins.get(key, DEFAULT) != DEFAULT
+
+    def placed(self, values: Mapping[str, Any], origin: str) -> Settings:
+        """With those of ``values``, by ``block.key``, that nobody has set."""
+        parts, taken = dict(self.parts), {name: value for name, value in values.items() if not self.given(name)}
+        for part in PARTS:
+            mine = {key: taken[name] for key in part.names() if (name := f"{part.block}.{key}") in taken}
+            if mine:
+                parts[part.model] = self.parts[part.model].model_copy(update=mine)
+        return replace(self, parts=parts, origins={**self.origins, **dict.fromkeys(taken, origin)})
 
     @property
     def any_given(self) -> bool:
@@ -217,7 +228,8 @@ def without_effect(settings: Settings) -> list[str]:
     notes = [*_without_use_uvm(settings), *_unserved_caches(settings)]
     for block in TRAINING_BLOCKS:
         for part in parts_of(block):
-            notes += [*_switched_off(settings, part), *_lacking_another(settings, part)]
+            decided_later = settings.part(MemorySettings).memory == "auto" and part.feature in PLACED
+            notes += [] if decided_later else [*_switched_off(settings, part), *_lacking_another(settings, part)]
     return notes
 
 

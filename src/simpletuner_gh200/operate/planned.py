@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.config.environment import PLACEMENT
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.plan import calibration, planning
 from simpletuner_gh200.plan.calibration import learned_context, learned_flops, learned_samples, measured_by_features
 from simpletuner_gh200.plan.facts import truth
 from simpletuner_gh200.plan.machines import this_machine
+from simpletuner_gh200.plan.text import decision_line
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
 
@@ -26,6 +29,8 @@ class PlannedRun:
     """What the plan says of a run that may start."""
 
     notes: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """For its ranks: what ``memory: "auto"`` decided."""
     keep: Callable[[], None] = lambda: None
     """Leaves the plan beside the run, if that has a feature of ours on; for whoever has its output folder to himself.
     """
@@ -45,12 +50,14 @@ def _check(training: Training) -> PlannedRun:
     plan = planning.check_fit(training)
     if plan is None:
         return PlannedRun()
+    decided = {} if plan.decision is None else {PLACEMENT: json.dumps(plan.decision.to_json())}
     close = plan.machine.has_device and not plan.fits
-    notes = ("by `gh200 plan`, with what it assumes, this run is close to what the machine has",) if close else ()
+    notes = tuple(decision_line(plan))
+    notes += ("by `gh200 plan`, with what it assumes, this run is close to what the machine has",) if close else ()
     output = training.values.get("output_dir")
     if not output or training.settings is None or not training.settings.any_given:
-        return PlannedRun(notes)
-    return PlannedRun(notes, partial(planning.keep, plan, Path(str(output))))
+        return PlannedRun(notes, decided)
+    return PlannedRun(notes, decided, partial(planning.keep, plan, Path(str(output))))
 
 
 def compared(run: Recorded) -> list[tuple[str, str, str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from simpletuner_gh200.model.refusals import activations_refusal, state_refusal, weights_refusal
+from simpletuner_gh200.plan.deciding import Move, moves
 from simpletuner_gh200.plan.evaluation import evaluate
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
@@ -128,10 +128,11 @@ def _covered(change: SettingChange, found: Iterable[SettingChange]) -> bool:
 
 def options(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> Iterator[SettingChange]:
     """Everything that may be changed by itself, and isn't so already; not tried yet."""
-    if machine.has_device and not machine.one_pool:  # a single pool has nowhere else
-        yield from _other_places(facts, machine)
+    apart = machine.has_device and not machine.one_pool  # a single pool has nowhere else
+    movable = {move.feature: move for move in moves(facts, machine)} if apart else {}
+    yield from _other_places(facts, machine, movable)
     if (not facts.checkpointing) in sizes.traces and not facts.sharded:  # a guess is no basis for advice
-        yield from _other_checkpointing(facts, machine)
+        yield from _other_checkpointing(facts, machine, movable)
     if facts.checkpoints > 1 and "disk" in evaluate(facts, sizes, machine).overflow():
         yield SettingChange("one checkpoint kept", {"checkpoints_total_limit": 1}, replace(facts, checkpoints=1))
     yield from _other_numbers(facts)
@@ -141,23 +142,23 @@ def _elsewhere(machine: Machine) -> str:
     return "Grace" if machine.coherent else "CPU memory, over PCIe"
 
 
-def _other_places(facts: RunFacts, machine: Machine) -> Iterator[SettingChange]:
-    if not facts.state_in_grace and facts.full and not facts.sharded and _state_may_move(facts):
-        pattern = {} if machine.coherent else {f"{_BLOCK}.uvm_access_pattern": facts.state_pattern}
-        away = replace(facts, state_in_grace=True)
-        yield SettingChange(f"optimizer state in {_elsewhere(machine)}", {f"{_BLOCK}.use_uvm": True, **pattern}, away)
-    if machine.coherent and not facts.weights_in_grace and not facts.sharded and _weights_may_move(facts):
-        settings = {f"{_BLOCK}.{key}": "grace" for key in ("weights", *(("gradients",) if facts.full else ()))}
-        away = replace(facts, weights_in_grace=True, gradients_in_grace=facts.full or facts.gradients_in_grace)
+def _other_places(facts: RunFacts, machine: Machine, movable: Mapping[str, Move]) -> Iterator[SettingChange]:
+    if (state := movable.get("state")) is not None:
+        away = replace(facts, **state.changed)
+        yield SettingChange(f"optimizer state in {_elsewhere(machine)}", state.settings, away)
+    if "weights" in movable:
+        together = [movable[name] for name in ("weights", "gradients") if name in movable]
+        settings = {key: "grace" for move in together for key in move.settings}
+        away = replace(facts, **{key: value for move in together for key, value in move.changed.items()})
         yield SettingChange("weights and gradients in Grace" if facts.full else "weights in Grace", settings, away)
-    if facts.activations == "off" and not facts.checkpointing and _activations_may_move(facts):
-        away = replace(facts, activations="auto")
-        yield SettingChange(f"activations in {_elsewhere(machine)}", {f"{_BLOCK}.activations": "auto"}, away)
+    if (saved := movable.get("activations")) is not None and not facts.checkpointing:
+        away = replace(facts, **saved.changed)
+        yield SettingChange(f"activations in {_elsewhere(machine)}", saved.settings, away)
     if facts.hbm_embeds:
         yield SettingChange("no embeds in HBM", {"cache_config.hbm_limit_gb": 0}, replace(facts, hbm_embeds=0))
 
 
-def _other_checkpointing(facts: RunFacts, machine: Machine) -> Iterator[SettingChange]:
+def _other_checkpointing(facts: RunFacts, machine: Machine, movable: Mapping[str, Move]) -> Iterator[SettingChange]:
     key = {"gradient_checkpointing": not facts.checkpointing}
     if not facts.checkpointing:
         off = {f"{_BLOCK}.activations": "off"} if facts.activations != "off" else {}
@@ -165,11 +166,11 @@ def _other_checkpointing(facts: RunFacts, machine: Machine) -> Iterator[SettingC
         yield SettingChange("checkpointing: blocks are computed twice", {**key, **off}, twice)
         return
     yield SettingChange("no checkpointing", key, replace(facts, checkpointing=False))
-    if machine.has_device and not machine.one_pool and _activations_may_move(facts):
+    if (saved := movable.get("activations")) is not None:
         yield SettingChange(
             f"activations in {_elsewhere(machine)} instead of checkpointing",
-            {**key, f"{_BLOCK}.activations": "auto"},
-            replace(facts, checkpointing=False, activations="auto"),
+            {**key, **saved.settings},
+            replace(facts, checkpointing=False, **saved.changed),
         )
 
 
@@ -202,20 +203,3 @@ def _other_numbers(facts: RunFacts) -> Iterator[SettingChange]:
         fewer_bits = replace(facts, base_precision=base)
         what = "a quantised base model: other rounding"
         yield SettingChange(what, {"base_model_precision": base}, fewer_bits, exact=False)
-
-
-def _state_may_move(facts: RunFacts) -> bool:
-    """Would the run take ``use_uvm``? By the rule that refuses there."""
-    on = facts.switched_on
-    return state_refusal(on, "DEEPSPEED" if "deepspeed_config" in on else "NO") is None
-
-
-def _weights_may_move(facts: RunFacts) -> bool:
-    on = facts.switched_on
-    return weights_refusal(on, "DEEPSPEED" if "deepspeed_config" in on else "NO") is None
-
-
-def _activations_may_move(facts: RunFacts) -> bool:
-    on = facts.switched_on
-    engine = "DEEPSPEED" if "deepspeed_config" in on else "FSDP" if facts.sharded else "NO"
-    return activations_refusal(on, engine) is None

@@ -10,11 +10,13 @@ from simpletuner_gh200.config.blocks import (
     ActivationSettings,
     CacheSettings,
     CheckpointSettings,
+    MemorySettings,
     RampSettings,
     StateSettings,
     WeightSettings,
 )
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
+from simpletuner_gh200.config.settings import DEFAULT
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.model.optimizer_table import WeightType
 from simpletuner_gh200.units import gib_to_bytes
@@ -73,6 +75,9 @@ class RunFacts:
     activation_limit_gb: float | None = None
     behind: bool = False
     """Are checkpoints saved to memory?"""
+    memory_auto: bool = False
+    explicit: frozenset[str] = frozenset()
+    """Settings of ours, by ``block.key``, that somebody has given."""
     unified: Mapping[str, bool] = field(default_factory=dict)
     """Kind of cache -> whether we hold it."""
     cache_limit: int | None = None
@@ -146,6 +151,8 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         activations=saved.activations,
         activation_limit_gb=saved.activation_limit_gb,
         behind=settings.part(CheckpointSettings).checkpoints == "behind",
+        memory_auto=settings.part(MemorySettings).memory == "auto",
+        explicit=frozenset(key for key, origin in settings.origins.items() if origin != DEFAULT),
         unified=caches.served(),
         cache_limit=None if caches.memory_limit_gb is None else gib_to_bytes(caches.memory_limit_gb),
         hbm_embeds=gib_to_bytes(caches.hbm_limit_gb or 0),

@@ -19,8 +19,9 @@ from simpletuner_gh200.memory.host import usable_cores
 from simpletuner_gh200.plan import text
 from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, with_settings
+from simpletuner_gh200.plan.deciding import Decision, decide
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
-from simpletuner_gh200.plan.facts import NOT_FOLLOWED, read_facts, truth
+from simpletuner_gh200.plan.facts import NOT_FOLLOWED, RunFacts, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine, free_disk, this_machine
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
@@ -46,6 +47,8 @@ class Plan:
     """Of one rank."""
     sizes: ModelSizes
     evaluated: Evaluated
+    decision: Decision | None = None
+    """Of ``memory: "auto"``."""
     notes: tuple[str, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     """From the largest, which the table is about, down."""
@@ -89,7 +92,8 @@ class Plan:
             "pools": pools,
             "phases": {phase: {pool: found.held(phase, pool) for pool in POOLS} for phase in PHASES},
             "bytes": [row.to_json() for row in found.rows],
-            "placement": found.placement(),
+            "placement": list(self.decision.placement) if self.decision else found.placement(),
+            "decision": None if self.decision is None else self.decision.to_json(),
             "buckets": [bucket.to_json() for bucket in self.buckets],
             "step": {**found.step_json(), "flops": self.traced_flops},
             "start": dict(self.start),
@@ -133,14 +137,19 @@ def make_plan(
     notes += [*sharding_notes(facts), *([crowded] if crowded else [])]
     if training.assumed:
         notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
-    others = on_nodes(lambda count: read_facts(training, ranks=count), sizes, one, job)
+    decision, facts = decide(facts, sizes, one) if facts.memory_auto else (None, facts)
+    others = on_nodes(lambda count: _placed(read_facts(training, ranks=count), sizes, one), sizes, one, job)
     found = buckets(facts, sizes, one)
     evaluated = evaluate(facts, sizes, one)
     cores = usable_cores() if machine.name == "this" else MOST_WORKERS * one.devices
     start = start_seconds(training, cores) if patience is None else {}
     disk = one.disk if one.disk is not None else free_disk(str(training.values.get("output_dir") or "."))
     whole = whole_run(training, facts, evaluated.least, sizes.data.samples)
-    return Plan(one, sizes, evaluated, tuple(notes), found, tuple(others), start, whole, disk)
+    return Plan(one, sizes, evaluated, decision, tuple(notes), found, tuple(others), start, whole, disk)
+
+
+def _placed(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> RunFacts:
+    return decide(facts, sizes, machine)[1] if facts.memory_auto else facts
 
 
 def quick_plan(training: Training, machine: Machine) -> Plan:

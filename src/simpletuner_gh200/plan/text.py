@@ -51,6 +51,15 @@ def whole_line(plan: Plan) -> Iterator[str]:
     yield f"{least}; {of}; validation and saving come on top{untraced}"
 
 
+def decision_line(plan: Plan) -> Iterator[str]:
+    """What ``memory: "auto"`` does; on a single pool what helps there instead, the cheapest first."""
+    if plan.decision is None:
+        return
+    settings = in_words(plan.decision.settings) or "nothing is moved"
+    helps = [change.text() for change in plan.changes if change.fits] if plan.machine.one_pool and not plan.fits else ()
+    yield f"memory auto: {plan.decision.why}: {settings}" + "; what helps: " * bool(helps) + ", or ".join(helps)
+
+
 def order_of_changes(plan: Plan) -> str:
     """What the list of changes is sorted by, before it."""
     first = "those that change no number of the run first, then the least time a step"

@@ -12,12 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simpletuner_gh200.config.blocks import MemorySettings
 from simpletuner_gh200.config.environment import rank
 from simpletuner_gh200.config.legacy import LEGACY_FLAG
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import training_from
 from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.seams.decided import ORIGIN, read_decision
 from simpletuner_gh200.seams.feature import Feature, all_features, decide, losses
 from simpletuner_gh200.seams.grace import Grace
 from simpletuner_gh200.seams.lifeline import Lifeline
@@ -75,6 +77,8 @@ class Runtime:
         for feature in self.features:
             feature.runtime = self
         self.settings: Settings | None = None
+        self.decision: Mapping[str, Any] = {}
+        """Of ``memory: "auto"``, the same in every rank."""
         self.trainer: Any = None
         self.raw_config: Mapping[str, Any] | None = None
         self.in_memory_for_all: dict[str, Any] | None = None
@@ -114,6 +118,9 @@ class Runtime:
         settings = training.raise_if_bad()
         for note in settings.notes:
             logger.info("gh200: %s", note)
+        if settings.part(MemorySettings).memory == "auto":
+            self.decision = read_decision()
+            settings = settings.placed(self.decision.get("settings", {}), ORIGIN)
         self.configure(settings, verdict=lambda: check_installed().features)
 
     def configure(self, settings: Settings, verdict: Callable[[], Mapping[str, Status]] = dict) -> None:
@@ -126,8 +133,7 @@ class Runtime:
 
         def against(name: str) -> list[str]:
             self.verdict = source()
-            status = self.verdict.get(name, ON)
-            return self._missing_seams(name) + ([] if status.reason is None else [status.reason])
+            return self._speaks_against(name)
 
         self.statuses = decide(self.features, settings, os.environ, against)
         self._on = tuple(feature for feature in self.features if self.statuses[feature.name].on)
@@ -136,6 +142,10 @@ class Runtime:
             feature.configured()
         for name, status in losses(self.statuses).items():
             logger.warning("gh200: feature %s is %s", name, status)
+
+    def _speaks_against(self, name: str) -> list[str]:
+        status = self.verdict.get(name, ON)
+        return self._missing_seams(name) + ([] if status.reason is None else [status.reason])
 
     def _missing_seams(self, name: str) -> list[str]:
         """Places of its own that are not wrapped, and those of features it builds on that can't be."""
@@ -158,6 +168,19 @@ class Runtime:
         logger.warning("gh200: feature %s is off: %s", feature.name, reason)
         self._on = tuple(other for other in self._on if other is not feature)
         self._moments = {}
+
+    def switch_on(self, name: str, values: Mapping[str, Any], origin: str) -> bool:
+        """Between two steps, with these settings; False where something speaks against it, which is then said."""
+        assert self.settings is not None
+        self.settings = self.settings.placed(values, origin)
+        feature = next(feature for feature in self.features if feature.name == name)
+        self.statuses |= decide((feature,), self.settings, os.environ, self._speaks_against)
+        for moment in ("start", "hooks_ready", "before_train"):
+            self._on = tuple(one for one in self.features if self.feature_on(one.name))
+            self._moments = {}
+            if self.feature_on(name):
+                getattr(feature, moment)(self.trainer)
+        return self.feature_on(name)
 
     @property
     def batch_path(self) -> BatchPath | None:

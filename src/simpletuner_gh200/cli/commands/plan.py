@@ -113,7 +113,7 @@ def _print(made: Plan, console: Console) -> None:
     if len(made.buckets) > 1:
         cells = [text.bucket_cells(bucket) for bucket in made.buckets[:SHOWN_BUCKETS]]
         show_table(console, text.BUCKET_HEADINGS, cells, title="activations by bucket", right=(1, 2, 3, 4))
-    times = (text.step_line(made), *text.start_line(made), *text.whole_line(made))
+    times = (*text.decision_line(made), text.step_line(made), *text.start_line(made), *text.whole_line(made))
     for line in (*text.summary(made), *times, *text.nodes_lines(made)):
         paragraph(console, line)
     useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]

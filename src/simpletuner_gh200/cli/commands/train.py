@@ -6,8 +6,9 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from simpletuner_gh200.telemetry.redact import redact, redact_command, redact_te
 if TYPE_CHECKING:
     from simpletuner_gh200.operate import planned, preflight
     from simpletuner_gh200.operate.ending import Outcome
+    from simpletuner_gh200.operate.launching import LaunchCommand
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -56,11 +58,14 @@ def train(
     flags, env = upstream_spelling(context.args, env)
     with stdout_kept_for_json(as_json):
         checked, planned_run = _prepare(config, env, flags, plan=plan)
+    launch = replace(checked.launch, environment={**checked.launch.environment, **planned_run.environment})
     if dry_run:
-        say(json.dumps(checked.launch.to_json()) if as_json else checked.launch.shown())
+        say(json.dumps(launch.to_json()) if as_json else launch.shown())
         return
     with stdout_kept_for_json(as_json):
-        outcome, document = _run(checked, planned_run, checkpoint_on_interrupt=checkpoint_on_interrupt)
+        outcome, document = _run(
+            launch, checked.training.values, planned_run, checkpoint_on_interrupt=checkpoint_on_interrupt
+        )
         code = code_with_again_file(outcome, again_file)
     if as_json:
         print(json.dumps(redact(document)))
@@ -85,15 +90,14 @@ def _prepare(
 
 
 def _run(
-    checked: preflight.Checked, found: planned.PlannedRun, *, checkpoint_on_interrupt: bool
+    launch: LaunchCommand, values: Mapping[str, Any], found: planned.PlannedRun, *, checkpoint_on_interrupt: bool
 ) -> tuple[Outcome, dict[str, Any]]:
     """Train and say how it went; the same for scripts."""
     from simpletuner_gh200.operate import ending, launching, planned
 
-    values = checked.training.values
     output = Path(str(values["output_dir"])) if values.get("output_dir") else None
     outcome = launching.run(
-        checked.launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep, say=_say
+        launch, output, checkpoint_on_interrupt=checkpoint_on_interrupt, once_ours=found.keep, say=_say
     )
     if outcome.signal is not None or (outcome.exit_code and not outcome.summaries):
         say("", error=True)  # SimpleTuner's progress bar may have been left in the middle of its line

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.pool.probe import Tried
 from simpletuner_gh200.model.optimizer_table import optimizers, streaming_wins
 from simpletuner_gh200.model.placement import Placement, automatic_budget
+from simpletuner_gh200.seams.decided import ORIGIN
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.state.opening import (
     check,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("simpletuner_gh200")
 
+USE_UVM = "gh200_optimizations.use_uvm"
 ACCESS_PATTERN = "gh200_optimizations.uvm_access_pattern"
 
 
@@ -52,7 +55,9 @@ class StateFeature(Feature):
         self._streaming = "not decided"
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
-        return "requested" if settings.part(StateSettings).use_uvm else "off"
+        if not settings.part(StateSettings).use_uvm:
+            return "off"
+        return "auto" if settings.origins[USE_UVM] == ORIGIN else "requested"
 
     @property
     def _settings(self) -> StateSettings:
@@ -69,7 +74,13 @@ class StateFeature(Feature):
     # -- moments ---------------------------------------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
-        check(self._settings, self.runtime.grace, trainer, by_name=self.settings.given(ACCESS_PATTERN))
+        try:
+            check(self._settings, self.runtime.grace, trainer, by_name=self.settings.given(ACCESS_PATTERN))
+        except FeatureUnavailable as refused:
+            if self.request(self.settings, {}) == "requested":
+                raise
+            self.runtime.switch_off(self, str(refused))
+            return
         config = trainer.config
         if getattr(config, "use_ema", False) and getattr(config, "ema_device", None) != "accelerator":
             if getattr(config, "ema_cpu_only", False):

@@ -1,0 +1,182 @@
+"""``memory: "auto"`` in a run: what was decided before it, a rehearsal of batches that are larger than any before, and
+what moves when HBM runs out there.
+
+A rehearsal is the forward and backward pass of a micro-batch with the random numbers that it will have, at the start of
+a window, where no gradient counts yet: afterwards gradients are as they were, and the same micro-batch is trained on.
+So nothing has to be undone where it fails, and it may be repeated with less in HBM.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from simpletuner_gh200.config.blocks import MemorySettings, placed_setting
+from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.memory.nested import tensors_in
+from simpletuner_gh200.model.refusals import weights_refusal
+from simpletuner_gh200.seams.decided import ORIGIN
+from simpletuner_gh200.seams.feature import Feature, Request
+from simpletuner_gh200.seams.features.weights import room_left
+
+logger = logging.getLogger("simpletuner_gh200")
+
+
+class MemoryFeature(Feature):
+    name = "memory"
+
+    def __init__(self) -> None:
+        self._largest = 0
+        """Bytes of the largest batch that was rehearsed."""
+        self._against: str | None = "training has not begun"
+        """Why nothing is rehearsed."""
+        self._rehearsals = 0
+        self._moved: list[dict[str, str]] = []
+        """In a run, each with the reason."""
+
+    def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
+        return "auto" if settings.part(MemorySettings).memory == "auto" else "off"
+
+    @property
+    def _decision(self) -> Mapping[str, Any]:
+        return self.runtime.decision
+
+    # -- moments ---------------------------------------------------------------------------------------
+
+    def start(self, trainer: Any) -> None:
+        settings = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in self._decided().items())
+        logger.info("gh200: memory auto: %s: %s", self._decision.get("why"), settings or "nothing is moved")
+        for row in self._decision.get("placement", ()):
+            logger.debug("gh200: memory auto: %(what)s in %(pool)s, %(bytes)d bytes: %(why)s", row)
+
+    def _decided(self) -> dict[str, Any]:
+        """What of the decision is in force."""
+        found: dict[str, Any] = self._decision.get("settings", {})
+        return {key: value for key, value in found.items() if self.settings.origins.get(key) == ORIGIN}
+
+    def before_train(self, trainer: Any) -> None:
+        distributed = str(getattr(trainer.accelerator, "distributed_type", ""))
+        self._against = weights_refusal(vars(trainer.config), distributed)
+        if self._against is not None:
+            logger.info("gh200: memory auto: batches are not rehearsed: %s", self._against)
+
+    def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        size = sum(tensor.nbytes for _keys, tensor in tensors_in(batch))
+        if self._against is not None or size <= self._largest or not torch.is_grad_enabled():
+            return batch
+        several = trainer.accelerator.num_processes > 1
+        if self._largest and (several or not trainer.accelerator.sync_gradients):
+            return batch  # ranks would have to agree that one has a larger batch; gradients of a window count
+        self._largest = size
+        self._rehearse(trainer, batch)
+        return batch
+
+    def _rehearse(self, trainer: Any, batch: Mapping[str, Any]) -> None:
+        """Until it succeeds on every rank, or nothing is left that could move."""
+        while True:
+            self._rehearsals += 1
+            lacks = _first_of_all(_tried(trainer, batch) or self._too_little_left(trainer))
+            if lacks is None or not self._move_next(trainer, lacks):
+                return
+
+    def _too_little_left(self, trainer: Any) -> str | None:
+        """What the first step has measured, with the state that its optimizer is to make."""
+        grace = self.runtime.grace
+        if trainer.accelerator.device.type == "cpu" or grace.refusal(trainer, by_name=False) is not None:
+            return None
+        grace.open(trainer)
+        room = room_left(self.runtime)
+        return None if room.size else f"the optimizer's state would not fit: {room.why}"
+
+    def _move_next(self, trainer: Any, lacks: str) -> bool:
+        device = trainer.accelerator.device.type != "cpu"
+        for name in self._decision.get("then", ()):
+            settings = placed_setting(name, device=device)
+            if self.runtime.feature_on(name) or any(map(self.settings.given, settings)):
+                continue
+            if self.runtime.switch_on(name, settings, ORIGIN):
+                logger.warning("gh200: memory auto: moved to Grace: %s (%s)", name, lacks)
+                self._moved.append({"what": name, "why": lacks})
+                return True
+        logger.error("gh200: memory auto: nothing is left that could leave HBM: %s", lacks)
+        return False
+
+    # -- what it tells ---------------------------------------------------------------------------------
+
+    def telemetry(self) -> Mapping[str, Any]:
+        return {"moved": len(self._moved), "rehearsals": self._rehearsals}
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "why": self._decision.get("why"),
+            "settings": self._decided(),
+            "placement": list(self._decision.get("placement", ())),
+            "rehearsals": self._rehearsals,
+            "not_rehearsed": self._against,
+            "moved": self._moved,
+        }
+
+
+def _tried(trainer: Any, batch: Mapping[str, Any]) -> str | None:
+    """Forward and backward of a micro-batch that leave nothing behind; what torch said where memory ran out."""
+    import torch
+
+    accelerator, lacks = trainer.accelerator, None
+    trained = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
+    had = [weight.grad is not None for weight in trained]
+    with _same_random_numbers(), ExitStack() as alone:
+        for model in (getattr(trainer.model, name, None) for name in ("model", "controlnet")):
+            if isinstance(model, torch.nn.Module):
+                alone.enter_context(accelerator.no_sync(model))
+        try:
+            again = dict(batch)
+            prediction = trainer.model_predict(prepared_batch=again)
+            loss = trainer.model.loss(prepared_batch=again, model_output=prediction, apply_conditioning_mask=True)
+            accelerator.backward(loss)
+        except torch.OutOfMemoryError as full:
+            lacks = str(full).partition("\n")[0]
+        except Exception as failure:  # noqa: BLE001 - a batch of another kind may train all the same
+            logger.warning("gh200: memory auto: a batch could not be rehearsed: %r", failure)
+    for weight, before in zip(trained, had, strict=True):
+        if not before:
+            weight.grad = None
+        elif weight.grad is not None:  # at the start of a window it was zero
+            weight.grad.zero_()
+    if lacks is not None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    return lacks
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """What is drawn inside is drawn again afterwards."""
+    import numpy
+    import torch
+
+    own, numpys = random.getstate(), numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(own)
+        numpy.random.set_state(numpys)
+
+
+def _first_of_all(lacks: str | None) -> str | None:
+    """What any rank lacks: all move together."""
+    from accelerate.utils import gather_object
+
+    return next((found for found in gather_object([lacks]) if found is not None), None)
+
+
+FEATURE = MemoryFeature
