@@ -45,7 +45,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Decision:
+class MemoryDecision:
     """``settings`` by ``block.key``; ``then``: features that move next, should HBM run out all the same."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def moves(facts: RunFacts, machine: Machine) -> list[Move]:
     return sorted(found, key=lambda move: move.uses)
 
 
-def decide(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> tuple[Decision, RunFacts]:
+def decide(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> tuple[MemoryDecision, RunFacts]:
     """What is placed where, and the facts of the run with it."""
     possible = tuple(move for move in moves(facts, machine) if not facts.explicit & move.settings.keys())
     if not machine.has_device:
@@ -132,7 +132,7 @@ def _decided(
     chosen: tuple[Move, ...],
     possible: tuple[Move, ...],
     why: str,
-) -> tuple[Decision, RunFacts]:
+) -> tuple[MemoryDecision, RunFacts]:
     moved = _with(facts, chosen)
     after = _with_room(moved, sizes, machine) if machine.has_device else moved
     settings = {key: value for move in chosen for key, value in move.settings.items()}
@@ -142,7 +142,7 @@ def _decided(
         reasons["caches"] = "less than there is, since the model needs the room"
     found = evaluate(after, sizes, machine)
     then = tuple(move.feature for move in possible if move not in chosen)
-    return Decision(settings, then, why, tuple(_placement(found, reasons))), after
+    return MemoryDecision(settings, then, why, tuple(_placement(found, reasons))), after
 
 
 def _placement(found: Evaluated, reasons: Mapping[str, str]) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from simpletuner_gh200.memory.host import usable_cores
 from simpletuner_gh200.plan import text
 from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, with_settings
-from simpletuner_gh200.plan.deciding import Decision, decide
+from simpletuner_gh200.plan.deciding import MemoryDecision, decide
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, RunFacts, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine, free_disk, this_machine
@@ -47,7 +47,7 @@ class Plan:
     """Of one rank."""
     sizes: ModelSizes
     evaluated: Evaluated
-    decision: Decision | None = None
+    decision: MemoryDecision | None = None
     """Of ``memory: "auto"``."""
     notes: tuple[str, ...] = ()
     buckets: tuple[Bucket, ...] = ()
