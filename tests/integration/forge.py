@@ -91,7 +91,8 @@ def set_scene(job: dict, rank: int, port: int) -> None:
     os.environ.update(job["env"])
     os.environ["SIMPLETUNER_GH200_SUMMARY_DIR"] = job["results"]
     if job["world"] > 1:
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["world"], "LOCAL_WORLD_SIZE": job["world"]}
+        local = job["world"] // job["nodes"]
+        places = {"RANK": rank, "LOCAL_RANK": rank % local, "WORLD_SIZE": job["world"], "LOCAL_WORLD_SIZE": local}
         os.environ.update({name: str(value) for name, value in places.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
         os.environ["TORCHELASTIC_RUN_ID"] = f"forge-{port}"

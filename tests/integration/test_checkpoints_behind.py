@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,18 @@ import pytest
 
 from simpletuner_gh200.held.saved import memory_folders
 from simpletuner_gh200.upstream.checkpoints import newest_whole
+from tests.integration.flux_project import FSDP2, SWITCH, FluxWorkbench, launcher_environment
 from tests.integration.workbench import JobResult, probe
 
 STEPS, EVERY = 6, 2
 BEHIND = {"gh200_optimizations": {"checkpoints": "behind"}}
 WORLDS = [
-    1,
-    pytest.param(2, marks=pytest.mark.one_release("4.")),
-    pytest.param(2, marks=[pytest.mark.matrix, pytest.mark.only_release("3.")], id="2 of an older release"),
+    (1, 1),
+    pytest.param((2, 1), marks=pytest.mark.one_release("4.")),
+    pytest.param((2, 2), marks=pytest.mark.one_release("4.")),
+    pytest.param((2, 2), marks=[pytest.mark.matrix, pytest.mark.only_release("3.")], id="2 of an older release"),
 ]
+"""Of ranks and of nodes. Only the newer release has every rank write; of the older one the first writes all."""
 TOLD = "{local_checkpoint_path} {global_step}"
 
 
@@ -49,13 +54,14 @@ def assert_behind(run: JobResult, count: int) -> None:
     assert not [folder for folder in memory_folders() if not folder.locked("owner") and folder.order() is None]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_disk_has_stocks_checkpoints_file_by_file_and_a_resume_trains_the_same(workbench, world):
+@pytest.mark.parametrize("places", WORLDS)
+def test_the_disk_has_stocks_checkpoints_file_by_file_and_a_resume_trains_the_same(workbench, places):
+    world, nodes = places
     configure(workbench)
     stock = workbench.known(stock=True, world=world)
     assert stock.ok, stock.explain()
     configure(workbench, BEHIND)
-    ours = workbench.train(world=world)
+    ours = workbench.train(world=world, nodes=nodes)
     assert_behind(ours, STEPS // EVERY)
     assert same(ours, stock) == []
     assert ours.losses == stock.losses and ours.same_lora(stock)
@@ -67,7 +73,7 @@ def test_the_disk_has_stocks_checkpoints_file_by_file_and_a_resume_trains_the_sa
     for run, blocks in ((stock, None), (ours, BEHIND)):
         workbench.go_on_from(run)
         configure(workbench, blocks, STEPS + EVERY)
-        resumed.append(workbench.train(stock=blocks is None, world=world))
+        resumed.append(workbench.train(stock=blocks is None, world=world, nodes=nodes))
         assert resumed[-1].ok, resumed[-1].explain()
         workbench.set_aside(resumed[-1])
     again, ours_again = resumed
@@ -85,6 +91,33 @@ def test_a_whole_model_with_ema_and_a_folder_for_drafts_is_the_same_too(workbenc
     ours = workbench.train()
     assert_behind(ours, 1)
     assert same(ours, stock) == []
+
+
+@pytest.mark.one_release("4.")
+@pytest.mark.skipif(version("simpletuner").startswith("3."), reason="SimpleTuner 3 trains no tiny Flux under FSDP2")
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.matrix), 2])
+def test_a_model_in_shards_is_the_same_but_for_the_name_that_torch_gives_each_save(forge, tmp_path_factory, nodes):
+    flux = FluxWorkbench(forge, tmp_path_factory.mktemp("flux"))
+    flux.prepare()
+    keys = {**FSDP2, "max_train_steps": 1, "checkpoint_step_interval": 1, "checkpointing_use_tempdir": True}
+    runs = []
+    for blocks in (None, BEHIND):
+        flux.configure(blocks=blocks, **keys)
+        stock = blocks is None
+        run = flux.train(stock=stock, world=2, nodes=nodes, probe=SWITCH, env=launcher_environment())
+        flux.set_aside(run)
+        assert run.ok, run.explain()
+        runs.append(run)
+    stock, ours = runs
+    assert ours.summaries[0]["details"]["checkpoints"]["behind"] == 1
+    shards = [name for name in files(ours.output) if name.endswith(".distcp")]
+    assert len(shards) == 4, "of weights and optimizer, each rank's"
+    lists = same(ours, stock)
+    assert lists == [f"checkpoint-1/{what}/.metadata" for what in ("optimizer_0", "pytorch_model_fsdp_0")]
+    for name in lists:
+        mine, theirs = (pickle.loads(files(run.output)[name]) for run in (ours, stock))
+        mine.storage_meta.save_id = theirs.storage_meta.save_id
+        assert mine == theirs
 
 
 @pytest.mark.one_release("4.")

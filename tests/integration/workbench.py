@@ -225,10 +225,14 @@ class Workbench:
         argv: list[str] | None = None,
         env: dict[str, str] | None = None,
         world: int = 1,
+        nodes: int = 1,
         probe: str | None = None,
         timeout: float = 300,
     ) -> JobResult:
-        """Train with what ``configure`` wrote. ``probe`` names a function that runs in each rank (see ``probe``)."""
+        """Train with what ``configure`` wrote. ``probe`` names a function that runs in each rank (see ``probe``).
+
+        ``nodes``: over how many the ranks believe themselves to be.
+        """
         results = Path(tempfile.mkdtemp(dir=self._runs))
         job = {
             "code": code,
@@ -237,6 +241,7 @@ class Workbench:
             "config": str(self.project.config),
             "env": env or {},
             "world": world,
+            "nodes": nodes,
             "folder": str(self.project.folder),
             "results": str(results),
             "probe": probe,

@@ -2,25 +2,30 @@
 
 A process of its own for each checkpoint, at low priority. What it copied before it was killed, and is whole, is not
 copied again. While the disk refuses (full, read-only, gone), the memory keeps the checkpoint and it is tried again.
+
+Where several nodes have a part each, all copy into one draft. Each leaves a list of its files beside it when the disk
+has them; the first node's drainer waits for all lists, and gives the name.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import platform
 import shutil
 import stat
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from simpletuner_gh200.held.saved import OWNER, MemoryFolder, Order, Told
+from simpletuner_gh200.held.saved import OWNER, MemoryFolder, Order, Told, beside, claimed
 from simpletuner_gh200.memory.background import NICE
-from simpletuner_gh200.units import MIB
+from simpletuner_gh200.units import MIB, format_seconds
 
 BLOCK = 4 * MIB
 FLUSH_EVERY = 64 * MIB
@@ -33,8 +38,16 @@ _LOWEST_OF_THE_USUAL = 2 << 13 | 7
 """Not the idle class, which a busy disk never serves."""
 
 
+BEAT = 5.0
+"""Seconds between signs of life: whoever sees the draft from elsewhere waits for it."""
+
+
 class Lost(OSError):
-    """The memory no longer has all of the checkpoint; that will not come back."""
+    """A memory no longer has all of the checkpoint; that will not come back."""
+
+
+class Late(OSError):
+    """The output folder is another run's by now, or was made anew."""
 
 
 def main(arguments: list[str]) -> int:
@@ -44,6 +57,7 @@ def main(arguments: list[str]) -> int:
         if order is None:
             return 0
         _step_back()
+        threading.Thread(target=_show_life, args=(folder.draft(order),), daemon=True).start()
         told = carry_out(folder, order)
         folder.conclude(order, told)
         if not told.given_up and not folder.locked(OWNER):
@@ -58,27 +72,41 @@ def _step_back() -> None:
         ctypes.CDLL(None).syscall(number, 1, 0, _LOWEST_OF_THE_USUAL)
 
 
+def _show_life(draft: Path) -> None:
+    while True:
+        with suppress(OSError):  # it is not there yet, or its disk keeps no times: then its growth has to do
+            os.utime(draft)
+        time.sleep(BEAT)
+
+
 def carry_out(folder: MemoryFolder, order: Order) -> Told:
     """Until it is on the disk, or the patience with the disk ends."""
     began = failing_since = time.monotonic()
-    source, target, draft, most = folder.path / order.source, Path(order.target), folder.draft(order), -1
+    draft, most, begun = folder.draft(order), -1, folder.told() is not None
+    folder.tell(Told(order.source))
     while True:
         try:
-            size = drain(source, target, draft, _paced(order.rate), order.files)
+            size = drain(folder, order, begun=begun)
             return Told(order.source, time.monotonic() - began, size)
         except OSError as refused:
-            now, written = time.monotonic(), _written(draft)
+            now, written, begun = time.monotonic(), _written(draft), True
             if written > most:  # it has got further than ever: what refuses now is something new
                 most, failing_since = written, now
-            lost = isinstance(refused, Lost)
+            lost = isinstance(refused, Lost) or (isinstance(refused, Late) and not folder.locked(OWNER))
             given_up = lost or now - failing_since > order.patience
             told = Told(order.source, now - began, failing=str(refused), given_up=given_up)
             if told.given_up:
-                _put_back(draft, target)
-                shutil.rmtree(draft, ignore_errors=True)
+                _give_up(draft, order)
                 return told
             folder.tell(told)
             time.sleep(min(2.0, order.patience / 10))
+
+
+def _give_up(draft: Path, order: Order) -> None:
+    if order.part == 0:
+        _put_back(draft, Path(order.target))
+        shutil.rmtree(draft, ignore_errors=True)
+    _unlist(draft, order)
 
 
 def _written(draft: Path) -> int:
@@ -100,31 +128,107 @@ def _paced(rate: float | None) -> Callable[[int], None]:
     return rest
 
 
-def drain(
-    source: Path,
-    target: Path,
-    draft: Path,
-    rest: Callable[[int], None] = lambda size: None,
-    given: Mapping[str, int] | None = None,
-) -> int:
-    """Copy the folder by way of ``draft``; how many bytes it has. Raises OSError, and then ``target`` is as it was.
+def drain(folder: MemoryFolder, order: Order, *, begun: bool = False) -> int:
+    """Copy what was given by way of the draft; how many bytes that is. Raises OSError, and the target is as it was.
 
-    Raises Lost where the memory no longer has the files that were ``given``, by name and length.
+    ``begun``: was this order begun before? Then it may be carried out already. Raises Lost where the memory no longer
+    has what was given, Late where the output folder takes it no more.
     """
-    files = dict(_files(source))
-    for name, size in (given or {}).items():
-        if name not in files or files[name].st_size < size:
+    source, target, draft = folder.path / order.source, Path(order.target), folder.draft(order)
+    rest = _paced(order.rate)
+    there = dict(_files(source))
+    for name, size in (order.files or {}).items():
+        if name not in there or there[name].st_size < size:
             raise Lost(f"{source / name} is gone from memory: somebody else has removed it")
-    if not (target.is_dir() and files.keys() == dict(_files(target)).keys() and _all_same(files, source, target)):
+    _check_place(order)
+    given = there if order.files is None else order.files
+    files = {name: found for name, found in there.items() if name in given or stat.S_ISDIR(found.st_mode)}
+    if not _is_done(files, source, draft, order, begun=begun):
         draft.mkdir(exist_ok=True)
         for name, found in files.items():
             _copy(source / name, draft / name, found, rest)
-        for folder, _folders, _names in os.walk(draft, topdown=False):
-            _synced(folder)
-        _rename(draft, target)
-    shutil.rmtree(_older(draft), ignore_errors=True)
-    _synced(target.parent)
+        for each, _folders, _names in os.walk(draft, topdown=False):
+            _synced(each)
+        if order.part > 0:
+            _list(draft, order, files)
+        else:
+            _await_parts(draft, order)
+            _rename(draft, target)
+    if order.part == 0:
+        shutil.rmtree(beside(draft, "old"), ignore_errors=True)
+        _unlist(draft, order)
+        _synced(target.parent)
     return sum(found.st_size for found in files.values() if stat.S_ISREG(found.st_mode))
+
+
+def _check_place(order: Order) -> None:
+    """A disk that is away comes back; a folder that is gone from a disk that is there does not."""
+    if order.disk is None:
+        return
+    output = Path(order.target).parent
+    if claimed(output) != order.run:
+        nearest = next(path for path in (output, *output.parents) if path.exists())
+        if nearest.stat().st_dev == order.disk:
+            raise Late(f"{output} is no longer the folder of the run that saved it")
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(output))
+
+
+def _is_done(files: dict[str, os.stat_result], source: Path, draft: Path, order: Order, *, begun: bool) -> bool:
+    """Was it carried out, and its drainer killed before it could say so?"""
+    target = Path(order.target)
+    if order.part > 0 and begun and beside(draft, f"part{order.part}").exists():
+        return True
+    if not target.is_dir() or (order.parts > 1 and (draft.exists() or not begun)):
+        return False
+    found = dict(_files(target)).keys()
+    return (files.keys() == found or (order.parts > 1 and files.keys() <= found)) and _all_same(files, source, target)
+
+
+# -- several nodes -------------------------------------------------------------------------------------------
+
+
+def _list(draft: Path, order: Order, files: dict[str, os.stat_result]) -> None:
+    """The disk has this node's part, every byte compared: the list comes last, and whole."""
+    sizes = {name: found.st_size for name, found in files.items() if stat.S_ISREG(found.st_mode)}
+    place = beside(draft, f"part{order.part}")
+    unfinished = place.with_name(f"{place.name}.{os.getpid()}")
+    with unfinished.open("w", encoding="utf-8") as file:
+        json.dump(sizes, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(place)
+
+
+def _unlist(draft: Path, order: Order) -> None:
+    """The first node's takes all lists back; another's its own."""
+    for part in range(1, order.parts):
+        if order.part in (0, part):
+            beside(draft, f"part{part}").unlink(missing_ok=True)
+
+
+def _await_parts(draft: Path, order: Order) -> None:
+    """Raises Lost where nothing more comes from the other nodes."""
+    most, since = -1, time.monotonic()
+    while missing := [part for part in range(1, order.parts) if not _is_there(draft, part)]:
+        if (written := _written(draft)) > most:
+            most, since = written, time.monotonic()
+        if time.monotonic() - since > order.patience:
+            which = ", ".join(str(part + 1) for part in missing)
+            waited = format_seconds(order.patience)
+            raise Lost(f"nothing came for {waited} from node {which} of {order.parts}, which has a part of it")
+        time.sleep(0.1)
+
+
+def _is_there(draft: Path, part: int) -> bool:
+    """By its list, as this node sees the disk."""
+    try:
+        listed = json.loads(beside(draft, f"part{part}").read_text(encoding="utf-8"))
+        return all((draft / name).stat().st_size == size for name, size in listed.items())
+    except FileNotFoundError:
+        return False
+
+
+# -- one file after another ----------------------------------------------------------------------------------
 
 
 def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -180,7 +284,7 @@ def _same(source: Path, target: Path) -> bool:
 
 def _rename(draft: Path, target: Path) -> None:
     """Where a checkpoint of that name is there already, it goes only when this one is in its place."""
-    older = _older(draft)
+    older = beside(draft, "old")
     if target.exists():
         shutil.rmtree(older, ignore_errors=True)
         target.rename(older)
@@ -194,12 +298,8 @@ def _rename(draft: Path, target: Path) -> None:
 def _put_back(draft: Path, target: Path) -> None:
     """The older one, where nothing has come in its place; the next start tries again where that fails."""
     with suppress(OSError):
-        if _older(draft).exists() and not target.exists():
-            _older(draft).rename(target)
-
-
-def _older(draft: Path) -> Path:
-    return draft.with_name(f"{draft.name}.old")
+        if beside(draft, "old").exists() and not target.exists():
+            beside(draft, "old").rename(target)
 
 
 def _synced(folder: str | Path) -> None:

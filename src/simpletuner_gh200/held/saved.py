@@ -1,17 +1,20 @@
 """A checkpoint that was saved to memory and is on its way to the disk: where it is, whose it is, what becomes of it.
 
-One folder per run on a memory file system of the node, for this user alone::
+One folder per run and node on a memory file system, for this user alone::
 
     simpletuner-gh200-<user>-saved-<pid>-<start>/
-        owner           locked by the rank that saves, for as long as it lives
+        owner           locked by the first rank of the node, for as long as it lives
         drainer         locked by the process that copies
         checkpoint-12/  as SimpleTuner writes it
         order.json      there once checkpoint-12 is whole: what is to be copied where. Gone when it is on the disk
         told.json       what became of the last order
-        way.json        while several ranks write: where they do
 
-Locks, not process numbers, tell who lives: containers that share memory see other numbers. Whoever comes later, the
-launcher at its end or the next start, has what a dead owner left copied to its place, and clears the memory.
+Locks, not process numbers, tell who lives: containers that share memory see other numbers. What a dead owner left is
+seen to by whoever comes later, see ``settling.py``.
+
+On the disk the checkpoint is a draft next to its place until it is whole. Its name tells from whose memory it comes:
+``.gh200-draining-checkpoint-12-<node>-<memory>-<pid>-<start>``. Where several nodes have a part each, it is one draft
+for all, and each leaves a list of its files beside it (``.part1``) when they are all there.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,23 +38,21 @@ from typing import Any
 
 from simpletuner_gh200.config.environment import LIFELINE, for_child
 from simpletuner_gh200.memory.host import ROOT
+from simpletuner_gh200.telemetry.sink import write_whole
 
 PATIENCE = 600.0
 """Seconds for which a disk may refuse before a checkpoint is given up."""
 
-OWNER, DRAINER, ORDER, TOLD, WAY = "owner", "drainer", "order.json", "told.json", "way.json"
+OWNER, DRAINER, ORDER, TOLD = "owner", "drainer", "order.json", "told.json"
+
+CLAIM = Path("gh200", "saves.json")
+"""In an output folder: the run whose checkpoints it takes. A folder that was made anew has none, or another."""
 
 _NAME = re.compile(rf"simpletuner-gh200-{os.getuid()}-saved-(\d+-\d+)")
 """Without the word checkpoint: SimpleTuner replaces that word in the whole of a path to name a folder for drafts."""
 
-_DRAFT = ".gh200-draining-"
+DRAFT = ".gh200-draining-"
 """Before the name of a checkpoint that is being copied; nothing that SimpleTuner takes for one."""
-
-_PLACE = re.compile(rf"{re.escape(_DRAFT)}(checkpoint-\d+(?:-rolling)?)-")
-"""The checkpoint that a draft is to be."""
-
-_FORSAKEN = 3600.0
-"""Seconds without a sign of life after which another node's draft is nobody's."""
 
 MOST_STARTS = 5
 """Of drainers for one checkpoint, each of which somebody has killed."""
@@ -70,7 +71,14 @@ class Order:
     rate: float | None = None
     """Bytes per second that the disk is to be taken for, where somebody measures."""
     files: dict[str, int] | None = None
-    """What was in it when it was given, and how long: memory can lose files, and the rest is no checkpoint."""
+    """What is to be copied, and how long it was: memory can lose files, and the rest is no checkpoint."""
+    run: str = ""
+    """Whose it is: as the folder of its first node says, see ``MemoryFolder.run``."""
+    disk: int | None = None
+    """The device of the output folder that its run has claimed; None where nobody has."""
+    part: int = 0
+    parts: int = 1
+    """Of nodes, of which the first gives the checkpoint its name."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class MemoryFolder:
     @classmethod
     def make(cls, parent: Path) -> MemoryFolder:
         """This process's own, locked by it until it ends. Nobody sees it under its name before it is locked."""
-        place = parent / f"simpletuner-gh200-{os.getuid()}-saved-{os.getpid()}-{time.time_ns() // 1_000_000}"
+        place = parent / f"simpletuner-gh200-{os.getuid()}-saved-{os.getpid()}-{time.time_ns()}"
         unlocked = place.with_name(f"{place.name}.new")
         unlocked.mkdir(mode=0o700)
         folder = cls(place)
@@ -109,6 +117,11 @@ class MemoryFolder:
     def owner(self) -> str:
         """Its process and when that made it, as in the name."""
         return self.path.name.rpartition("saved-")[2]
+
+    @property
+    def run(self) -> str:
+        """Says from whose memory a draft comes, on a disk that several nodes and containers see."""
+        return f"{platform.node()}-{memory_id(self.path)}-{self.owner}"
 
     def locked(self, name: str) -> bool:
         """Does anybody hold this lock?"""
@@ -142,33 +155,22 @@ class MemoryFolder:
         found = self._read(TOLD)
         return None if found is None else Told(**found)
 
-    def size(self, order: Order) -> int:
-        return sum(path.stat().st_size for path in _files_in(self.path / order.source))
-
     def clear(self) -> None:
         """Whatever of a checkpoint is in it."""
         for path in self.path.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
-    def announce(self, name: str, *, memory: bool) -> None:
-        """The first rank tells those that write with it whether ``name`` goes to memory, until it withdraws that."""
-        self._write(WAY, {"name": name, "memory": memory})
-
-    def withdraw(self) -> None:
-        (self.path / WAY).unlink(missing_ok=True)
-
-    def hear(self, name: str) -> bool:
-        """In another rank of the node."""
-        while (found := self._read(WAY)) is None or found["name"] != name:
-            time.sleep(0.005)
-        return bool(found["memory"])
+    def files(self, name: str) -> dict[str, int]:
+        """Of what was saved under this name, and how long each is."""
+        source = self.path / name
+        found = (path for path in source.rglob("*") if path.is_file())
+        return {path.relative_to(source).as_posix(): path.stat().st_size for path in found}
 
     def give(self, order: Order) -> None:
         (self.path / TOLD).unlink(missing_ok=True)
-        source = self.path / order.source
-        sizes = {path.relative_to(source).as_posix(): path.stat().st_size for path in _files_in(source)}
-        self._write(ORDER, asdict(replace(order, files=sizes)))
+        files = self.files(order.source) if order.files is None else order.files
+        self._write(ORDER, asdict(replace(order, files=files, run=order.run or self.run)))
 
     def tell(self, told: Told) -> None:
         self._write(TOLD, asdict(told))
@@ -180,8 +182,8 @@ class MemoryFolder:
         shutil.rmtree(self.path / order.source, ignore_errors=True)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
         self.leave()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def leave(self) -> None:
         """To the drainer, which clears it when it is done."""
@@ -192,7 +194,7 @@ class MemoryFolder:
     def draft(self, order: Order) -> Path:
         """Where the checkpoint is until it is whole: next to its place."""
         target = Path(order.target)
-        return target.with_name(f"{_DRAFT}{target.name}-{platform.node()}-{self.owner}")
+        return target.with_name(f"{DRAFT}{target.name}-{order.run or self.run}")
 
     def start_drainer(self) -> subprocess.Popen[bytes]:
         """A process of its own session that no signal of the run's reaches, and that outlives whoever starts it."""
@@ -223,8 +225,33 @@ class MemoryFolder:
         partial.replace(self.path / name)
 
 
-def _files_in(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+def beside(draft: Path, what: str) -> Path:
+    """What is kept next to a draft: the older checkpoint of its name, or the list of a node's part."""
+    return draft.with_name(f"{draft.name}.{what}")
+
+
+# -- the folder that a run's checkpoints go to ----------------------------------------------------------------
+
+
+def claim(output: Path, run: str) -> None:
+    """From now on it takes this run's checkpoints alone: what another node still has of an earlier run is late."""
+    write_whole(output / CLAIM, {"run": run})
+
+
+def claimed(output: Path) -> str | None:
+    """By which run; None where nobody has. Raises OSError where the disk does not answer."""
+    try:
+        found = json.loads((output / CLAIM).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return str(found["run"])
+
+
+def disclaim(output: Path, run: str) -> None:
+    """What is late of this run is not taken any more."""
+    with suppress(OSError):
+        if claimed(output) == run:
+            (output / CLAIM).unlink()
 
 
 # -- memory file systems -----------------------------------------------------------------------------------
@@ -243,6 +270,17 @@ def memory_file_systems(root: Path = ROOT) -> list[tuple[Path, int]]:
                 room = os.statvfs(where)
                 found[where] = room.f_bavail * room.f_frsize
     return sorted(found.items(), key=lambda each: (each[0] != Path("/dev/shm"), -each[1]))
+
+
+def memory_id(place: Path, root: Path = ROOT) -> str:
+    """Which memory that is: two containers may have one name, and each its own. Ours do not outlive the kernel."""
+    kernel = (root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return f"{kernel}.{place.stat().st_dev:x}"
+
+
+def memories() -> set[str]:
+    """Those that can be seen from here."""
+    return {memory_id(place) for place, _room in memory_file_systems()}
 
 
 def place_for(size: int, systems: list[tuple[Path, int]]) -> tuple[Path, int] | None:
@@ -264,75 +302,3 @@ def _our_own(place: Path) -> bool:
     except FileNotFoundError:  # it was cleared meanwhile
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-
-
-# -- those who come later ----------------------------------------------------------------------------------
-
-
-def settle(output: Path, say: Callable[[str], None], *, until: float | None = None) -> list[str]:
-    """Before anybody looks for checkpoints in ``output``: what dead runs left in memory is on the disk, or is cleared.
-
-    Other folders' checkpoints are seen to as well, and not waited for. ``until`` (by the clock) the disk is waited for,
-    for ever if not said. Returns what is not on the disk after all, in words.
-    """
-    lost = []
-    for folder in memory_folders():
-        if folder.locked(OWNER):
-            continue
-        order = folder.order()
-        if order is None and not folder.locked(DRAINER):
-            folder.remove()
-        elif order is not None:
-            if not folder.locked(DRAINER):
-                folder.start_drainer()
-            if os.path.realpath(Path(order.target).parent) == os.path.realpath(output):
-                lost += _see_through(folder, order, say, until)
-    _clear_drafts(output)
-    return lost
-
-
-def _see_through(folder: MemoryFolder, order: Order, say: Callable[[str], None], until: float | None) -> list[str]:
-    """Of a run that is gone, until the disk has it."""
-    said = "it is in memory alone, and is being written"
-    say(f"{order.target}: {said}")
-    starts = 0
-    while folder.order() == order:
-        if until is not None and time.time() > until:
-            return [f"{order.target} is not on disk yet; that goes on in the background"]
-        told = folder.told()
-        if told is not None and told.failing not in (None, said):
-            said = str(told.failing)
-            say(f"{order.target} can't be written, and is tried again: {said}")
-        time.sleep(0.05)
-        if not folder.locked(DRAINER) and folder.order() == order:  # somebody has killed it, or it has yet to begin
-            starts += 1
-            if starts > MOST_STARTS:
-                return [f"{order.target} stays in {folder.path}: the process that copies it ends at once"]
-            folder.start_drainer().wait()
-    told = folder.told()
-    folder.remove()
-    return [f"{order.target} was given up: {told.failing}"] if told is not None and told.given_up else []
-
-
-def _clear_drafts(output: Path) -> None:
-    """Copies that nobody goes on with: their memory is gone, with a restart of the node say."""
-    here = f"-{platform.node()}-"
-    living = {folder.owner for folder in memory_folders()}
-    for draft in output.glob(f"{_DRAFT}*"):
-        name = draft.name.removesuffix(".old")
-        ours = here in name and re.fullmatch(r"\d+-\d+", name.rpartition(here)[2])
-        if (name.rpartition(here)[2] not in living) if ours else _age(draft) > _FORSAKEN:
-            target = _PLACE.match(name)
-            if draft.name != name and target is not None and not draft.with_name(target[1]).exists():
-                with suppress(OSError):  # it stays as it is
-                    draft.rename(draft.with_name(target[1]))  # its successor never got there
-            else:
-                shutil.rmtree(draft, ignore_errors=True)
-
-
-def _age(draft: Path) -> float:
-    """Seconds since anybody wrote to it."""
-    try:
-        return time.time() - max(path.stat().st_mtime for path in (draft, *draft.rglob("*")))
-    except FileNotFoundError:  # somebody is at it
-        return 0.0

@@ -17,7 +17,7 @@ from simpletuner_gh200.config.files import take
 from simpletuner_gh200.config.job import LAUNCH_OPTIONS, NODES, Job
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.training import Training
-from simpletuner_gh200.held.saved import settle
+from simpletuner_gh200.held.settling import settle
 from simpletuner_gh200.operate import run_lock
 from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.operate.supervision import watch

@@ -21,7 +21,7 @@ from simpletuner_gh200.config.part import DATASET_BLOCK, TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings, resolve
 from simpletuner_gh200.config.training import Training, read_stock, read_training
 from simpletuner_gh200.errors import ConfigError, DatasetTooLarge, FeatureUnavailable, Problem, UsageError
-from simpletuner_gh200.held.saved import settle
+from simpletuner_gh200.held.settling import settle
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.operate.feasible import infeasible, missing_checkpoint

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
-from simpletuner_gh200.held.saved import settle
+from simpletuner_gh200.held.settling import settle
 from simpletuner_gh200.telemetry.sink import write_whole
 from simpletuner_gh200.upstream.checkpoints import GUARD, checkpoints, flaw
 from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
@@ -94,6 +94,15 @@ def from_main_process(accelerator: Any, ask: Callable[[], T]) -> T:
     if failed is not None:
         raise RunFailed(failed[0], remedy=failed[1])
     return cast(T, answer)
+
+
+def from_every_rank(accelerator: Any, answer: T) -> list[T]:
+    """What each rank gives, by their numbers, in every rank. Collective."""
+    if accelerator.num_processes == 1:
+        return [answer]
+    from accelerate.utils import gather_object
+
+    return cast(list[T], gather_object([answer]))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -199,8 +208,11 @@ def resume_from_whole(trainer: Any, runtime: Runtime) -> None:
     requested, output = config.resume_from_checkpoint, config.output_dir
     if not requested or not output:
         return
+    accelerator = trainer.accelerator
+    if accelerator.num_processes > 1 and accelerator.is_local_main_process and not accelerator.is_main_process:
+        settle(Path(output), logger.debug, until=0.0)  # this node's part of what the first one waits for
     try:
-        start = from_main_process(trainer.accelerator, lambda: _put_right(str(requested), Path(output)))
+        start = from_main_process(accelerator, lambda: _put_right(str(requested), Path(output)))
     except GH200Error as failure:
         runtime.outcome.fail(failure)
         raise

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.held import saved
+from simpletuner_gh200.held import saved, settling
 from simpletuner_gh200.held.drain import carry_out, drain
-from simpletuner_gh200.held.saved import DRAINER, OWNER, MemoryFolder, Order, place_for, settle
+from simpletuner_gh200.held.saved import DRAINER, OWNER, MemoryFolder, Order, beside, claim, place_for
+from simpletuner_gh200.held.settling import settle
 from tests.chaos.commands import without_roots_rights
 from tests.chaos.test_chaos_limits import small_disk
 
@@ -128,7 +129,7 @@ def test_one_killed_between_the_rename_and_its_last_word_copies_nothing_again(me
     expected = filled(folder)
     order = order_to(output)
     folder.give(order)
-    drain(folder.path / NAME, output / NAME, folder.draft(order))
+    drain(folder, folder.order())
     inode = (output / NAME / "model.safetensors").stat().st_ino
     folder.start_drainer().wait(60)
     assert folder.order() is None
@@ -170,7 +171,7 @@ def test_a_disk_that_is_gone_for_a_while_is_tried_again(memory, output):
     away = output.rename(output.with_name("away"))
     folder.give(order_to(output, patience=60.0))
     drainer = folder.start_drainer()
-    eventually(lambda: folder.told() is not None)
+    eventually(lambda: folder.told() is not None and folder.told().failing)
     assert "No such file" in folder.told().failing and not folder.told().given_up
     away.rename(output)
     assert drainer.wait(60) == 0
@@ -185,7 +186,7 @@ def test_a_disk_that_is_read_only_for_a_while_is_tried_again(memory, output):
     output.chmod(0o555)
     command = [sys.executable, "-m", "simpletuner_gh200.held.drain", folder.path]
     drainer = subprocess.Popen(command, preexec_fn=without_roots_rights)
-    eventually(lambda: folder.told() is not None)
+    eventually(lambda: folder.told() is not None and folder.told().failing)
     assert "Permission denied" in folder.told().failing
     output.chmod(0o755)
     assert drainer.wait(60) == 0
@@ -223,7 +224,8 @@ def test_a_disk_that_refuses_once_in_a_while_and_gets_further_is_not_given_up(me
     filled(folder)
     tried = []
 
-    def drain_a_little(source, target, draft, *given):
+    def drain_a_little(folder, order, **_begun):
+        draft = folder.draft(order)
         draft.mkdir(exist_ok=True)
         tried.append(draft)
         (draft / f"file-{min(len(tried), 4)}").write_bytes(b"some")
@@ -313,21 +315,191 @@ def test_what_is_given_up_is_said_and_leaves_no_memory(memory, output):
     assert list(memory.iterdir()) == []
 
 
-def test_drafts_that_nobody_goes_on_with_are_cleared(memory, output):
+# -- memory that can't be seen from here --------------------------------------------------------------------
+
+
+@pytest.fixture
+def another_memory(tmp_path, memory, monkeypatch):
+    """A container of this name with a memory file system of its own; which of them is visible is to be chosen."""
+    place = tmp_path / "another"
+    place.mkdir()
+    identity = saved.memory_id
+
+    def told_apart(path, *root):
+        return identity(path, *root) + ("a" if place in (path, *path.parents) else "")
+
+    monkeypatch.setattr(saved, "memory_id", told_apart)
+    return place
+
+
+def visible(monkeypatch, *places):
+    monkeypatch.setattr(saved, "memory_file_systems", lambda: [(place, 1 << 40) for place in places])
+
+
+def test_drafts_of_this_memory_that_nobody_goes_on_with_are_cleared(memory, output):
     folder = MemoryFolder.make(memory)
     ours = folder.draft(order_to(output))
-    others = ours.with_name(ours.name.replace(os.uname().nodename, "another-node"))
-    for draft in (ours, ours.with_name(f"{ours.name}.old"), others):
-        (draft / "ema").mkdir(parents=True)
+    for draft in (ours, beside(ours, "old")):
+        draft.mkdir()
+    beside(ours, "part1").write_text("{}")
     (output / NAME).mkdir()
-    settle(output, print)
-    assert len(list(output.iterdir())) == 4, "its owner lives, and the other node's may"
-    long_ago = time.time() - 7200
-    for path in (others, others / "ema"):
-        os.utime(path, (long_ago, long_ago))
+    assert settle(output, print) == []
+    assert len(list(output.iterdir())) == 4, "its owner lives"
     folder.remove()
-    settle(output, print)
+    (lost,) = settle(output, print)
+    assert f"{NAME} was on its way from the memory of {os.uname().nodename}, where nobody goes on" in lost
     assert [path.name for path in output.iterdir()] == [NAME]
+
+
+def test_a_copy_from_another_memory_is_waited_for_while_it_grows(memory, output, another_memory, monkeypatch):
+    visible(monkeypatch, another_memory)
+    folder, expected = abandoned(another_memory, output, rate=20e6)
+    drainer = folder.start_drainer()
+    visible(monkeypatch, memory)
+    eventually(lambda: list(output.glob(".gh200-draining-*")))
+    said = []
+    hurried = settle(output, said.append, until=0.0)
+    assert hurried == [f"{NAME} is not on disk yet: it comes from the memory of {os.uname().nodename}"] and said == []
+    assert settle(output, said.append) == []
+    assert said == [f"{NAME} is being written from the memory of {os.uname().nodename}: waiting for it"]
+    assert contents(output / NAME) == expected
+    assert drainer.wait(60) == 0
+
+
+def test_one_that_no_longer_grows_is_left_out_said_so_and_never_comes_late(memory, output, another_memory, monkeypatch):
+    """Its node was lost with the job, and comes back when another run has gone on without the checkpoint."""
+    monkeypatch.setattr(settling, "QUIET", 0.3)
+    visible(monkeypatch, another_memory)
+    folder = MemoryFolder.make(another_memory)
+    filled(folder)
+    claim(output, folder.run)
+    folder.give(order_to(output, rate=1e6, disk=output.stat().st_dev))
+    drainer = folder.start_drainer()
+    eventually(lambda: list(output.glob(".gh200-draining-*/*.safetensors")))
+    drainer.kill()
+    drainer.wait()
+    folder.leave()
+    visible(monkeypatch, memory)
+    (lost,) = settle(output, print)
+    assert "where nobody goes on with it" in lost
+    assert list(output.glob(".gh200-draining-*")) == []
+
+    (output / NAME).mkdir()
+    (output / NAME / "model.safetensors").write_bytes(b"of the run that went on")
+    visible(monkeypatch, another_memory)
+    (late,) = settle(output, print)
+    assert "is no longer the folder of the run that saved it" in late
+    assert (output / NAME / "model.safetensors").read_bytes() == b"of the run that went on"
+    assert list(another_memory.iterdir()) == []
+
+
+@pytest.mark.parametrize("by", ["a folder made anew", "the same folder, emptied", "another run's claim"])
+def test_what_a_dead_run_left_never_lands_in_a_new_trainings_folder(memory, output, by):
+    folder = MemoryFolder.make(memory)
+    filled(folder)
+    claim(output, folder.run)
+    folder.give(order_to(output, disk=output.stat().st_dev))
+    folder.leave()
+    if by == "another run's claim":
+        claim(output, "another")
+    else:
+        shutil.rmtree(output)
+        output.mkdir()
+    (lost,) = settle(output, print)
+    assert lost == f"{output / NAME} was given up: {output} is no longer the folder of the run that saved it"
+    assert list(output.glob("*checkpoint*")) == list(memory.iterdir()) == []
+
+
+def test_a_disk_that_is_not_mounted_yet_is_waited_for(memory, output):
+    """The folder is gone, but so is the disk that it was on."""
+    folder = MemoryFolder.make(memory)
+    expected = filled(folder)
+    claim(output, folder.run)
+    away = output.rename(output.with_name("away"))
+    folder.give(order_to(output, disk=-1))
+    folder.leave()
+    drainer = folder.start_drainer()
+    eventually(lambda: folder.told() is not None and folder.told().failing)
+    assert not folder.told().given_up and "No such file" in folder.told().failing
+    away.rename(output)
+    assert drainer.wait(60) == 0
+    assert contents(output / NAME) == expected
+
+
+# -- several nodes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes(memory, output):
+    """What two nodes have saved of one checkpoint: (folder, order) of each, and what the disk is to have."""
+    folders = [MemoryFolder.make(memory), MemoryFolder.make(memory)]
+    expected = filled(folders[0])
+    (folders[1].path / NAME / "ema").mkdir(parents=True)
+    for name in ("random_states_1.pkl", "ema/shard.distcp"):
+        (folders[1].path / NAME / name).write_bytes(os.urandom(3 << 20))
+    expected |= contents(folders[1].path / NAME)
+    (folders[1].path / NAME / "random_states_0.pkl").write_bytes(b"every node writes one, the first one's counts")
+
+    def give(part, **options):
+        files = {name: len(content) for name, (content, _mode) in expected.items()}
+        own = {
+            name: size for name, size in files.items() if (name in ("random_states_1.pkl", "ema/shard.distcp")) == part
+        }
+        folders[part].give(order_to(output, files=own, part=part, parts=2, run=folders[0].run, **options))
+        return folders[part].start_drainer()
+
+    yield folders, give, expected
+    for folder in folders:
+        folder.remove()
+
+
+def test_each_node_copies_its_part_and_the_last_one_there_makes_it_whole(nodes, output):
+    (first, second), give, expected = nodes
+    one = give(0)
+    eventually(lambda: list(output.glob(".gh200-draining-*/model.safetensors")))
+    assert not (output / NAME).exists(), "the second node's part is not there"
+    assert give(1).wait(60) == one.wait(60) == 0
+    assert contents(output / NAME) == expected
+    assert [path.name for path in output.iterdir()] == [NAME]
+    assert first.order() is None and second.order() is None
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("older", [False, True], ids=["the first", "over an older one of its name"])
+@pytest.mark.parametrize("stage", ["at once", "in mid-file", "with its part there"])
+def test_a_node_whose_drainer_is_killed_goes_on_and_nobody_takes_the_rest_for_whole(nodes, output, part, older, stage):
+    folders, give, expected = nodes
+    if older:  # of a run that drew the same random numbers
+        shutil.copytree(folders[1].path / NAME, output / NAME)
+    other = give(1 - part) if part == 1 else None
+    drainer = give(part, rate=20e6)
+    own = "random_states_1.pkl" if part else "model.safetensors"
+    eventually(
+        {
+            "at once": lambda: True,
+            "in mid-file": lambda: list(output.glob(f".gh200-draining-*/{own}")),
+            "with its part there": lambda: (
+                drainer.poll() is not None
+                or all(list(output.glob(f".gh200-draining-*/{name}")) for name in ("model.safetensors", ".guard"))
+            ),
+        }[stage]
+    )
+    drainer.kill()
+    drainer.wait()
+    assert not (output / NAME / "model.safetensors").exists() or stage == "with its part there"
+    other = other or give(1 - part)
+    if folders[part].order() is not None:
+        folders[part].start_drainer().wait(60)
+    assert other.wait(60) == 0
+    assert contents(output / NAME) == expected
+    assert [path.name for path in output.iterdir()] == [NAME]
+
+
+def test_a_node_that_never_comes_is_named_and_nothing_half_is_left(nodes, output):
+    (first, _second), give, _expected = nodes
+    assert give(0, patience=0.3).wait(60) == 1
+    assert first.told().given_up and "nothing came for 300 ms from node 2 of 2" in first.told().failing
+    assert list(output.iterdir()) == []
 
 
 def test_the_roomiest_place_is_taken_only_where_the_first_is_too_small():

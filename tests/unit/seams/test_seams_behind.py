@@ -4,10 +4,11 @@ does not, and that whatever looks for a checkpoint finds it on the disk."""
 from __future__ import annotations
 
 import errno
-import logging
 import os
+import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -17,6 +18,7 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.held import saved
 from simpletuner_gh200.seams.features.behind import feature as behind
+from simpletuner_gh200.seams.features.behind.afterwards import Links
 from simpletuner_gh200.seams.features.behind.draining import Draining
 from simpletuner_gh200.seams.features.behind.feature import BehindFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -41,7 +43,15 @@ class Trainer:
         self.config = SimpleNamespace(
             output_dir=str(output), model_type="lora", fsdp_enable=False, post_checkpoint_script="x", use_ema=False
         )
-        self.accelerator = SimpleNamespace(num_processes=1, is_main_process=True, _models=[], _optimizers=[])
+        self.accelerator = SimpleNamespace(
+            num_processes=1,
+            process_index=0,
+            local_process_index=0,
+            _models=[],
+            _optimizers=[],
+            is_main_process=True,
+            is_local_main_process=True,
+        )
         self.checkpoint_manager = Manager(output)
         self.happened = []
         self.fail_in = None
@@ -100,8 +110,9 @@ def memory(tmp_path, monkeypatch):
     monkeypatch.setattr(behind, "memory_file_systems", found)
     tracker = ModuleType("simpletuner.helpers.training.state_tracker")
     tracker.StateTracker = SimpleNamespace(get_global_step=lambda: 0, set_global_step=lambda step: None)
-    for name in ("simpletuner", "simpletuner.helpers", "simpletuner.helpers.training"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name in ("", ".helpers", ".helpers.training", ".helpers.training.save_hooks"):
+        monkeypatch.setitem(sys.modules, f"simpletuner{name}", ModuleType(f"simpletuner{name}"))
+    sys.modules["simpletuner.helpers.training"].save_hooks = sys.modules["simpletuner.helpers.training.save_hooks"]
     monkeypatch.setitem(sys.modules, tracker.__name__, tracker)
     return place
 
@@ -181,7 +192,7 @@ def test_the_newest_is_there_for_whoever_asks_and_at_the_end(run, output):
 
 def test_one_is_on_its_way_at_most_and_the_wait_for_a_slow_disk_is_said(run, output, monkeypatch, caplog):
     feature, trainer = run
-    monkeypatch.setattr(behind, "Order", lambda *given: saved.Order(*given, rate=400_000.0))
+    monkeypatch.setattr(behind, "Order", partial(saved.Order, rate=400_000.0))
     save(feature, trainer, 3)
     assert feature.telemetry()["safe"] is None, "until then no checkpoint is safe"
     save(feature, trainer, 6)
@@ -208,7 +219,7 @@ def test_no_memory_file_system_at_all_leaves_the_run_as_it_is(output, memory, mo
     feature.runtime = Runtime(Launch())
     feature.before_train(trainer)
     assert save(feature, trainer, 3) == str(output / "checkpoint-3")
-    assert "no memory file system (tmpfs) can be written to" in caplog.text
+    assert "no memory file system (tmpfs) on" in caplog.text
 
 
 def test_memory_that_is_full_in_the_middle_is_given_back_and_the_disk_gets_the_checkpoint(run, output, memory, caplog):
@@ -225,7 +236,7 @@ def test_memory_that_is_full_in_the_middle_is_given_back_and_the_disk_gets_the_c
 
 def test_a_drainer_that_is_killed_is_started_again(run, output, monkeypatch):
     feature, trainer = run
-    monkeypatch.setattr(behind, "Order", lambda *given: saved.Order(*given, rate=400_000.0))
+    monkeypatch.setattr(behind, "Order", partial(saved.Order, rate=400_000.0))
     save(feature, trainer, 3)
     feature.draining._drainer.kill()
     until_it_is_safe(feature, trainer, 3)
@@ -234,17 +245,17 @@ def test_a_drainer_that_is_killed_is_started_again(run, output, monkeypatch):
 
 def test_a_disk_that_refuses_for_too_long_ends_the_run_with_the_reason(run, output, monkeypatch, caplog):
     feature, trainer = run
-    monkeypatch.setattr(behind, "Order", lambda *given: saved.Order(*given, patience=0.3))
-    output.rmdir()
+    monkeypatch.setattr(behind, "Order", partial(saved.Order, patience=0.3))
+    shutil.rmtree(output)
     save(feature, trainer, 3)
-    with pytest.raises(RunFailed, match=r"checkpoint-3 could not be written: .*No such file"):
+    with pytest.raises(RunFailed, match=r"checkpoint-3 could not be written: .* is no longer the folder"):
         feature.draining.wait()
     assert "can't be written, and is tried again" in caplog.text
 
 
 def test_a_preempted_run_waits_for_the_disk_but_not_beyond_its_time(run, output, monkeypatch, caplog):
     feature, trainer = run
-    monkeypatch.setattr(behind, "Order", lambda *given: saved.Order(*given, rate=100_000.0))
+    monkeypatch.setattr(behind, "Order", partial(saved.Order, rate=100_000.0))
     save(feature, trainer, 3)
     feature.runtime.outcome.interrupt("a signal asked for a checkpoint, and it is written", 75)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + int(behind.LAST_WORDS)))
@@ -260,22 +271,32 @@ def test_a_preempted_run_waits_for_the_disk_but_not_beyond_its_time(run, output,
     assert (output / "checkpoint-3" / ".guard").is_file()
 
 
-def test_another_rank_of_the_node_hears_where_to_write_and_waits_for_nobody(run, output, memory, caplog):
-    caplog.set_level(logging.INFO)
+def test_another_rank_of_the_node_waits_for_nobody_and_sees_when_the_disk_has_it(run, output):
     feature, trainer = run
-    trainer.accelerator.num_processes = 2
-    other = Draining(saved.MemoryFolder(feature.draining.folder.path), main=False)
-    heard = []
+    other = Draining(saved.MemoryFolder(feature.draining.folder.path), leads=False)
 
     def both_write(output_dir, suffix=None):
-        heard.append(other.folder.hear("checkpoint-3"))
         other.hand_over(saved.Order("checkpoint-3", str(output / "checkpoint-3"), 0.0))
-        assert not other.landed(), "the main process has not handed it over yet"
+        assert not other.landed(), "the first rank has not handed it over yet"
         return Trainer.save(trainer, output_dir, suffix)
 
     trainer.state["global_step"] = 3
     feature.save_checkpoint(trainer, both_write, str(output), None)
-    assert heard == [True]
-    assert not (other.folder.path / "way.json").exists()
     until_it_is_safe(feature, trainer, 3)
     assert other.landed()
+
+
+def test_what_is_drafted_in_memory_is_linked_into_the_checkpoint_and_the_rest_is_copied(tmp_path):
+    memory, elsewhere = tmp_path / "memory", tmp_path / "elsewhere"
+    for folder in (memory / "temporary-3" / "ema", memory / "checkpoint-3" / "ema", elsewhere):
+        folder.mkdir(parents=True)
+    (memory / "temporary-3" / "ema" / "ema.pt").write_bytes(b"new")
+    (memory / "checkpoint-3" / "ema" / "ema.pt").write_bytes(b"there before")
+    (elsewhere / "config.json").write_bytes(b"{}")
+    links = Links(str(memory))
+    links.copytree(str(memory / "temporary-3"), str(memory / "checkpoint-3"), dirs_exist_ok=True)
+    links.copy2(str(elsewhere / "config.json"), str(memory / "checkpoint-3" / "config.json"))
+    assert (memory / "checkpoint-3" / "ema" / "ema.pt").samefile(memory / "temporary-3" / "ema" / "ema.pt")
+    assert not (memory / "checkpoint-3" / "config.json").samefile(elsewhere / "config.json")
+    links.rmtree(str(memory / "temporary-3"))
+    assert (memory / "checkpoint-3" / "ema" / "ema.pt").read_bytes() == b"new"

@@ -2,16 +2,22 @@
 
 Rotation, scripts, uploads, validation's pictures and the event that it is saved are methods of the trainer, replaced on
 the object. Each is called later as if it were called at the step at which it was asked for.
+
+A whole model SimpleTuner drafts in a folder of its own, copies into the checkpoint and removes. Both are in the same
+memory here, so a second name for the same bytes does.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import ModuleType
 from typing import Any
 
-from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.seams.patch import Patches, put, wrap_method
 
 METHODS = (
     "_run_post_checkpoint_script",
@@ -44,19 +50,29 @@ class Afterwards:
         if manager is not None:  # whoever asks for the newest checkpoint makes a manager of his own
             self._patches.install(wrap_method(type(manager), "get_latest_checkpoint", self._look))
 
+        if getattr(trainer.config, "fsdp_enable", False):
+            from torch.distributed.checkpoint import FileSystemWriter
+
+            self._patches.install(wrap_method(FileSystemWriter, "storage_meta", self._shards))
+
     def remove(self) -> None:
         self._patches.remove()
 
     @contextmanager
     def saving(self, memory: str, output_dir: str) -> Iterator[None]:
         """SimpleTuner writes into ``memory`` in place of ``output_dir``; what is said of it names the latter."""
+        from simpletuner.helpers.training import save_hooks
+
         self._saving = memory, output_dir
+        links = put(save_hooks, "shutil", Links(memory))
+        links.install()
         try:
             yield
         except BaseException:
             self.forget()
             raise
         finally:
+            links.uninstall()
             self._saving = None
 
     def forget(self) -> None:
@@ -96,6 +112,12 @@ class Afterwards:
             self._wait()
         return wrapped(*args, **kwargs)
 
+    def _shards(self, wrapped: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
+        """torch writes the folder's name into the list of a model's shards."""
+        meta = wrapped(*args, **kwargs)
+        meta.checkpoint_id = type(meta.checkpoint_id)(self._in_place(str(meta.checkpoint_id)))
+        return meta
+
     def _in_place(self, value: Any) -> Any:
         """With the checkpoint's place on the disk for that in memory."""
         if self._saving is None:
@@ -108,6 +130,28 @@ class Afterwards:
             case list() | tuple():
                 return type(value)(map(self._in_place, value))
         return value
+
+
+class Links(ModuleType):
+    """``shutil``, for what lies in ``memory``."""
+
+    def __init__(self, memory: str) -> None:
+        super().__init__("shutil")
+        self._memory = memory + os.sep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(shutil, name)
+
+    def copy2(self, source: str, target: str, **options: Any) -> str:
+        if not source.startswith(self._memory):
+            return shutil.copy2(source, target, **options)
+        with suppress(FileNotFoundError):
+            os.unlink(target)
+        os.link(source, target)
+        return target
+
+    def copytree(self, source: str, target: str, **options: Any) -> str:
+        return shutil.copytree(source, target, **{"copy_function": self.copy2, **options})
 
 
 def _as_now(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Callable[[], None]:

@@ -16,9 +16,9 @@ logger = logging.getLogger("simpletuner_gh200")
 
 
 class Draining:
-    """``main``: does this rank own the folder, and start the process that copies?"""
+    """``leads``: does this rank own its node's folder, and start the process that copies?"""
 
-    def __init__(self, folder: MemoryFolder, *, main: bool) -> None:
+    def __init__(self, folder: MemoryFolder, *, leads: bool) -> None:
         self.folder = folder
         self.order: Order | None = None
         """Of the one that is on its way."""
@@ -27,7 +27,7 @@ class Draining:
         self.lost = False
         """Was one given up?"""
         self.handed_over, self.seconds, self.waited = 0, 0.0, 0.0
-        self._main = main
+        self._leads = leads
         self._drainer: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._failing: str | None = None
@@ -35,7 +35,7 @@ class Draining:
     def hand_over(self, order: Order) -> None:
         self.order, self._starts = order, 0
         self.handed_over += 1
-        if self._main:
+        if self._leads:
             self.folder.give(order)
             self._drainer = self.folder.start_drainer()
 
@@ -43,9 +43,9 @@ class Draining:
         """Is nothing on its way any more? Raises RunFailed where the disk has refused for too long."""
         if self.order is None:
             return True
-        if self._main:
+        if self._leads:
             return self._ended(self.order)
-        # The main process may not have said it yet, or be at the next one.
+        # The one that leads may not have said it yet, or be at the next one.
         current, told = self.folder.order(), self.folder.told()
         last = told.source if current is None and told is not None else None
         if self.order.source != last and (current is None or current.source == self.order.source):
@@ -98,5 +98,6 @@ class Draining:
         self.safe = order
         self.seconds += told.seconds
         size, took = format_bytes(told.bytes), format_seconds(told.seconds)
-        logger.info("gh200: %s is on disk: %s in %s behind the run", order.source, size, took)
+        what = f"this node's part of {order.source}" if order.part > 0 else order.source
+        logger.info("gh200: %s is on disk: %s in %s behind the run", what, size, took)
         return True

@@ -3,31 +3,37 @@
 SimpleTuner's own saving is called with a folder in memory for its output folder, so the files are its own. Whatever
 it does with the checkpoint afterwards waits for the disk. At most one checkpoint is on its way.
 
-The first rank of the node owns the folder and starts the process; where other ranks write too, it tells them where.
+The first rank of each node owns a folder in its memory and starts the process that copies. Where ranks write on several
+nodes, each node's process copies its own files, and the first one's gives the checkpoint its name when all are there.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from simpletuner_gh200.config.blocks import CheckpointSettings
-from simpletuner_gh200.config.environment import job_end, node_count
+from simpletuner_gh200.config.environment import job_end, local_size
 from simpletuner_gh200.config.settings import Settings
-from simpletuner_gh200.held.saved import MemoryFolder, Order, memory_file_systems, place_for, settle
+from simpletuner_gh200.held.saved import MemoryFolder, Order, claim, claimed, memory_file_systems, place_for
+from simpletuner_gh200.held.settling import settle
 from simpletuner_gh200.memory.ceilings import checkpoint_allowance
 from simpletuner_gh200.memory.host import host_memory
-from simpletuner_gh200.seams.checkpoints import from_main_process
+from simpletuner_gh200.seams.checkpoints import from_every_rank, from_main_process
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.behind.afterwards import Afterwards
 from simpletuner_gh200.seams.features.behind.draining import Draining
 from simpletuner_gh200.seams.outcome import disk_full
 from simpletuner_gh200.seams.preemption import TRY_AGAIN
-from simpletuner_gh200.units import format_bytes
+from simpletuner_gh200.units import MIB, format_bytes
+from simpletuner_gh200.upstream.checkpoints import GUARD, MANIFEST
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -41,6 +47,16 @@ SHARDED = ("fsdp_enable", "use_deepspeed_optimizer")
 """Settings with which every rank writes in every release, and some releases wait for none of them."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A node's memory folder, or why it has none."""
+
+    path: str = ""
+    run: str = ""
+    """Of the first node's: the run's own name."""
+    refused: str = ""
+
+
 class BehindFeature(Feature):
     name: ClassVar[str] = "behind"
     detail: ClassVar[str] = "checkpoints"
@@ -50,7 +66,13 @@ class BehindFeature(Feature):
         self.draining: Draining | None = None
         """None where checkpoints are stock's, from the start."""
         self._afterwards: Afterwards | None = None
-        self._main = False
+        self._main = self._leads = False
+        """Is this the first rank of the run, and of its node?"""
+        self._run = ""
+        self._disk = 0
+        """The device that the output folder is on."""
+        self._part, self._parts = 0, 1
+        """Of nodes."""
         self._size = 0
         self._said = False
 
@@ -60,12 +82,22 @@ class BehindFeature(Feature):
     # -- moments ---------------------------------------------------------------------------------------
 
     def before_train(self, trainer: Any) -> None:
-        self._main = bool(trainer.accelerator.is_main_process)
-        place = from_main_process(trainer.accelerator, lambda: self._make_folder(trainer))
-        if place is None:
+        accelerator = trainer.accelerator
+        self._main, self._leads = bool(accelerator.is_main_process), bool(accelerator.is_local_main_process)
+        first = from_main_process(accelerator, lambda: self._make_folder(trainer))
+        ours = None if not self._leads else first if self._main else self._make_folder(trainer, first)
+        node = accelerator.process_index - accelerator.local_process_index
+        nodes = {number: place for number, place in from_every_rank(accelerator, (node, ours)) if place is not None}
+        refused = [place.refused for place in nodes.values() if place.refused]
+        if refused:
+            self.close()
+            self.draining = None
+            if self._main:
+                self._say_stock(refused[0])
             return
         if self.draining is None:
-            self.draining = Draining(MemoryFolder(Path(place)), main=False)
+            self.draining = Draining(MemoryFolder(Path(nodes[node].path)), leads=False)
+        self._run, self._part, self._parts = first.run, sorted(nodes).index(node), len(nodes)
         self._afterwards = Afterwards(trainer, self.draining.landed, self._look)
 
     def save_checkpoint(self, trainer: Any, save: Callable[..., Any], output_dir: str, suffix: str | None) -> Any:
@@ -94,9 +126,11 @@ class BehindFeature(Feature):
             self._afterwards.remove()
 
     def close(self) -> None:
-        if self.draining is not None and self._main:
+        if self.draining is not None and self._leads:
             folder = self.draining.folder
-            (folder.remove if self.draining.order is None else folder.leave)()
+            folder.leave()
+            if folder.order() is None:  # else the drainer, which sees that its owner has left
+                folder.remove()
 
     def summary(self) -> dict[str, Any]:
         if self.draining is None:
@@ -123,7 +157,7 @@ class BehindFeature(Feature):
     def _look(self, *, until: float | None = None) -> bool:
         """Somebody looks for the last checkpoint: False where it can't be waited for."""
         hurried = self.runtime.outcome.status == "interrupted" and not self._preempted
-        if not self._main or hurried or self.draining is None:
+        if not self._leads or hurried or self.draining is None:
             return True
         there = self.draining.wait(until=until)
         if there:
@@ -136,21 +170,27 @@ class BehindFeature(Feature):
 
     # -- saving ----------------------------------------------------------------------------------------
 
-    def _make_folder(self, trainer: Any) -> str | None:
-        """In the main process: where checkpoints are saved to; None where they are stock's, which is said here."""
-        lost = settle(Path(trainer.config.output_dir), lambda words: logger.info("gh200: %s", words), until=0.0)
-        for words in lost:  # of the dead, whose memory is free first of all
+    def _make_folder(self, trainer: Any, first: Place | None = None) -> Place:
+        """This node's, once the memory that the dead have left there is free; ``first`` is the first node's."""
+        output = Path(trainer.config.output_dir)
+        until = None if first is None else 0.0  # what an earlier run has saved gets there before this one claims it
+        for words in settle(output, lambda words: logger.info("gh200: %s", words), until=until):
             logger.warning("gh200: %s", words)
         self._size = checkpoint_bytes(trainer)
         place = place_for(self._size, memory_file_systems())
-        if node_count() > 1:
-            self._say_stock(f"the ranks are on {node_count()} nodes, and each has its own memory")
-        elif place is None:
-            self._say_stock("no memory file system (tmpfs) can be written to")
-        else:
-            self.draining = Draining(MemoryFolder.make(place[0]), main=True)
-            return str(self.draining.folder.path)
-        return None
+        if place is None:
+            return Place(refused=f"no memory file system (tmpfs) on {platform.node()} can be written to")
+        if first is not None and first.run and claimed(output) != first.run:
+            return Place(refused=f"{output} on {platform.node()} is not the folder that the first node writes to")
+        try:
+            folder = MemoryFolder.make(place[0])
+            self.draining = Draining(folder, leads=True)
+            if first is None:
+                claim(output, folder.run)
+            self._disk = output.stat().st_dev
+        except OSError as refused:  # the other ranks wait for an answer
+            return Place(refused=str(refused))
+        return Place(str(folder.path), folder.run)
 
     def _save(
         self,
@@ -161,46 +201,62 @@ class BehindFeature(Feature):
         output_dir: str,
         suffix: str | None,
     ) -> Any:
-        folder = draining.folder
+        folder, accelerator = draining.folder, trainer.accelerator
         name = f"checkpoint-{trainer.state['global_step']}" + (f"-{suffix}" if suffix else "")
-        if self._main:
-            draining.wait(successor=name)
-        to_memory = self._has_room(folder, trainer, name) if self._main else folder.hear(name)
-        draining.landed()  # another rank has seen the main process wait for it
+        together = accelerator.num_processes > 1 and _every_rank_saves(trainer, save)
+        if self._leads:
+            draining.wait(successor=name if self._main else None)
+        refused = self._has_no_room(folder, trainer, name) if self._leads else None
+        if together:
+            refused = next(filter(None, from_every_rank(accelerator, refused)), None)
+        draining.landed()  # the one that leads has waited for it
         self._catch_up()
-        if not to_memory:
+        if refused is not None:
+            if self._main:
+                self._say_stock(refused)
             return save(output_dir, suffix)
         saved_at = time.time()
         try:
             with afterwards.saving(str(folder.path), output_dir):
                 save(str(folder.path), suffix)
-                if any(getattr(trainer.config, setting, False) for setting in SHARDED):
-                    trainer.accelerator.wait_for_everyone()
+                if together:
+                    accelerator.wait_for_everyone()
         except Exception as failure:
             if not self._may_repeat(folder, trainer, failure):
                 raise
             folder.clear()
             self._say_stock(f"{folder.path} is full at {name}")
             return save(output_dir, suffix)
-        finally:
-            if self._main:
-                folder.withdraw()
-        order = Order(name, os.path.join(os.path.abspath(output_dir), name), saved_at)
-        if self._main:
-            self._size = max(self._size, folder.size(order))
-        draining.hand_over(order)
+        files = self._share(folder, accelerator, name) if together else folder.files(name)
+        self._size = max(self._size, sum(files.values()))
+        target = os.path.join(os.path.abspath(output_dir), name)
+        order = Order(name, target, saved_at, files=files, run=self._run, disk=self._disk)
+        draining.hand_over(replace(order, part=self._part, parts=self._parts) if together else order)
         return os.path.join(output_dir, name)
 
-    def _has_room(self, folder: MemoryFolder, trainer: Any, name: str) -> bool:
-        """Decided by the main process for all that write; the others hear it through the folder."""
+    def _share(self, folder: MemoryFolder, accelerator: Any, name: str) -> dict[str, int]:
+        """Which files this node copies: those it has, but for what an earlier node has, too."""
+        unfinished = folder.path / f"{name}-tmp"
+        if self._leads and unfinished.is_dir():  # of a temporary folder SimpleTuner renames the first node's alone
+            unfinished.rename(folder.path / name)
+        nodes = [
+            files
+            for files in from_every_rank(accelerator, folder.files(name) if self._leads else None)
+            if files is not None
+        ]
+        if self._main and self._parts > 1:
+            _complete(folder.path / name / MANIFEST, set().union(*nodes))
+        earlier = set().union(*nodes[: self._part])
+        return {name: size for name, size in folder.files(name).items() if name not in earlier}
+
+    def _has_no_room(self, folder: MemoryFolder, trainer: Any, name: str) -> str | None:
+        """Asked on each node, in words; decided for all that write."""
         needed = int(MARGIN * max(self._size, checkpoint_bytes(trainer)))
         room = os.statvfs(folder.path)
         allowed = checkpoint_allowance(room.f_bavail * room.f_frsize, host_memory())
-        if needed > allowed.size:
-            self._say_stock(f"{name} needs {format_bytes(needed)} of memory, and there is {allowed.why}")
-        if trainer.accelerator.num_processes > 1:
-            folder.announce(name, memory=needed <= allowed.size)
-        return needed <= allowed.size
+        if needed <= allowed.size:
+            return None
+        return f"{name} needs {format_bytes(needed)} of memory on {platform.node()}, and there is {allowed.why}"
 
     @staticmethod
     def _may_repeat(folder: MemoryFolder, trainer: Any, failure: Exception) -> bool:
@@ -214,17 +270,46 @@ class BehindFeature(Feature):
         self._said = True
 
 
+def _every_rank_saves(trainer: Any, save: Callable[..., Any]) -> bool:
+    """In newer releases all do, and wait for each other meanwhile; in older ones those that have a shard."""
+    waits = "wait_for_everyone" in save.__code__.co_names
+    return waits or _sharded(trainer)
+
+
+def _sharded(trainer: Any) -> bool:
+    return any(getattr(trainer.config, setting, False) for setting in SHARDED)
+
+
+def _complete(manifest: Path, names: set[str]) -> None:
+    """SimpleTuner lists the files that it finds in this memory; the checkpoint has those of other nodes as well."""
+    if manifest.exists():  # older releases write none
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        content["files"] = sorted(names - {MANIFEST, GUARD})
+        manifest.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
 def checkpoint_bytes(trainer: Any) -> int:
-    """What a checkpoint needs while it is saved, from above: a whole model's weights are drafted and then copied."""
+    """What this node needs while one is saved, from above: a whole model's weights are drafted and then copied.
+
+    Of a model in shards each rank writes its own; of another one the first rank writes all.
+    """
+    sharded = _sharded(trainer)
+    if not sharded and not trainer.accelerator.is_main_process:
+        return MIB
     full = "lora" not in str(trainer.config.model_type)
-    weights: list[Any] = [weight for model in trainer.accelerator._models for weight in model.parameters()]
+    weights = [_of_this_rank(weight) for model in trainer.accelerator._models for weight in model.parameters()]
     saved: int = sum(each.numel() * each.element_size() for each in weights if full or each.requires_grad)
     ema = 2 if getattr(trainer, "ema_model", None) is not None else 0
     states = [state for optimizer in trainer.accelerator._optimizers for state in optimizer.state.values()]
-    tensors = [value for state in states for value in state.values() if hasattr(value, "element_size")]
+    tensors = [_of_this_rank(value) for state in states for value in state.values() if hasattr(value, "element_size")]
     optimizer: int = sum(each.numel() * each.element_size() for each in tensors)
     trained: int = sum(each.numel() for each in weights if each.requires_grad)
-    return saved * (2 if full else 1) * (1 + ema) + (optimizer or 8 * trained)
+    needed = saved * (2 if full else 1) * (1 + ema) + (optimizer or 8 * trained)
+    return needed * (local_size() if sharded else 1)
+
+
+def _of_this_rank(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 FEATURE = BehindFeature
