@@ -1,6 +1,6 @@
 """Making slabs: kind, mapping, NUMA binding, registration, advice; undone in reverse if a step fails.
 
-Which kind is a pure decision from capabilities and measurements, with its reason.
+Which kind is a pure decision from capabilities, with its reason.
 
 >>> maker = SlabMaker(current(), requested="auto")
 >>> slab = maker.make(size, label="latents", shared=True)
@@ -12,30 +12,21 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
-from simpletuner_gh200.errors import DriverError, FeatureUnavailable, MemoryRoomError
+from simpletuner_gh200.errors import DriverError, FeatureUnavailable
 from simpletuner_gh200.memory import advice, numa
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
-from simpletuner_gh200.memory.host import ROOT, last_level_cache
-from simpletuner_gh200.memory.mapping import PAGE, Region, map_file
-from simpletuner_gh200.memory.sharing import NodeGroup
+from simpletuner_gh200.memory.mapping import Region, map_file
 from simpletuner_gh200.memory.slab import Slab, SlabKind
-from simpletuner_gh200.units import MIB, format_bytes
 
 logger = logging.getLogger("simpletuner_gh200")
 
 RequestedKind = Literal["auto", "registered", "managed", "host"]
 
-WORTH_SWITCHING = 1.10
-"""Plain memory must beat registered memory by this much before auto prefers it."""
-
 KEPT_RECORDS = 256
-LEAST_MEASURED = 256 * MIB
 
 MANAGED = (
     "managed slabs are not offered: the CPU also touches cached data, and pages that both sides touch in turn move "
@@ -68,33 +59,19 @@ def why_not_registered(caps: Capabilities) -> str | None:
     return None if caps.host_register else "the device can't register host memory"
 
 
-def choose_kind(
-    requested: RequestedKind, caps: Capabilities, *, measured: Mapping[SlabKind, float] | None = None
-) -> SlabChoice:
-    """What kind of slab to make. An explicit request is granted or refused (FeatureUnavailable); auto gets one.
-
-    ``measured`` maps kinds to copy bandwidth towards the device, bytes per second, where somebody measured.
-    """
-    refusal = why_not_registered(caps)
+def choose_kind(requested: RequestedKind, caps: Capabilities) -> SlabChoice:
+    """What kind of slab to make. An explicit request is granted or refused (FeatureUnavailable); auto gets one."""
     if requested == "host":
         return SlabChoice("host", "requested")
-    if requested != "auto":
-        refusal = MANAGED if requested == "managed" else refusal
-        if refusal is None:
-            return SlabChoice("registered", "requested")
-        raise FeatureUnavailable(
-            f"cache_config.slab: {requested!r} is not possible here: {refusal}",
-            remedy="set cache_config.slab to 'auto', which says what it chooses",
-        )
-    if refusal is not None:
+    refusal = MANAGED if requested == "managed" else why_not_registered(caps)
+    if refusal is None:
+        return SlabChoice("registered", "the GPU copies from registered memory directly")
+    if requested == "auto":
         return SlabChoice("host", refusal)
-    pinned, plain = ((measured or {}).get(kind, 0.0) for kind in ("registered", "host"))
-    if pinned and plain and caps.pageable_access:
-        speeds = f"registered {format_bytes(pinned)}/s, plain {format_bytes(plain)}/s measured"
-        if plain > WORTH_SWITCHING * pinned:
-            return SlabChoice("host", f"plain memory is faster here: {speeds}")
-        return SlabChoice("registered", speeds)
-    return SlabChoice("registered", "the GPU copies from registered memory directly")
+    raise FeatureUnavailable(
+        f"cache_config.slab: {requested!r} is not possible here: {refusal}",
+        remedy="set cache_config.slab to 'auto', which says what it chooses",
+    )
 
 
 class SlabMaker:
@@ -106,12 +83,10 @@ class SlabMaker:
         *,
         requested: RequestedKind = "auto",
         ordinal: int | None = None,
-        measured: Mapping[SlabKind, float] | None = None,
         near: int | None = None,
     ) -> None:
         """Raises FeatureUnavailable at once when the kind requested can't be had.
 
-        ``measured`` is what ``copy_speeds`` found; by default ``auto`` measures by itself where kinds can be compared.
         ``near`` is the memory node to be on, by default the one beside the device.
         """
         self.driver = driver
@@ -119,9 +94,7 @@ class SlabMaker:
         self.requested = requested
         self.caps = driver.capabilities(ordinal)
         self._near = self.caps.host_node if near is None else near
-        if measured is None and requested == "auto":
-            measured = copy_speeds(driver, ordinal)
-        self.choice = choose_kind(requested, self.caps, measured=measured)
+        self.choice = choose_kind(requested, self.caps)
         self.records: deque[SlabRecord] = deque(maxlen=KEPT_RECORDS)
         logger.info("gh200: slabs are %s memory: %s", self.choice.kind, self.choice.reason)
 
@@ -160,12 +133,13 @@ class SlabMaker:
         if self.choice.kind != "registered":
             return self.choice
         try:
-            register(self.driver, slab, self.ordinal)
+            self.driver.register_host(slab.address, slab.size, self.ordinal)
         except DriverError as refused:
             if self.requested != "auto":
                 raise
             logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
             return SlabChoice("host", f"registering failed: {refused.message}")
+        slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
         return self.choice
 
     def _advise(self, slab: Slab) -> str:
@@ -176,51 +150,6 @@ class SlabMaker:
         return advice.prefer(self.driver, self.caps, (slab.address, -(-slab.size // page) * page), "cpu").reason
 
 
-def register(driver: Driver, slab: Slab, ordinal: int) -> None:
-    """Let the device know of a slab, for as long as its memory lives."""
-    driver.register_host(slab.address, slab.size, ordinal)
-    slab.region.before_release(partial(_unregister, driver, slab.address, ordinal, os.getpid()))
-
-
 def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:
     if os.getpid() == pid:  # in a forked child the registration is the parent's
         driver.unregister_host(address, ordinal)
-
-
-# -- how fast the device copies from each kind of host memory, so that auto needn't guess -------------------
-
-
-def measured_size(root: Path = ROOT) -> int:
-    """Of a copy that says something about memory: twice what the CPU's own cache could answer for, or more."""
-    return max(LEAST_MEASURED, 2 * last_level_cache(root))
-
-
-def node_speeds(group: NodeGroup, driver: Driver, ordinal: int) -> dict[SlabKind, float]:
-    """Collective: the leader measures for the node, so that its ranks choose alike, whatever each would have seen."""
-    group.join()
-    if group.is_leader:
-        found = copy_speeds(driver, ordinal)
-        group.share("copy speeds", note={"speeds": found})
-        return found
-    reported: dict[SlabKind, float] = group.receive("copy speeds")[0]["speeds"]
-    return reported
-
-
-def copy_speeds(driver: Driver, ordinal: int, *, size: int | None = None) -> dict[SlabKind, float]:
-    """Bytes per second from plain and from registered memory; empty where there is nothing to compare or measure.
-
-    From what training copies from: shared memory, on the node that slabs are bound to, the same pages both times.
-    """
-    caps = driver.capabilities(ordinal)
-    if caps.mode == "none" or not caps.pageable_access or not caps.host_register:
-        return {}
-    size = size or measured_size()
-    try:
-        maker = SlabMaker(driver, requested="host", ordinal=ordinal)
-        with maker.make(size, label="measured", shared=True) as slab:
-            slab.array[::PAGE] = 1  # a page that was never touched has no place yet
-            plain, _ = driver.copy_rates(slab.address, size, ordinal)
-            register(driver, slab, ordinal)
-            return {"host": plain, "registered": driver.copy_rates(slab.address, size, ordinal)[0]}
-    except MemoryRoomError:
-        return {}  # a full device, say: the choice is then made from capabilities alone, and its reason says so

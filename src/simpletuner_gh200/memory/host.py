@@ -109,17 +109,6 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def last_level_cache(root: Path = ROOT) -> int:
-    """Bytes of the largest cache of the first CPU; 0 where the kernel doesn't tell."""
-    sizes = [0]
-    for file in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = file.read_text().strip()
-        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-        if text.rstrip("KMG").isdigit():
-            sizes.append(int(text.rstrip("KMG")) * unit)
-    return max(sizes)
-
-
 def _number(path: Path) -> int | None:
     text = _text(path)
     return int(text) if text.isdigit() else None

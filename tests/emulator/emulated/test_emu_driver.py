@@ -157,7 +157,7 @@ def test_a_rank_makes_no_context_on_devices_it_was_not_given(
     driver = detect.open_driver()
     assert driver.name == "cuda"
     assert driver.home == 2
-    slab = SlabMaker(driver, measured={}).make(8192, label="latents")
+    slab = SlabMaker(driver).make(8192, label="latents")
     assert driver.pointer_kind(slab.address) == "host"
     assert isinstance(driver, CudaDriver)
     assert list(driver._contexts) == [2]

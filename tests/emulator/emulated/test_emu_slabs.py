@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.memory import advice, allocate
+from simpletuner_gh200.memory import advice
 from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver.cuda import CudaDriver
 from simpletuner_gh200.memory.slab import Slab
@@ -23,7 +23,7 @@ PAGE = os.sysconf("SC_PAGESIZE")
 def test_auto_registers_on_every_personality_and_says_why(
     personality: str, driver: CudaDriver, emulator: Emulator
 ) -> None:
-    maker = SlabMaker(driver, measured={})
+    maker = SlabMaker(driver)
     slab = maker.make(1 << 20, label="latents", shared=True)
     assert slab.kind == "registered"
     assert maker.records[0].reason == maker.choice.reason != ""
@@ -46,7 +46,7 @@ def test_managed_is_refused_with_the_reason(driver: CudaDriver) -> None:
 
 def test_auto_survives_a_refused_registration(driver: CudaDriver, emulator: Emulator) -> None:
     emulator.fail("cuMemHostRegister", 1, 304)
-    maker = SlabMaker(driver, measured={})
+    maker = SlabMaker(driver)
     slab = maker.make(1 << 20, label="latents")
     assert slab.kind == "host"
     assert "registering failed" in maker.records[0].reason
@@ -152,29 +152,3 @@ def test_memory_that_cuda_keeps_stays_mapped(
     assert ctypes.string_at(address, 1) == b"\0", "still mapped"
     emulator.heal()
     driver.unregister_host(address, 0)
-
-
-def test_kinds_are_compared_on_the_memory_that_training_copies_from(
-    driver: CudaDriver, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    ordinary = CudaDriver.copy_rates
-
-    def rates(driver: CudaDriver, address: int, size: int, ordinal: int) -> tuple[float, float]:
-        seen.append((address, driver.pointer_kind(address)))
-        return ordinary(driver, address, size, ordinal)
-
-    monkeypatch.setattr(CudaDriver, "copy_rates", rates)
-    found = allocate.copy_speeds(driver, 0, size=1 << 20)
-    gc.collect()
-    assert found.keys() == {"host", "registered"} and min(found.values()) > 0
-    (first, plain), (again, registered) = seen
-    assert first == again, "the same pages both times"
-    assert (plain, registered) == ("unknown", "host")
-
-
-def test_a_measurement_that_does_not_fit_leaves_the_choice_to_capabilities(
-    driver: CudaDriver, emulator: Emulator
-) -> None:
-    assert allocate.copy_speeds(driver, 0, size=1 << 30) == {}
-    gc.collect()

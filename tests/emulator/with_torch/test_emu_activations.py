@@ -142,7 +142,7 @@ def engine_on(
 ) -> Offloader:
     options: dict[str, Any] = {"early": early, "without": without, "trouble": trouble or Trouble()}
     sides = Watched(WAITS[:2], **options), Watched(WAITS[2:], **options)
-    maker = SlabMaker(driver, measured={})
+    maker = SlabMaker(driver)
     arena = Arena(lambda size: maker.make(size, label="activations"), limit)
     return Offloader(sides, arena, minimum=1, room=Room(), in_flight=2 * SIZE)
 

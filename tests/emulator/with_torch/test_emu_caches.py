@@ -27,7 +27,7 @@ def cache() -> Iterator[HeldCache]:
 
 def take_in(driver: Driver, cache: HeldCache, paths: list[str]) -> None:
     """Into memory that the device knows of."""
-    Filler(cache, maker=SlabMaker(driver, requested="registered", measured={})).fill(paths)
+    Filler(cache, maker=SlabMaker(driver, requested="registered")).fill(paths)
     assert len(cache.shelf) == len(paths), cache.statistics.fallbacks
 
 

@@ -27,7 +27,7 @@ def pool(emulator: Emulator) -> GracePool:
 
 @pytest.fixture
 def slab(driver: Driver) -> Iterator[Slab]:
-    made = SlabMaker(driver, measured={}).make(MIB, label="latents")
+    made = SlabMaker(driver).make(MIB, label="latents")
     yield made
     made.close()
 

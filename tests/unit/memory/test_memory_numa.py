@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.memory import allocate, numa
-from simpletuner_gh200.memory.host import last_level_cache
-from simpletuner_gh200.units import MIB
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
 
@@ -111,43 +109,3 @@ def test_where_nothing_forbids_it_nothing_is_refused() -> None:
     before = policy()
     assert numa.refused_calls() == {}
     assert policy() == before
-
-
-def test_a_measurement_goes_beyond_the_cache(tmp_path: Path) -> None:
-    assert last_level_cache(tmp_path) == 0
-    assert allocate.measured_size(tmp_path) == 256 * MIB
-    for index, size in enumerate(("64K", "1024K", "114M")):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
-        folder.mkdir(parents=True)
-        (folder / "size").write_text(size + "\n")
-    assert last_level_cache(tmp_path) == 114 * MIB
-    assert allocate.measured_size(tmp_path) == 256 * MIB
-    (tmp_path / "sys/devices/system/cpu/cpu0/cache/index2/size").write_text("1G\n")
-    assert allocate.measured_size(tmp_path) == 2048 * MIB
-
-
-class Ranks:
-    """The two sides of a node's group, without sockets."""
-
-    def __init__(self, *, leader: bool, told: dict[str, object] | None = None) -> None:
-        self.is_leader, self.told, self.joined = leader, told, False
-
-    def join(self) -> None:
-        self.joined = True
-
-    def share(self, name: str, *, note: dict[str, object]) -> None:
-        self.told = note
-
-    def receive(self, name: str) -> tuple[dict[str, object], list[int]]:
-        assert self.told is not None
-        return self.told, []
-
-
-def test_one_rank_measures_for_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = iter([{"host": 1.0, "registered": 2.0}])
-    monkeypatch.setattr(allocate, "copy_speeds", lambda driver, ordinal: next(measured))
-    leader = Ranks(leader=True)
-    chosen = allocate.node_speeds(leader, object(), 0)  # type: ignore[arg-type]
-    other = Ranks(leader=False, told=leader.told)
-    assert allocate.node_speeds(other, object(), 0) == chosen == {"host": 1.0, "registered": 2.0}  # type: ignore[arg-type]
-    assert leader.joined and other.joined

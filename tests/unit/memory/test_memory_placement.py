@@ -44,12 +44,10 @@ def test_managed_slabs_are_refused() -> None:
         choose_kind("managed", GRACE)
 
 
-def test_auto_follows_a_clear_measurement_where_plain_memory_is_reachable() -> None:
-    plain_wins = {"registered": 300e9, "host": 340e9}
-    assert choose_kind("auto", GRACE, measured=plain_wins).kind == "host"  # type: ignore[arg-type]
-    assert choose_kind("auto", GRACE, measured={"registered": 300e9, "host": 310e9}).kind == "registered"
-    far = replace(GRACE, pageable_access=False)
-    assert choose_kind("auto", far, measured=plain_wins).kind == "registered"  # type: ignore[arg-type]
+def test_auto_takes_what_the_device_copies_from_directly() -> None:
+    assert choose_kind("auto", GRACE).kind == "registered"
+    without = choose_kind("auto", replace(GRACE, host_register=False))
+    assert (without.kind, without.reason) == ("host", "the device can't register host memory")
 
 
 @pytest.mark.parametrize(

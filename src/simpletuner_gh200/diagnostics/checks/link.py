@@ -9,7 +9,7 @@ from typing import Literal
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt
 from simpletuner_gh200.errors import DriverError
-from simpletuner_gh200.memory.allocate import SlabMaker, measured_size
+from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.ceilings import trial_room
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.memory.host import host_memory
@@ -22,6 +22,8 @@ DIRECTIONS: tuple[Direction, ...] = ("to device", "to host")
 
 BLOCK = 8 * MIB
 PROBE = 4096
+MEASURED = 256 * MIB
+"""More than a Grace CPU's own cache could answer for."""
 LEAST_FREE = 32 * MIB
 """Copies of less than a quarter of this say nothing about a link."""
 LEAST_TO_DEVICE = 250e9
@@ -50,8 +52,8 @@ def measure(
 
     ``node`` is the memory node to be on, by default the one next to the device; ``size`` goes beyond the CPU's caches.
     """
-    size = size or measured_size()
-    maker = SlabMaker(driver, ordinal=ordinal, measured={}, near=node)
+    size = size or MEASURED
+    maker = SlabMaker(driver, ordinal=ordinal, near=node)
     with maker.make(size, label="bandwidth", shared=True) as host:
         host.array[::PAGE] = 1  # a page that was never touched has no place yet
         places = nodes_of_pages(host.address, size, PAGE)
@@ -65,7 +67,7 @@ def _rate(context: Context, direction: Direction, node: int | None) -> CopyRate:
     free, _total = context.driver.memory_info(0)
     if free < LEAST_FREE:
         raise NothingToLookAt(f"only {format_bytes(free)} of device memory are free")
-    return measure(context.driver, 0, direction, node=node, size=min(measured_size(context.root), free // 4))
+    return measure(context.driver, 0, direction, node=node, size=min(MEASURED, free // 4))
 
 
 def _one_way(context: Context, direction: Direction, least: float, fix: str) -> CheckResult:

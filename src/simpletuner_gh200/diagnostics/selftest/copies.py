@@ -10,7 +10,7 @@ from functools import partial
 
 from simpletuner_gh200.diagnostics.check import Bench, expect, self_check
 from simpletuner_gh200.diagnostics.checks.link import DIRECTIONS, measure
-from simpletuner_gh200.memory.allocate import RequestedKind, SlabMaker, choose_kind, copy_speeds, why_not_registered
+from simpletuner_gh200.memory.allocate import RequestedKind, SlabMaker, why_not_registered
 from simpletuner_gh200.memory.lane import Copier, Lane, lanes, spot_of
 from simpletuner_gh200.memory.slab import Bytes, Slab
 from simpletuner_gh200.units import MIB, counted
@@ -27,7 +27,7 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
     if kind == "registered":
         refusal = why_not_registered(bench.caps)
         bench.need(refusal is None, refusal or "")
-    maker = SlabMaker(bench.driver, requested=kind, ordinal=bench.ordinal, measured={})
+    maker = SlabMaker(bench.driver, requested=kind, ordinal=bench.ordinal)
     with maker.make(MIB + 1, label="selftest") as slab:
         slab.array[:] = 7
         expect(slab.size == MIB + 1 and int(slab.array[-1]) == 7, "the slab is not exactly as requested")
@@ -36,14 +36,6 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
     gc.collect()
     expect(gone() is None, "its memory is still held after closing")
     return f"{record.kind}: {record.reason}; {record.binding}"
-
-
-def _measured(bench: Bench) -> str:
-    speeds = copy_speeds(bench.driver, bench.ordinal)
-    bench.need(bool(speeds), "only one kind of memory is reachable: nothing to compare")
-    bench.measured.update({f"copy_from_{kind}_bytes_per_s": speed for kind, speed in speeds.items()})
-    choice = choose_kind("auto", bench.caps, measured=speeds)
-    return f"{choice.kind}: {choice.reason}"
 
 
 def _shared(bench: Bench) -> str:
@@ -59,7 +51,7 @@ def _shared(bench: Bench) -> str:
 
 def _slab(bench: Bench) -> Slab:
     """As training has it: shared, bound, registered. Every row full of its own number."""
-    slab = SlabMaker(bench.driver, ordinal=bench.ordinal, measured={}).make(MIB, label="selftest", shared=True)
+    slab = SlabMaker(bench.driver, ordinal=bench.ordinal).make(MIB, label="selftest", shared=True)
     slab.array.reshape(ROWS, ROW)[:] = [[row % 251] for row in range(ROWS)]
     return slab
 
@@ -161,7 +153,6 @@ CHECKS = (
     self_check("slab.auto", "auto makes a slab and says why", partial(_kind, "auto")),
     self_check("slab.registered", "a registered slab", partial(_kind, "registered")),
     self_check("slab.host", "a plain slab", partial(_kind, "host")),
-    self_check("slab.measured", "auto's choice from a measured comparison", _measured, REAL),
     self_check("slab.shared", "ranks share bytes", _shared),
     self_check("copy.arrives", "batches of every cached dtype arrive stacked in torch's memory", _arrives),
     self_check("copy.sources", "sources live until they are copied", _sources),

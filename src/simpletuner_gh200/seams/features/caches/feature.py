@@ -18,7 +18,7 @@ from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.bulk import inflating_library
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.caches import Caches
-from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord, node_speeds
+from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
 from simpletuner_gh200.memory.background import waits_for_first_step
 from simpletuner_gh200.memory.driver.detect import current
 from simpletuner_gh200.memory.lane import Copier, CudaLane
@@ -162,8 +162,7 @@ class CachesFeature(Feature):
         group = NodeGroup.from_environment("caches")
         limit = settings.memory_limit_gb
         driver = current()
-        speeds = node_speeds(group, driver, driver.home) if settings.slab == "auto" else None
-        self._slabs = maker = SlabMaker(driver, requested=settings.slab, measured=speeds)
+        self._slabs = maker = SlabMaker(driver, requested=settings.slab)
         return Caches(
             [cache.wanted for cache in found],
             allowed=gib_to_bytes(limit) if limit is not None else None,
