@@ -93,7 +93,7 @@ def test_a_pack_folder_that_is_read_only(tmp_path, start):
     pack.parent.chmod(0o500)
     try:
         assert start("cache", "verify", root, limit=without_roots_rights).end().code == 0
-        ended = start("cache", "pack", root, limit=without_roots_rights).end()
+        ended = start("cache", "drop", root, limit=without_roots_rights).end()
     finally:
         pack.parent.chmod(0o700)
     assert "Traceback" not in ended.err, ended.explain()

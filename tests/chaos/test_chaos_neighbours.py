@@ -38,8 +38,7 @@ def test_planted_packs_are_not_believed(tmp_path, start, give_away):
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("words", [["drop"], ["pack"]], ids=" ".join)
-def test_planted_links_are_not_followed(tmp_path, start, give_away, words):
+def test_planted_links_are_not_followed(tmp_path, start, give_away):
     root, pack = write_packs(tmp_path)
     victim = tmp_path / "victim"
     shutil.copytree(pack.parent, victim)
@@ -47,7 +46,7 @@ def test_planted_links_are_not_followed(tmp_path, start, give_away, words):
     shutil.rmtree(pack.parent)
     pack.parent.symlink_to(victim)
     give_away(pack.parent)
-    ended = start("cache", *words, root).end()
+    ended = start("cache", "drop", root).end()
     assert "Traceback" not in ended.err, ended.explain()
     assert {path.name: path.read_bytes() for path in victim.iterdir()} == before
 

@@ -190,7 +190,7 @@ class ServedCache:
         if self.packs is None:
             return
         try:
-            written = self.packs.save(self.cache, stop=stop)
+            written = self.packs.save(self.cache, stop)
         except (CacheError, OSError) as failed:
             logger.warning("gh200: packs of cache %s were not written: %s", self.want.name, failed)
             return

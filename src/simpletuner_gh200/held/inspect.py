@@ -1,4 +1,4 @@
-"""Packs for people: what there is, whether it is whole, made again, or thrown away."""
+"""Packs for people: what there is, whether it is whole, or thrown away."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.errors import CacheError, UsageError
-from simpletuner_gh200.held.cache import HeldCache
-from simpletuner_gh200.held.fill import Filler
-from simpletuner_gh200.held.listing import cache_files
 from simpletuner_gh200.held.pack_place import LOCK, MARKER, SUFFIX, PackPlace
-from simpletuner_gh200.held.packs import PackFolder, is_whole
-from simpletuner_gh200.held.segment import Segment, key_of
+from simpletuner_gh200.held.packs import is_whole
+from simpletuner_gh200.held.segment import Segment
 from simpletuner_gh200.held.source import recognise_rows
 
 
@@ -86,34 +83,6 @@ def verify(cache: PackedCache) -> dict[str, Any]:
             if not is_whole(segment, row):
                 problems.append(f"{path}: the entry of {segment.path(row)} is damaged")
     return {"name": cache.name, "checked": checked, "problems": problems}
-
-
-def pack_again(cache: PackedCache, *, workers: int) -> dict[str, Any]:
-    """One pack of everything that is on disk now: dead entries go, missing ones are taken in."""
-    packs = PackFolder(cache.folder, made_by=None)
-    packs.open_all()
-    held = HeldCache.alone(cache.name, look_for_nan=True)
-    packs.recognise(closely=True)  # what is damaged is made anew, not just left out
-    result = {"name": cache.name, "entries": 0, "problems": [], "from_packs": 0, "bytes": 0, "fallbacks": {}}
-    if packs.made_by is None:
-        nobody = f"{cache.folder}: no pack there says which configuration the entries are of; a run writes new packs"
-        return result | {"problems": [nobody]}
-    alive = {key_of(segment.path(row)) for segment, row in packs.alive()}
-    paths = cache_files(cache.source).paths()
-    Filler(held).fill([path for path in paths if key_of(path) not in alive], workers=workers)
-    entries = len(alive) + len(held.shelf)
-    written = packs.save(held, into_one=True)
-    failed = f"{cache.folder}: nothing was written; another job is at it, or the disk is full (see the log)"
-    try:
-        return result | {
-            "entries": entries,
-            "problems": [failed] if entries and not written else [],
-            "from_packs": len(alive),
-            "bytes": written,
-            "fallbacks": dict(held.statistics.fallbacks),
-        }
-    finally:
-        held.close()
 
 
 def drop(cache: PackedCache) -> dict[str, Any]:

@@ -73,11 +73,11 @@ class OpenPack:
 class PackFolder:
     """``folder`` holds nothing but packs of one cache. Safe to use from several jobs at once, on several machines.
 
-    ``made_by``: what of the configuration decides what entries hold; None stands for that of the newest pack.
+    ``made_by``: what of the configuration decides what entries hold.
     ``keep_free``: bytes of the disk that packs leave to others, where that is more than a tenth of it.
     """
 
-    def __init__(self, folder: Path, made_by: str | None = "", *, keep_free: int = 0) -> None:
+    def __init__(self, folder: Path, made_by: str = "", *, keep_free: int = 0) -> None:
         self.folder = folder
         self.made_by = made_by
         self.packs: dict[str, OpenPack] = {}
@@ -110,8 +110,6 @@ class PackFolder:
             segment = self._open(place, name) if pack is None else pack.segment
             if segment is not None:
                 opened[name] = pack or OpenPack(segment)
-        if self.made_by is None and opened:
-            self.made_by = list(opened.values())[-1].segment.made_by
         for name, pack in opened.items():
             if pack.segment.made_by == self.made_by:
                 self.packs[name] = pack
@@ -133,11 +131,8 @@ class PackFolder:
         logger.warning("gh200: %s; its entries are made again", reason)
         return None
 
-    def recognise(self, *, stop: Callable[[], bool] = lambda: False, closely: bool = False) -> None:
-        """Look at the source files of entries that nobody looked at. ``stop`` is asked between neighbours.
-
-        ``closely``: every byte of every payload is checked, too.
-        """
+    def recognise(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Look at the source files of entries that nobody looked at. ``stop`` is asked between neighbours."""
         for pack in self.packs.values():
             waiting = np.flatnonzero(pack.states == UNKNOWN)
             for first in range(0, len(waiting), MOST_ENTRIES):
@@ -146,15 +141,6 @@ class PackFolder:
                 some = waiting[first : first + MOST_ENTRIES].tolist()
                 alive = recognise_rows(pack.segment, some)
                 pack.states[some] = np.where(alive, ALIVE, CHANGED)
-                for row in some if closely else ():
-                    if not is_whole(pack.segment, row):
-                        pack.states[row] = DAMAGED
-
-    def alive(self) -> Iterator[tuple[Segment, int]]:
-        """Entries that are not known to be dead."""
-        for pack in self.packs.values():
-            for row in np.flatnonzero(pack.states <= ALIVE).tolist():
-                yield pack.segment, row
 
     def report(self) -> dict[str, Any]:
         """What is known of them by now."""
@@ -169,8 +155,8 @@ class PackFolder:
 
     # -- writing ---------------------------------------------------------------------------------------
 
-    def save(self, cache: HeldCache, *, into_one: bool = False, stop: Callable[[], bool] = lambda: False) -> int:
-        """Write what the packs lack of what is in memory, or with ``into_one`` one pack of everything: bytes written.
+    def save(self, cache: HeldCache, stop: Callable[[], bool] = lambda: False) -> int:
+        """Write what the packs lack of what is in memory: bytes written.
 
         Another job at it, or a full disk, is no error: then nothing is written. ``stop`` is asked again and again.
         """
@@ -182,7 +168,7 @@ class PackFolder:
             if place.packs() != self._names:  # another job has been at it since
                 self._open_all(place)
             try:
-                written = self._add(place, cache, stop, into_one=into_one)
+                written = self._add(place, cache, stop)
             except PackingStopped:
                 logger.info("gh200: packs of %s: stopped with the run; what was there stays", self.folder)
                 return 0
@@ -195,9 +181,9 @@ class PackFolder:
             self._remove_dead(place)
             return written
 
-    def _add(self, place: PackPlace, cache: HeldCache, stop: Callable[[], bool], *, into_one: bool) -> int:
+    def _add(self, place: PackPlace, cache: HeldCache, stop: Callable[[], bool]) -> int:
         """One more pack: of what is lacking and, where the others are mostly dead, of what is alive in those."""
-        self.recognise(stop=stop)
+        self.recognise(stop)
         newest = self._newest(cache)
         items = list(self._lacking(cache, newest))
         replaced = {item.path for item in items}
@@ -208,7 +194,7 @@ class PackFolder:
         ]
         total = sum(int(pack.segment.rows["length"].sum()) for pack in self.packs.values())
         alive = sum(int(item.segment.rows["length"][item.row]) for item in kept)
-        if into_one or (total > 0 and alive < total * (1 - MOSTLY_DEAD)):
+        if alive < total * (1 - MOSTLY_DEAD):
             items, kept = items + kept, []
         old = {name: pack.segment for name, pack in self.packs.items()}
         size = self._write(place, items, stop) if items else 0
@@ -258,7 +244,7 @@ class PackFolder:
                     if written - looked >= LOOK_EVERY:
                         check_disk(place.fd, max(needed - written, 0), self._keep_free)
                         looked = written
-                size = writer.finish(self.made_by or "")
+                size = writer.finish(self.made_by)
             except OSError as failed:
                 if failed.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise DiskFull(f"it needs {format_bytes(needed)}, and the disk refuses that") from failed

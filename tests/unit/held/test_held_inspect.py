@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from simpletuner_gh200.cli.commands.cache import app
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.held.inspect import drop, pack_again, packed_caches
+from simpletuner_gh200.held.inspect import drop, packed_caches
 from simpletuner_gh200.held.pack_place import MARKER, PackPlace, folder_for
-from simpletuner_gh200.held.packs import PackFolder
-from tests.unit.held.conftest import filled, packed_at
+from tests.unit.held.conftest import packed_at
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_ls_counts_entries_and_how_many_are_fresh(root, tmp_path):
     assert cache["source"] == str(tmp_path / "vae")
 
 
-def test_verify_finds_a_flipped_byte_and_pack_makes_the_entry_anew(root):
+def test_verify_finds_a_flipped_byte(root):
     assert run("verify", root, "--json")[0] == 0
     (pack,) = root.glob("vae-x*/*.pack")
     content = bytearray(pack.read_bytes())
@@ -52,20 +51,6 @@ def test_verify_finds_a_flipped_byte_and_pack_makes_the_entry_anew(root):
     code, answer = run("verify", root, "--json")
     assert code == 1
     assert "damaged" in answer["problems"][0]
-    code, answer = run("pack", root, "--json")
-    assert (code, answer["caches"][0]["entries"], answer["caches"][0]["from_packs"]) == (0, 3, 2)
-    code, answer = run("verify", root, "--json")
-    assert (code, answer["caches"][0]["checked"], answer["problems"]) == (0, 3, [])
-
-
-def test_pack_takes_in_what_is_new_and_leaves_one_pack(root, tmp_path):
-    torch.save(torch.ones(5), tmp_path / "vae" / "new.pt")
-    torch.save(torch.ones(6), tmp_path / "vae" / "0.pt")
-    code, answer = run("pack", root, "--json")
-    assert code == 0
-    assert answer["caches"][0]["entries"] == 4
-    _, listed = run("ls", root, "--json")
-    assert (listed["caches"][0]["entries"], listed["caches"][0]["fresh"], listed["caches"][0]["packs"]) == (4, 4, 1)
 
 
 def test_drop_deletes_packs_and_nothing_else(root, tmp_path):
@@ -88,27 +73,6 @@ def test_an_unknown_name_is_answered_with_those_there_are(root):
         packed_caches(root, ["nope"])
 
 
-def test_packs_that_no_run_would_take_are_not_made(root):
-    (pack,) = root.glob("vae-x*/*.pack")
-    pack.unlink()
-    code, answer = run("pack", root, "--json")
-    assert code == 1
-    assert "which configuration" in answer["problems"][0]
-    assert not list(root.glob("vae-x*/*.pack"))
-
-
-def test_packing_keeps_what_made_the_packs(root, tmp_path):
-    (pack,) = root.glob("vae-x*/*.pack")
-    pack.unlink()
-    paths = [str(tmp_path / "vae" / f"{number}.pt") for number in range(3)]
-    assert PackFolder(pack.parent, "this model").save(filled(*paths[:2])) > 0
-    assert run("pack", root, "--json")[0] == 0
-    (made,) = root.glob("vae-x*/*.pack")
-    with PackPlace.open(made.parent) as place:
-        again = place.pack(made.name)
-    assert (again.made_by, len(again)) == ("this model", 3)
-
-
 def test_drop_says_what_it_could_not_delete(root):
     (folder,) = root.glob("vae-x*")
     (folder / "00000009.pack").mkdir()
@@ -124,7 +88,6 @@ def test_commands_leave_packs_alone_that_another_job_is_writing(root):
     with PackPlace.open(cache.folder) as place, place.locked() as ours:
         assert ours
         assert "another job is writing" in drop(cache)["problems"][0]
-        assert "nothing was written" in pack_again(cache, workers=1)["problems"][0]
     assert sorted(cache.folder.glob("*.pack")) == before
 
 

@@ -178,8 +178,14 @@ def test_several_leaders_on_one_folder_write_one_copy(packed, saved):
     assert [len(pack) for pack in PackFolder(folder).open_all()] == [COUNT, 1, 1]
 
 
+@pytest.fixture
+def into_one(monkeypatch):
+    """As if most of the packs were dead."""
+    monkeypatch.setattr("simpletuner_gh200.held.packs.MOSTLY_DEAD", -1.0)
+
+
 @pytest.mark.parametrize("in_memory", [True, False], ids=["held too", "nowhere else"])
-def test_what_turns_out_damaged_while_packs_are_made_into_one_comes_from_memory_or_goes(packed, in_memory):
+def test_what_turns_out_damaged_while_packs_are_made_into_one_comes_from_memory_or_goes(packed, in_memory, into_one):
     folder, paths = packed
     (pack,) = folder.glob("*.pack")
     packs = PackFolder(folder)
@@ -187,7 +193,7 @@ def test_what_turns_out_damaged_while_packs_are_made_into_one_comes_from_memory_
     at = pack.read_bytes().index(value(3)["latents"].numpy().tobytes()[:4096]) + 8
     overwrite(pack, lambda content: content.__setitem__(at, content[at] ^ 1))
     cache.damaged |= {paths[3]} if in_memory else set()
-    assert packs.save(cache, into_one=True) > 0
+    assert packs.save(cache) > 0
     again, found = load(folder)
     assert found["entries"] == (COUNT if in_memory else COUNT - 1)
     assert served(again, paths) == ([0, 1, 2, 3, 4] if in_memory else [0, 1, 2, 4])
@@ -285,12 +291,12 @@ def die_at(step):
         setattr(os, name, mortal(getattr(os, name)))
 
 
-def killed(step, folder, cache, **how):
+def killed(step, folder, cache):
     """The exit status of a writer that dies at its ``step``-th step."""
     child = os.fork()
     if child == 0:
         die_at(step)
-        PackFolder(folder).save(cache, **how)
+        PackFolder(folder).save(cache)
         os._exit(0)
     return os.waitpid(child, 0)[1]
 
@@ -316,13 +322,13 @@ def test_kill_9_at_any_step_leaves_the_old_state_or_the_new(packed):
     assert not list(folder.glob(".*.tmp")), "what the dead left is swept"
 
 
-def test_kill_9_while_packs_are_made_into_one_loses_nothing(packed, saved):
+def test_kill_9_while_packs_are_made_into_one_loses_nothing(packed, saved, into_one):
     """Two packs, of which one entry is twice; the writer dies at each of its steps, the removals included."""
     folder, paths = packed
     more = saved(value(2), "src/more.pt")
     assert PackFolder(folder).save(filled(more)) > 0
     for step in range(1, 40):
-        status = killed(step, folder, filled(), into_one=True)
+        status = killed(step, folder, filled())
         cache, found = load(folder)
         assert len(cache.shelf) == COUNT + 1 and found["changed"] == 0, step
         assert served(cache, paths) == list(range(COUNT))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +12,7 @@ from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
 from simpletuner_gh200.units import counted, format_bytes
 
-app = typer.Typer(no_args_is_help=True, help="List, check, rewrite and delete the packs of unified caches.")
+app = typer.Typer(no_args_is_help=True, help="List, check and delete the packs of unified caches.")
 
 Folder = Annotated[Path, typer.Argument(help="A cache_config.cache_dir, or the output or project folder of a run.")]
 Names = Annotated[list[str] | None, typer.Option("--name", "-n", help="Only this cache; may be repeated.")]
@@ -52,22 +50,6 @@ def verify(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> No
     from simpletuner_gh200.held.inspect import verify as check
 
     _run(cache_dir, name, as_json, check, lambda found: f"{_entries(found['checked'])} read")
-
-
-@app.command("pack")
-def pack(cache_dir: Folder, name: Names = None, as_json: AsJson = False) -> None:
-    """Rewrite each cache as one pack of what is on disk now, so that the next start reads just that.
-
-    Examples:
-
-      gh200 cache pack output/gh200/cache
-    """
-    from simpletuner_gh200.held.inspect import pack_again
-
-    def line(found: dict[str, Any]) -> str:
-        return f"{_entries(found['entries'])}, {format_bytes(found['bytes'])} written"
-
-    _run(cache_dir, name, as_json, partial(pack_again, workers=os.cpu_count() or 1), line)
 
 
 @app.command("drop")
