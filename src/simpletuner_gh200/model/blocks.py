@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ ALIGNMENT = 512
 """As torch's own allocator on a device, so that kernels find what they would find without us."""
 NESTED_SHARE = 0.5
 """Where lists inside a block hold more of its bytes than this, their elements are the blocks."""
+
+_VERSION = operator.attrgetter("_version")
 
 Layout = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
@@ -50,6 +53,8 @@ class ModelBlock:
     name: str
     module: nn.Module
     pieces: list[BlockWeight] = field(default_factory=list)
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    """Of its pieces."""
     size: int = 0
     """Of its pieces in a slot, one behind the other."""
     offsets: list[int] = field(default_factory=list)
@@ -59,9 +64,18 @@ class ModelBlock:
     def add(self, parameter: nn.Parameter) -> None:
         piece = BlockWeight(parameter, self.size)
         self.pieces.append(piece)
+        self.parameters.append(parameter)
         self.offsets.append(piece.offset)
         self.layouts += (piece.layout,)
         self.size += -(-piece.size // ALIGNMENT) * ALIGNMENT
+
+    def places(self) -> list[int]:
+        """Where each of its parameters points."""
+        return list(map(torch.Tensor.data_ptr, self.parameters))
+
+    def versions(self) -> list[int]:
+        """Of its parameters. A change in place raises one, unless it is made through ``.data``."""
+        return list(map(_VERSION, self.parameters))
 
 
 def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[ModelBlock]:

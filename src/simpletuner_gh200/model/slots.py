@@ -13,8 +13,8 @@ parameters point into the slot, at home before and after. What autograd saves of
 the view of it, so that backward reads the slot that holds it then, and asks for it in time.
 
 Weights change where they live, in the optimizer step: nothing is copied home but what was written to in a slot all the
-same. A slot that somebody still looks at when it is to be used again is left to him, and another takes its place:
-whatever was kept is right.
+same, and what was written to at home is fetched again. A slot that somebody still looks at when it is to be used again
+is left to him, and another takes its place: whatever was kept is right.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Slot:
         self.views: list[torch.Tensor] = []
         """Of its block's parameters, once they point here."""
         self.versions: list[int] = []
-        """Of the parameters at that time."""
+        """Of the parameters when it was filled."""
+        self.places: list[int] = []
+        """Where they pointed then, or do since they point here."""
+        self.shown: list[torch.Tensor] = []
+        """What others have got as ``.data`` of its parameters; each counts versions of its own."""
         self._views: dict[int, list[torch.Tensor]] = {}
         """By kind of block."""
 
@@ -62,6 +66,15 @@ class Slot:
             found = [view_of(self.memory, layout, piece.offset // layout[0].itemsize) for piece, layout in made]
             self._views[id(block.layouts)] = found
         return found
+
+    def changed(self) -> bool:
+        """Has anything happened to its block's weights that neither filling it nor pointing them here has done?"""
+        assert self.block is not None
+        there = self.places != self.block.places() or self.versions != self.block.versions()
+        return there or self.written_unseen()
+
+    def written_unseen(self) -> bool:
+        return any(data._version for data in self.shown)
 
     def alone(self) -> bool:
         """Does nobody but this slot look at its memory?"""
@@ -113,7 +126,8 @@ class WeightStream:
         self._count = slots
         self._released = released
         self._slots: list[Slot] = []
-        self._at: dict[ModelBlock, Slot] = {}
+        self._at: dict[ModelBlock | None, Slot] = {}
+        self._owners = {piece.parameter: block for block in self.blocks for piece in block.pieces}
         self._by_storage: dict[int, Slot] = {}
         self._next: dict[tuple[ModelBlock | None, ModelBlock | None], ModelBlock] = {}
         """What came after two blocks in a row, when they last did."""
@@ -208,6 +222,12 @@ class WeightStream:
     def _pack(self, tensor: torch.Tensor) -> Any:
         return self.recognise(tensor) or as_it_is(tensor)
 
+    def shown(self, parameter: torch.Tensor, data: torch.Tensor) -> None:
+        """Somebody has taken this ``.data`` of a parameter: what he writes to it is to be seen as well."""
+        slot = self._at.get(self._owners.get(parameter))
+        if slot is not None:
+            slot.shown.append(data)
+
     # -- blocks come and go ------------------------------------------------------------------------------
 
     def need(self, block: ModelBlock) -> Slot | None:
@@ -220,6 +240,9 @@ class WeightStream:
                 self._before, self._now = self._now, block
                 self._met.setdefault(block)
             slot = self._at.get(block)
+            if slot is not None and not slot.in_place and slot.changed():
+                self._empty(slot)
+                slot = None
             if slot is None:
                 self.late += 1
                 slot = self._fetch(block)
@@ -246,7 +269,8 @@ class WeightStream:
             slot.views = slot.views_of(block)
             for piece, view in zip(block.pieces, slot.views, strict=True):
                 piece.parameter.data = view
-            slot.versions = [piece.parameter._version for piece in block.pieces]
+            slot.places = block.places()
+            slot.shown.clear()
             slot.in_place = True
 
     def _fetch(self, block: ModelBlock, beside: ModelBlock | None = None) -> Slot | None:
@@ -263,6 +287,7 @@ class WeightStream:
             self._failed(block, refused)
             return None
         slot.block, self._at[block] = block, slot
+        slot.versions, slot.places = block.versions(), block.places()
         self._turn += 1
         slot.used = self._turn
         self.streamed += block.size
@@ -288,16 +313,18 @@ class WeightStream:
         return slot
 
     def _empty(self, slot: Slot) -> None:
-        block, slot.block = slot.block, None
+        block = slot.block
         if block is None:
             return
         del self._at[block]
         if slot.in_place:
-            for piece, view, version in zip(block.pieces, slot.views, slot.versions, strict=True):
-                if piece.parameter._version != version:  # by a step that came before ``go_home``
-                    piece.home.copy_(view)
+            if slot.changed():
+                self._keep_changes(slot, block)
+            for piece in block.pieces:
                 piece.parameter.data = piece.home
             slot.in_place = False
+        slot.block = None
+        slot.shown.clear()
         if slot.filled is not None:  # fetched in vain: whoever has its memory next comes after it
             self._lane.wait(slot.filled)
             slot.filled = None
@@ -306,6 +333,14 @@ class WeightStream:
         else:
             self.kept += 1
             self._drop(slot)
+
+    def _keep_changes(self, slot: Slot, block: ModelBlock) -> None:
+        """What was written to in the slot goes home, and what was given other memory lives there."""
+        for piece, view, version in zip(block.pieces, slot.views, slot.versions, strict=True):
+            if piece.parameter.data_ptr() != view.data_ptr():
+                piece.settle()
+            elif piece.parameter._version != version or slot.written_unseen():  # as by a step before ``go_home``
+                piece.home.copy_(view)
 
     def _drop(self, slot: Slot) -> None:
         self._slots.remove(slot)

@@ -24,6 +24,8 @@ from simpletuner_gh200.model.blocks import find_blocks
 from simpletuner_gh200.model.placement import staying
 from simpletuner_gh200.model.slots import WeightStream
 from simpletuner_gh200.model.tensors import like
+from simpletuner_gh200.seams.features.weights import watched
+from simpletuner_gh200.seams.patch import Patch, Patches
 
 CPU = torch.device("cpu")
 WIDTH = 12
@@ -267,6 +269,42 @@ def test_a_step_before_they_are_home_is_not_lost() -> None:
         torch.optim.AdamW(model.parameters(), lr=0.1).step()
     stream.go_home()
     assert same(*(dict(model.named_parameters()) for model in models))
+
+
+def through_data(weight: nn.Parameter) -> None:
+    weight.data.mul_(2)
+
+
+def with_a_version(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.mul_(2)
+
+
+def as_other_memory(weight: nn.Parameter) -> None:
+    weight.data = weight.data * 2
+
+
+@pytest.mark.parametrize("where", ["before its own block runs", "in its own block"])
+@pytest.mark.parametrize("write", [through_data, with_a_version, as_other_memory])
+def test_what_is_written_to_a_weight_on_its_way_is_read_and_kept(
+    request: pytest.FixtureRequest, write: Callable[..., None], where: str
+) -> None:
+    """In the first step and in later ones, when the block after this one is in a slot already."""
+    models = Model().requires_grad_(False), Model().requires_grad_(False)
+    for model in models:
+        model.embed.requires_grad_(True)
+        writer = model.blocks[2 if where == "in its own block" else 1]
+        weight = model.blocks[2].down.weight
+        writer.up.register_forward_hook(lambda *given, weight=weight: write(weight))
+    stock, ours = models
+    stream, patches = stream_on(ours), Patches()
+    request.addfinalizer(patches.uninstall)
+    patches.install(Patch(nn.Parameter, "data", partial(watched, stream)))
+    for _ in range(3):
+        assert same(trained(ours, stream.step), trained(stock))
+        stream.go_home()
+        assert all(map(torch.equal, ours.parameters(), stock.parameters()))
+    stream.remove()
 
 
 def test_what_has_moved_leaves_nothing_behind() -> None:

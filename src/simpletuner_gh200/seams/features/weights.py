@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import StateSettings, WeightSettings
@@ -17,7 +18,7 @@ from simpletuner_gh200.model.refusals import weights_refusal
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.loading import denoisers
 from simpletuner_gh200.seams.grace import unavailable
-from simpletuner_gh200.seams.patch import Patches, wrap_method
+from simpletuner_gh200.seams.patch import Patch, Patches, wrap_method
 from simpletuner_gh200.units import KIB, format_bytes, gib_to_bytes
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class WeightsFeature(Feature):
 
     def hooks_ready(self, trainer: Any) -> None:
         """The model is there, with its adapters; what prepares and resumes it finds its weights at home."""
+        import torch
+
         from simpletuner_gh200.memory.lane import lanes
         from simpletuner_gh200.model.blocks import find_blocks
         from simpletuner_gh200.model.slots import WeightStream
@@ -94,7 +97,10 @@ class WeightsFeature(Feature):
         self._stream = WeightStream(self._blocks, lanes(trainer.accelerator.device)[1])
         self._stream.install(models)
         self.weights_in_slots = self._stream.recognise
-        self._patches.install(wrap_method(trainer.accelerator, "backward", self._backward))
+        self._patches.install(
+            wrap_method(trainer.accelerator, "backward", self._backward),
+            Patch(torch.nn.Parameter, "data", partial(watched, self._stream)),
+        )
         size = format_bytes(sum(block.size for block in self._blocks))
         logger.info("gh200: the weights of %d blocks live in Grace, %s", len(self._blocks), size)
 
@@ -172,6 +178,17 @@ class WeightsFeature(Feature):
             "hbm_blocks": len(self._blocks) - len(stream.blocks),
             "hbm_budget": self._budget,
         }
+
+
+def watched(stream: WeightStream, original: Any) -> property:
+    """``Parameter.data``, of which torch itself would not tell who writes to it."""
+
+    def data(weight: torch.nn.Parameter) -> torch.Tensor:
+        found: torch.Tensor = original.__get__(weight)
+        stream.shown(weight, found)
+        return found
+
+    return property(data, original.__set__)
 
 
 def against(runtime: Runtime, trainer: Any, *, auto: bool) -> str | None:
