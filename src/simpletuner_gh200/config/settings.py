@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -221,63 +221,49 @@ def _reason(error: Any, part: Part, key: str) -> str:
 # What was switched off by name is left alone: its other keys wait there for the day it is switched on again.
 
 _OVERSUBSCRIPTION = ("uvm_oversubscription_ratio", "uvm_access_pattern")
+_WITHOUT_UVM = (
+    "nothing is kept beyond HBM without use_uvm, only placement hints follow the pattern; "
+    'set "use_uvm": true, or GH200_USE_UVM=1, to keep optimizer state and EMA in Grace'
+)
+_HINTS = "gh200_optimizations.enable_uvm_hints"
 
 
 def without_effect(settings: Settings) -> list[str]:
     """One note for each setting that has to be switched on and is not."""
-    notes = [*_without_use_uvm(settings), *_unserved_caches(settings)]
-    for block in TRAINING_BLOCKS:
-        for part in parts_of(block):
-            decided_later = settings.part(MemorySettings).memory == "auto" and part.feature in PLACED
-            notes += [] if decided_later else [*_switched_off(settings, part), *_lacking_another(settings, part)]
+    notes = []
+    for part in (part for block in TRAINING_BLOCKS for part in parts_of(block)):
+        for key in part.names():
+            where, value = f"{part.block}.{key}", getattr(settings.parts[part.model], key)
+            # The environment script sets these two at their defaults.
+            chosen = key in _OVERSUBSCRIPTION or value != part.model.model_fields[key].default
+            if settings.given(where) and chosen and (why := _lacking(settings, part, key)) is not None:
+                notes.append(f"{where} {json.dumps(value)} ({settings.origins[where]}) has no effect: {why}")
+    hints_off = settings.given(_HINTS) and settings.part(HintSettings).enable_uvm_hints is False
+    if hints_off and _served(settings) and not settings.origins[_HINTS].startswith("environment"):
+        notes.append('cache_config: the caches are "standard" all the same, because enable_uvm_hints is false')
     return notes
 
 
-def _without_use_uvm(settings: Settings) -> Iterator[str]:
-    """Also at their defaults: the environment script sets both."""
-    state = settings.part(StateSettings)
-    chosen = [key for key in _OVERSUBSCRIPTION if settings.given(f"gh200_optimizations.{key}")]
-    if state.use_uvm or not chosen:
-        return
-    shown = ", ".join(
-        f"{key} {getattr(state, key)} ({settings.origins[f'gh200_optimizations.{key}']})" for key in chosen
-    )
-    remedy = 'set "use_uvm": true, or GH200_USE_UVM=1, to keep optimizer state and EMA in Grace'
-    yield f"{shown}: nothing is kept beyond HBM without use_uvm, only placement hints follow the pattern; {remedy}"
-
-
-def _unserved_caches(settings: Settings) -> Iterator[str]:
-    (part,) = parts_of("cache_config")
-    kinds = [key for key in part.names() if key.endswith("_cache_type")]
-    served = any(settings.part(CacheSettings).served().values())
-    hints = "gh200_optimizations.enable_uvm_hints"
-    by_name = settings.given(hints) and not settings.origins[hints].startswith("environment")
-    if served and by_name and settings.part(HintSettings).enable_uvm_hints is False:
-        yield 'cache_config: the caches are "standard" all the same, because enable_uvm_hints is false'
-    if not served and not any(settings.given(f"cache_config.{kind}") for kind in kinds):
-        why = 'no cache is of type "unified_memory"; set vae_cache_type, text_cache_type or another'
-        yield from _told(settings, part, part.names(), why)
-
-
-def _switched_off(settings: Settings, part: Part) -> Iterator[str]:
-    if part.switch is None or settings.given(f"{part.block}.{part.switch}"):
-        return
-    others = [key for key in part.names() if key not in (part.switch, *_OVERSUBSCRIPTION)]
-    yield from _told(settings, part, others, f"{part.switch} is not set")
-
-
-def _lacking_another(settings: Settings, part: Part) -> Iterator[str]:
+def _lacking(settings: Settings, part: Part, key: str) -> str | None:
+    """What would have to be set for this key to mean something."""
     model = settings.parts[part.model]
-    if part.switch is not None and getattr(model, part.switch) == part.model.model_fields[part.switch].default:
-        return
-    for key, (other, needed) in part.needs.items():
-        if getattr(model, other) != needed:
-            yield from _told(settings, part, [key], f"{other} is not {json.dumps(needed)}")
+    if settings.part(MemorySettings).memory == "auto" and part.feature in PLACED and key not in _OVERSUBSCRIPTION:
+        return None  # that is decided later
+    if part.model is CacheSettings:
+        kinds = (f"{part.block}.{kind}" for kind in part.names() if kind.endswith("_cache_type"))
+        if _served(settings) or any(map(settings.given, kinds)):
+            return None
+        return 'no cache is of type "unified_memory"; set vae_cache_type, text_cache_type or another'
+    if key in _OVERSUBSCRIPTION:
+        return None if settings.part(StateSettings).use_uvm else _WITHOUT_UVM
+    if part.switch is not None and not settings.given(f"{part.block}.{part.switch}"):
+        return f"{part.switch} is not set"
+    other, needed = part.needs.get(key, (key, None))
+    switched_on = part.switch is None or getattr(model, part.switch) != part.model.model_fields[part.switch].default
+    if other == key or not switched_on or getattr(model, other) == needed:
+        return None
+    return f"{other} is not {json.dumps(needed)}"
 
 
-def _told(settings: Settings, part: Part, keys: Iterable[str], why: str) -> Iterator[str]:
-    model = settings.parts[part.model]
-    for key in keys:
-        value, where = getattr(model, key), f"{part.block}.{key}"
-        if settings.given(where) and value != part.model.model_fields[key].default:
-            yield f"{where} {json.dumps(value)} ({settings.origins[where]}) has no effect: {why}"
+def _served(settings: Settings) -> bool:
+    return any(settings.part(CacheSettings).served().values())

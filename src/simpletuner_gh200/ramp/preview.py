@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +10,7 @@ from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.draw.charts import Line, plot
-from simpletuner_gh200.draw.style import INK, LIGHT, PAPER
-from simpletuner_gh200.errors import ConfigError, Problem, UsageError
+from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.ramp.outlook import outlook, read_sizes, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
 from simpletuner_gh200.units import counted
@@ -154,25 +152,3 @@ def as_svg(report: RampPreview) -> str:
     picture = plot([Line("effective batch", points, steps=True)], label=_title(report), unit=lambda value: f"{value:g}")
     assert picture is not None
     return picture.document()
-
-
-def as_png(report: RampPreview) -> bytes:
-    """Bars below the same line, for what shows no SVG."""
-    try:
-        from PIL import Image, ImageDraw
-    except ModuleNotFoundError:
-        raise UsageError("-o *.png needs Pillow, which comes with SimpleTuner", remedy="end the name in .svg") from None
-    width, height, left, top = 720, 360, 64, 48
-    floor, across = height - top, width - left - 24
-    image = Image.new("RGB", (width, height), PAPER["light"])
-    draw = ImageDraw.Draw(image)
-    most = max(window.effective for window in report.changes)
-    for column in range(across):
-        value = report.ramp.window(column * report.steps // across).effective
-        draw.line((left + column, floor, left + column, floor - round(value / most * (floor - top))), LIGHT[0])
-    draw.line((left, top, left, floor, width - 24, floor), INK["light"])
-    draw.text((left, 16), _title(report), INK["light"])
-    draw.text((left - 8, top), str(most), INK["light"], anchor="rm")
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()

@@ -1,10 +1,9 @@
 """Checkpoints of a run: our own file in them, and never going on from one that is not whole.
 
-``gh200_state.json`` is what the extension records inside a SimpleTuner checkpoint: features add sections. A pre-hook of
+``gh200_state.json`` is what the extension records inside a SimpleTuner checkpoint: where the ramp is. A pre-hook of
 ``accelerator.save_state`` writes it, into the temporary folder and before upstream writes its manifest and guard, so
 that it shares the checkpoint's fate. A pre-hook of ``load_state`` reads it, in the main process for all of them: a rank
-that sees other files, or none, must not go another way. A checkpoint without it, or without a feature's section, loads
-as if it were empty.
+that sees other files, or none, must not go another way. A checkpoint without it loads as if it were empty.
 
 Of checkpoints SimpleTuner takes the newest folder of its name. What is newer than the last whole one is moved aside
 before it looks, by the main process, which tells the other ranks what is left: their view of a shared folder may be
@@ -39,42 +38,19 @@ Load = Callable[[Mapping[str, Any] | None], None]
 
 T = TypeVar("T")
 
-_ATTRIBUTE = "_gh200_checkpoint_state"
 
+def keep_in_checkpoints(accelerator: Any, name: str, save: Save, load: Load) -> None:
+    """``save`` returns JSON-ready content; ``load`` gets it back, or None where there is none."""
 
-class CheckpointState:
-    """The sections of one accelerator's checkpoints."""
+    def before_save(models: Any, weights: Any, output_dir: str) -> None:
+        if accelerator.is_main_process:
+            write_whole(Path(output_dir, FILE_NAME), {"version": VERSION, name: dict(save())})
 
-    def __init__(self, accelerator: Any) -> None:
-        self._accelerator = accelerator
-        self._sections: dict[str, tuple[Save, Load]] = {}
+    def before_load(models: Any, input_dir: str) -> None:
+        load(from_main_process(accelerator, lambda: read_state(Path(input_dir))).get(name))
 
-    @classmethod
-    def of(cls, accelerator: Any) -> CheckpointState:
-        """The one of this accelerator; its hooks are registered when it is first asked for."""
-        found = getattr(accelerator, _ATTRIBUTE, None)
-        if found is None:
-            found = cls(accelerator)
-            setattr(accelerator, _ATTRIBUTE, found)
-            accelerator.register_save_state_pre_hook(found.before_save)
-            accelerator.register_load_state_pre_hook(found.before_load)
-        assert isinstance(found, cls)
-        return found
-
-    def add(self, name: str, save: Save, load: Load) -> None:
-        """``save`` returns the section's JSON-ready content; ``load`` gets it back, or None where there is none."""
-        self._sections[name] = (save, load)
-
-    def before_save(self, models: Any, weights: Any, output_dir: str) -> None:
-        if not self._accelerator.is_main_process:
-            return
-        content = {name: dict(save()) for name, (save, _) in self._sections.items()}
-        write_whole(Path(output_dir, FILE_NAME), {"version": VERSION, **content})
-
-    def before_load(self, models: Any, input_dir: str) -> None:
-        content = from_main_process(self._accelerator, lambda: read_state(Path(input_dir)))
-        for name, (_, load) in self._sections.items():
-            load(content.get(name))
+    accelerator.register_save_state_pre_hook(before_save)
+    accelerator.register_load_state_pre_hook(before_load)
 
 
 def from_main_process(accelerator: Any, ask: Callable[[], T]) -> T:

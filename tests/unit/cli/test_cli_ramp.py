@@ -48,10 +48,9 @@ def test_the_table_and_the_drawing_are_printed(config: Path) -> None:
     assert "batch_rampup_steps 12 counts micro-batches per rank, not optimizer steps" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize(("name", "magic"), [("ramp.svg", b"<svg"), ("ramp.png", b"\x89PNG")])
-def test_pictures_are_written(config: Path, tmp_path: Path, name: str, magic: bytes) -> None:
-    run(config, "-o", tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(magic)
+def test_a_picture_is_written(config: Path, tmp_path: Path) -> None:
+    run(config, "-o", tmp_path / "ramp.svg")
+    assert (tmp_path / "ramp.svg").read_bytes().startswith(b"<svg")
 
 
 def test_toml_and_older_spelling(tmp_path: Path) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.seams.checkpoints import CheckpointState, read_state
+from simpletuner_gh200.seams.checkpoints import keep_in_checkpoints, read_state
 from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
 
 
@@ -30,34 +29,22 @@ class Hooks:
         self.load.append(hook)
 
 
-def test_sections_come_back_and_hooks_are_registered_once(tmp_path: Path) -> None:
-    hooks, seen = Hooks(), {}
-
-    def remember(name: str) -> Callable[[Mapping[str, Any] | None], None]:
-        return lambda section: seen.update({name: section})
-
-    CheckpointState.of(hooks).add("ramp", lambda: {"step": 3}, remember("ramp"))
-    CheckpointState.of(hooks).add("cache", dict, remember("cache"))
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    hooks, seen = Hooks(), []
+    keep_in_checkpoints(hooks, "ramp", lambda: {"step": 3}, seen.append)
     (save,), (load,) = hooks.save, hooks.load
+    load([], str(tmp_path))
     save([], [], str(tmp_path))
     load([], str(tmp_path))
-    assert seen == {"ramp": {"step": 3}, "cache": {}}
-    assert [file.name for file in tmp_path.iterdir()] == [FILE_NAME]
-    assert json.loads((tmp_path / FILE_NAME).read_text()) == {"version": 1, "ramp": {"step": 3}, "cache": {}}
+    assert seen == [None, {"step": 3}], "a checkpoint without the file loads as empty"
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == {"version": 1, "ramp": {"step": 3}}
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     hooks = Hooks(main=False)
-    CheckpointState.of(hooks).add("ramp", lambda: {"step": 3}, lambda section: None)
+    keep_in_checkpoints(hooks, "ramp", lambda: {"step": 3}, lambda section: None)
     hooks.save[0]([], [], str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_without_the_file_loads_as_empty(tmp_path: Path) -> None:
-    hooks, seen = Hooks(), []
-    CheckpointState.of(hooks).add("ramp", dict, seen.append)
-    hooks.load[0]([], str(tmp_path))
-    assert seen == [None]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 99}'])

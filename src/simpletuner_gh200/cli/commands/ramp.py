@@ -15,7 +15,7 @@ from simpletuner_gh200.config.files import locate_training_config
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.ramp.preview import RampPreview, as_png, as_svg, in_characters, preview
+from simpletuner_gh200.ramp.preview import RampPreview, as_svg, in_characters, preview
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.importing import check_import
 
@@ -27,7 +27,7 @@ def ramp(
     config: Configuration,
     world: Annotated[int | None, typer.Option(min=1, help="Ranks. Default: num_processes, or 1.")] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="Micro-batches of one epoch and rank.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it: .svg or .png.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it, as SVG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how the effective batch grows over a run: every change, the samples it takes, a drawing.
@@ -46,14 +46,14 @@ def ramp(
 
       gh200 ramp config/config.json --json
     """
-    if output is not None and output.suffix.lower() not in {".svg", ".png"}:
-        raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .svg or .png")
+    if output is not None and output.suffix.lower() != ".svg":
+        raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .svg")
     located = locate_training_config({}, explicit=str(config), env_name=None)
     # What its variables stand for is the release's to say; of other files the few keys that matter are known.
     options = check_import(say_on_a_terminal).table if located.backend == "env" else None
     report, notes = preview(read_training(located, {}, options=options), world=world, batches=batches)
     if output is not None:
-        save(as_svg(report) if output.suffix.lower() == ".svg" else as_png(report), output)
+        save(as_svg(report), output)
 
     def show() -> None:
         _print(report, notes, screen())

@@ -14,9 +14,9 @@ from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, RunFailed
 from simpletuner_gh200.ramp.outlook import Sizes, outlook, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, Window, rate_factor, resume
-from simpletuner_gh200.seams.checkpoints import CheckpointState, from_main_process
+from simpletuner_gh200.seams.checkpoints import from_main_process, keep_in_checkpoints
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.ramp.windows import Deferral, ShownBatch, Windows, epochs_to_steps, rate_patches
+from simpletuner_gh200.seams.features.ramp.windows import Deferral, Windows, epochs_to_steps, rate_patches
 from simpletuner_gh200.seams.patch import Patches
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -108,7 +108,7 @@ class RampFeature(Feature):
                 # Samplers compare the accelerator with the one that saved them.
                 trainer.accelerator.gradient_accumulation_steps = self._saved.accumulation
 
-        CheckpointState.of(trainer.accelerator).add("ramp", save, load)
+        keep_in_checkpoints(trainer.accelerator, "ramp", save, load)
 
     def before_train(self, trainer: Any) -> None:
         step = int(trainer.state["global_step"])
@@ -130,7 +130,7 @@ class RampFeature(Feature):
 
         windows = Windows(trainer.accelerator, trainer.config, self._ramp.target_accumulation, next_window)
         deferral = Deferral(trainer, lambda: windows.mid_window, lambda: next_window().samples // self._ramp.unit)
-        windows.on_open += [self._opened, deferral.window_opened, ShownBatch(trainer, self._patches).window_opened]
+        windows.on_open += [self._opened, deferral.window_opened]
         self._windows = windows
         self._patches.install(windows.patch(), *deferral.patches())
         if self._settings.ramp_lr_rule != "none":

@@ -24,14 +24,13 @@ the data, which upstream reports by itself, and evaluation is placed by micro-ba
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from simpletuner_gh200.errors import FeatureUnavailable
 from simpletuner_gh200.ramp.schedule import Window, epoch_progress
-from simpletuner_gh200.seams.patch import Patch, Patches, wrap_method
+from simpletuner_gh200.seams.patch import Patch, wrap_method
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -135,29 +134,6 @@ def rate_patches(factor: Callable[[], float], *optimizers: Any) -> Iterator[Patc
                 remedy='set "ramp_lr_rule": "none", or use another optimizer',
             )
         yield wrap_method(optimizer, "step", step)
-
-
-class ShownBatch:
-    """Keeps ``batch=N`` in the postfix of SimpleTuner's training bar; quiet where there is no bar."""
-
-    def __init__(self, trainer: Any, patches: Patches) -> None:
-        self._trainer = trainer
-        self._patches = patches
-        self._effective: int | None = None
-
-    def window_opened(self, window: Window) -> None:
-        if self._effective is None and (bar := self._training_bar()) is not None:
-            self._patches.install(wrap_method(bar, "set_postfix", self._set_postfix))
-        self._effective = window.effective
-
-    def _training_bar(self) -> Any | None:
-        # The bar is a local of upstream's loop; tqdm itself keeps track of those that are open.
-        kind = getattr(sys.modules.get(type(self._trainer).__module__), "tqdm", None)
-        bars = [bar for bar in getattr(kind, "_instances", ()) if str(getattr(bar, "desc", "")).startswith("Epoch")]
-        return bars[0] if len(bars) == 1 else None
-
-    def _set_postfix(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return wrapped(*args, **{**kwargs, "batch": self._effective})
 
 
 # -- what upstream places by steps and epochs ---------------------------------------------------------------
