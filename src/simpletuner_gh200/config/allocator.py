@@ -1,18 +1,11 @@
-"""``PYTORCH_CUDA_ALLOC_CONF``: its keys, and which of them an installed torch would reject.
-
-torch parses the variable at the first use of CUDA and raises on a key it doesn't know. Which keys it knows is not
-written down anywhere a program can ask without a GPU; but its parser compares with literal names, and those are in
-the library. So the library itself is asked.
-"""
+"""``PYTORCH_CUDA_ALLOC_CONF``: the keys of the earlier guides, which stock torch rejects at its first use of CUDA."""
 
 from __future__ import annotations
 
 import logging
-import mmap
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.blocks import STATE_VARIABLES, StateSettings, part_with
@@ -30,13 +23,6 @@ INSTEAD = (
     "(activations: auto)"
 )
 """What became of ``use_uvm:True``."""
-
-PINNED_KEY = "pinned_max_round_threshold_mb"
-PINNED_ADVICE = f"{PINNED_KEY}:16"
-"""Pinned tensors above it are not rounded up to a power of two. Smaller than a layer, larger than most batches."""
-
-_PARSERS = ("libc10.so", "libc10_cuda.so")
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def split_options(text: str) -> list[tuple[str, str]]:
@@ -57,17 +43,9 @@ def join_options(options: Sequence[tuple[str, str]]) -> str:
 class TorchBuild:
     """What can be said of an installed torch without importing it."""
 
-    folder: Path
     version: str
     cuda: str | None
     hip: str | None
-
-    def knows(self, key: str) -> bool:
-        """Would its allocator accept this key? True where there is no CUDA allocator that could refuse."""
-        libraries = [self.folder / "lib" / name for name in _PARSERS]
-        if not _KEY.fullmatch(key) or not libraries[1].is_file():
-            return self.cuda is None
-        return any(_holds_word(library, key.encode()) for library in libraries if library.is_file())
 
 
 def find_torch(search_path: Sequence[str] | None = None) -> TorchBuild | None:
@@ -78,17 +56,8 @@ def find_torch(search_path: Sequence[str] | None = None) -> TorchBuild | None:
     try:
         text = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:
-        return TorchBuild(folder, "unknown", None, None)
-    return TorchBuild(
-        folder, _assigned(text, "__version__") or "unknown", _assigned(text, "cuda"), _assigned(text, "hip")
-    )
-
-
-def rejected_keys(text: str, torch: TorchBuild | None) -> list[str]:
-    """The keys in ``text`` that would make this torch raise at its first use of CUDA."""
-    if torch is None:
-        return []
-    return [key for key, _value in split_options(text) if not torch.knows(key)]
+        return TorchBuild("unknown", None, None)
+    return TorchBuild(_assigned(text, "__version__") or "unknown", _assigned(text, "cuda"), _assigned(text, "hip"))
 
 
 # -- the keys of the earlier guides --------------------------------------------------------------------
@@ -135,11 +104,6 @@ def carried_over(environment: Mapping[str, str]) -> tuple[dict[str, str], list[s
 def _assigned(text: str, name: str) -> str | None:
     found = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
     return found[1] if found else None
-
-
-def _holds_word(library: Path, word: bytes) -> bool:
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return re.search(rb"(?<![A-Za-z0-9_])" + word + rb"(?![A-Za-z0-9_])", content) is not None
 
 
 def activate(environment: MutableMapping[str, str]) -> None:

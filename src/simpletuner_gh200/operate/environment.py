@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simpletuner_gh200.config.allocator import TorchBuild, carried_over, join_options, split_options
+from simpletuner_gh200.config.allocator import carried_over
 from simpletuner_gh200.config.blocks import StateSettings
 from simpletuner_gh200.config.environment import (
     ACCESS_PATTERN,
@@ -34,7 +34,7 @@ class Exports:
     notes: list[str] = field(default_factory=list)
 
 
-def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
+def decide(environment: Mapping[str, str]) -> Exports:
     """What a GH200 run wants set, keeping a ratio and pattern that are set already; ConfigError if they are bad.
 
     Our own variables rule; then what the allocator's variable says, as earlier guides write it; then defaults.
@@ -59,24 +59,10 @@ def decide(environment: Mapping[str, str], torch: TorchBuild | None) -> Exports:
     else:
         exports.values[SWITCH] = "1"
     for name in ALLOCATOR:
-        _keep_accepted(name, environment.get(name, ""), split_options(settled.get(name, "")), torch, exports)
+        if name in settled and settled[name] != environment[name]:
+            exports.values[name] = settled[name]
+    exports.unset = [name for name in ALLOCATOR if name in environment and name not in settled]
     return exports
-
-
-def _keep_accepted(
-    name: str, given: str, options: list[tuple[str, str]], torch: TorchBuild | None, exports: Exports
-) -> None:
-    """Take out what this torch would reject; leave the variable alone where there is nothing to take out."""
-    rejected = [key for key, _value in options if torch is not None and not torch.knows(key)]
-    if rejected and torch is not None:
-        exports.notes.append(f"{name}: {', '.join(rejected)} left out, torch {torch.version} would reject it")
-    kept = [option for option in options if option[0] not in rejected]
-    if len(kept) == len(split_options(given)):
-        return
-    if kept:
-        exports.values[name] = join_options(kept)
-    else:
-        exports.unset.append(name)
 
 
 # -- spelt for a shell, so that no value can be anything but a value -----------------------------------

@@ -75,14 +75,11 @@ class Machine:
         ]
         self.put("proc/self/limits", "\n".join(lines) + "\n")
 
-    def torch(self, version: str, *, cuda: str | None, keys: str = "expandable_segments max_split_size_mb") -> None:
+    def torch(self, version: str, *, cuda: str | None) -> None:
         folder = self.site / "torch"
-        (folder / "lib").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").write_text("raise ImportError('the doctor must not import torch')\n")
         (folder / "version.py").write_text(f"__version__ = {version!r}\ncuda = {cuda!r}\nhip = None\n")
-        if cuda:
-            names = b"\0".join(word.encode() for word in keys.split())
-            (folder / "lib" / "libc10_cuda.so").write_bytes(b"\x7fELF\0" + names + b"\0")
 
     def package(self, name: str) -> None:
         (self.site / name).mkdir(parents=True, exist_ok=True)

@@ -92,15 +92,9 @@ def importing(*verdict: Any) -> Callable[[Machine], None]:
     return lambda machine: setattr(machine, "imported", ImportVerdict(*verdict, "4.10.1"))
 
 
-def rounded_pinning(machine: Machine) -> None:
-    machine.torch("2.14.1", cuda="13.0", keys="expandable_segments pinned_max_round_threshold_mb")
-    machine.configure(ramtorch=True)
-
-
 OLDER = {f"cpu/docker/x/cpu.cfs_{name}_us": value for name, value in (("quota", "800000"), ("period", "100000"))}
 
 CASES = [
-    ("GH108", rounded_pinning, "warn", "PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:16"),
     ("GH312", docker_filter, "warn", "--cap-add SYS_NICE"),
     ("GH407", training(ramtorch=True, gradient_accumulation_steps=4), "warn", "gradient_accumulation_steps is 4"),
     ("GH407", training(ramtorch="true", **ramp(4, 8)), "warn", "the batch ramp accumulates"),
@@ -208,16 +202,9 @@ def test_codes_are_unique_and_explained() -> None:
         assert check.why.endswith("."), check.code
 
 
-def test_a_patched_torch_that_knows_the_keys_is_believed(machine: Machine) -> None:
-    machine.torch("2.9.0", cuda="12.8", keys="use_uvm expandable_segments")
-    uvm_keys(machine)
-    assert look("GH102", machine.context()).status == "pass"
-
-
 @pytest.mark.parametrize(
     ("code", "spoil", "says"),
     [
-        ("GH108", training(ramtorch=True), "has no pinned_max_round_threshold_mb"),
         ("GH407", training(ramtorch=True), "without accumulation"),
         ("GH408", training(ramtorch=True), "with one rank"),
         ("GH310", lambda machine: machine.put("sys/kernel/mm/transparent_hugepage/enabled", "[never]"), "none wanted"),
@@ -228,12 +215,6 @@ def test_what_does_no_harm_passes(machine: Machine, code: str, spoil: Callable[[
     spoil(machine)
     finding = look(code, machine.context())
     assert finding.status == "pass" and says in finding.found, finding
-
-
-def test_rounding_that_is_set_is_fine(machine: Machine) -> None:
-    rounded_pinning(machine)
-    machine.environment["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_max_round_threshold_mb:64"
-    assert look("GH108", machine.context()).status == "pass"
 
 
 def test_the_report_says_what_was_examined_as_fields(machine: Machine) -> None:

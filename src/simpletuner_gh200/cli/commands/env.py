@@ -9,7 +9,6 @@ import typer
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
-from simpletuner_gh200.config.allocator import find_torch
 from simpletuner_gh200.operate.environment import decide, shell_in_use, spell
 
 
@@ -20,7 +19,7 @@ def env(
     """Print what to export before a run, quoted for your shell.
 
     A ratio (GH200_UVM_OVERSUBSCRIPTION_RATIO) and an access pattern (GH200_UVM_ACCESS_PATTERN) that are set already
-    are kept. Keys of PYTORCH_CUDA_ALLOC_CONF that the installed torch would reject are taken out.
+    are kept. Keys of PYTORCH_CUDA_ALLOC_CONF that only the earlier guides' torch knows are taken out.
 
     Examples:
 
@@ -30,7 +29,7 @@ def env(
 
       GH200_UVM_ACCESS_PATTERN=balanced gh200 env --json
     """
-    exports = decide(os.environ, find_torch())
+    exports = decide(os.environ)
     chosen = shell or shell_in_use(os.environ)
     commands = spell(exports, chosen)
 

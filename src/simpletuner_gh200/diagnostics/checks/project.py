@@ -1,9 +1,7 @@
-"""GH4xx and GH108: the given training configuration, and what of SimpleTuner's pins memory."""
+"""GH4xx: the given training configuration, and what of SimpleTuner's pins memory."""
 
 from __future__ import annotations
 
-from simpletuner_gh200.config.allocator import PINNED_ADVICE, PINNED_KEY, split_options
-from simpletuner_gh200.config.environment import ALLOCATOR
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt
@@ -29,24 +27,6 @@ def configuration(context: Context) -> CheckResult:
 # -- SimpleTuner's own ways of keeping weights in host memory ------------------------------------------------
 
 PINNING = ("ramtorch", "ramtorch_text_encoder", "ramtorch_vae", "ramtorch_controlnet", "musubi_blocks_to_swap")
-
-
-@check("GH108", "rounding of pinned memory")
-def pinned_rounding(context: Context) -> CheckResult:
-    """torch rounds what it pins up to a power of two: weights kept in host memory can take half as much again."""
-    torch = context.torch
-    if torch is None or not torch.cuda:
-        return skipped("no CUDA build of torch here")
-    given = {key for name in ALLOCATOR for key, _value in split_options(context.environment.get(name, ""))}
-    if PINNED_KEY in given:
-        return passed(f"{PINNED_KEY} is set")
-    pinning = " and ".join(_pinning(context.training) if context.training else ())
-    if not torch.knows(PINNED_KEY):
-        return passed(f"torch {torch.version} has no {PINNED_KEY}: it rounds every pinned tensor up to a power of two")
-    if not pinning:
-        return passed(f"torch {torch.version} knows {PINNED_KEY}; worth setting with RamTorch or block swapping")
-    fix = f"export {ALLOCATOR[0]}={PINNED_ADVICE} (with what it holds already)"
-    return warned(f"{pinning} pins weights, each rounded up to a power of two", fix)
 
 
 @check("GH407", "RamTorch and gradient accumulation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from simpletuner_gh200.config.allocator import INSTEAD, OUR_KEYS, rejected_keys
+from simpletuner_gh200.config.allocator import INSTEAD, OUR_KEYS, split_options
 from simpletuner_gh200.config.environment import ALLOCATOR, SWITCH, switched_off
 from simpletuner_gh200.config.settings import our_variables, resolve
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
@@ -47,32 +47,18 @@ def _torch_fix(machine: str) -> str:
 
 @check("GH102", "CUDA allocator options")
 def allocator_options(context: Context) -> CheckResult:
-    """torch parses them at the first use of CUDA: an unknown key raises there, and the next use may crash. The
-    use_uvm keys of earlier guides exist only in privately patched builds.
+    """The use_uvm keys of earlier guides exist only in privately patched builds: stock torch raises at its first use
+    of CUDA.
     """
     given = {name: context.environment[name] for name in ALLOCATOR if context.environment.get(name)}
-    if not given:
-        return passed("not set")
-    rejected = {name: keys for name, text in given.items() if (keys := rejected_keys(text, context.torch))}
-    if not rejected:
-        return passed("; ".join(f"{name}={text}" for name, text in given.items()))
-    shown = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in rejected.items())
-    version = context.torch.version if context.torch else "?"
-    every_key = {key for keys in rejected.values() for key in keys}
-    if every_key <= OUR_KEYS.keys():
-        return warned(
-            f"torch {version} alone would reject {shown}; with the extension on they are taken out before: {INSTEAD}",
-            _allocator_fix(every_key),
-        )
-    return failed(f"torch {version} rejects {shown}", _allocator_fix(every_key))
-
-
-def _allocator_fix(keys: set[str]) -> str:
-    ours = sorted(keys & OUR_KEYS.keys())
+    ours = sorted({key for text in given.values() for key, _value in split_options(text)} & OUR_KEYS.keys())
     if not ours:
-        return "remove these keys from the variable"
+        return passed("; ".join(f"{name}={text}" for name, text in given.items()) or "not set")
     carried = ", ".join(f"{key} -> {OUR_KEYS[key]}" for key in ours)
-    return f'eval "$(gh200 env)" removes them; their meaning is carried by our own settings: {carried}'
+    return warned(
+        f"stock torch alone would reject {', '.join(ours)}; with the extension on they are taken out before: {INSTEAD}",
+        f'eval "$(gh200 env)" removes them; their meaning is carried by our own settings: {carried}',
+    )
 
 
 @check("GH103", "NVIDIA's Python bindings")
