@@ -110,6 +110,12 @@ def decide(wish: Wish, data: Survey) -> Iterator[Decision]:
             }
         },
     )
+    if not wish.cpu and not wish.sharded:  # sharded weights come and go, and stay FSDP2's
+        yield Decision(
+            "the model's memory placed by the plan when a run starts",
+            "what HBM has no room for lives in Grace, what is used least per byte first, on whatever machine it is",
+            training={"gh200_optimizations": {"memory": "auto"}},
+        )
     yield _batch(wish, steps, data.samples)
     yield _activations(wish)
 

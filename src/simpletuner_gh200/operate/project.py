@@ -16,9 +16,8 @@ from simpletuner_gh200.config.datasets import Survey, shorter_edges, survey
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.choices import Decision, Wish, decide
 from simpletuner_gh200.operate.slurm import LOGS, SCRIPT, train_sbatch
-from simpletuner_gh200.plan.changes import with_settings
 from simpletuner_gh200.plan.machines import MACHINES, this_machine
-from simpletuner_gh200.plan.planning import advised
+from simpletuner_gh200.plan.planning import too_much
 from simpletuner_gh200.units import counted
 
 
@@ -37,40 +36,23 @@ def plan_project(wish: Wish) -> Project:
     """Look at the data and decide; UsageError where there is nothing to train on."""
     found = _survey(wish.data)
     decisions = tuple(decide(wish, found))
-    return Project(wish, found, decisions) if wish.cpu else _fitted(wish, found, decisions)
+    return Project(wish, found, decisions, None if wish.cpu else _doubt(wish, decisions))
 
 
 def _settings(wish: Wish, decisions: Sequence[Decision]) -> dict[str, Any]:
     config = training_config(wish)
     for decision in decisions:
-        config.update(decision.training)
+        for key, value in decision.training.items():
+            config[key] = {**config.get(key, {}), **value} if isinstance(value, Mapping) else value
     return config
 
 
-def _fitted(wish: Wish, found: Survey, decisions: tuple[Decision, ...]) -> Project:
+def _doubt(wish: Wish, decisions: Sequence[Decision]) -> str | None:
     """By the plan: for this machine, or for a GH200 where this one has no GPU."""
     here = this_machine(output=str(wish.folder))
     machine = here if here.has_device else MACHINES["gh200-96"]
-    config = _settings(wish, decisions)
-    advice = advised(config, machine)
-    fitting = with_settings(config, advice.settings)
-    changed = {key: value for key, value in fitting.items() if config.get(key) != value}
-    if changed:
-        # What the plan decides otherwise is not said first as decided by us.
-        decisions = tuple(made for made in decisions if not made.training or _stands(made.training, fitting))
-        what = ", ".join(f"{key} {json.dumps(value)}" for key, value in advice.settings.items())
-        by_plan = Decision(what, f"by `gh200 plan`, the best that fits on {machine.name}", training=changed)
-        decisions = (*decisions, by_plan)
-    doubt = f"by `gh200 plan` this does not fit on {machine.name}: {advice.too_much}" if advice.too_much else None
-    return Project(wish, found, decisions, doubt)
-
-
-def _stands(decided: Mapping[str, Any], fitting: Mapping[str, Any]) -> bool:
-    """Is anything of it as it was decided? A block is, when all that was decided in it is."""
-    return any(
-        value.items() <= fitting[key].items() if isinstance(value, Mapping) else fitting[key] == value
-        for key, value in decided.items()
-    )
+    why = too_much(_settings(wish, decisions), machine)
+    return f"by `gh200 plan` this does not fit on {machine.name}: {why}" if why else None
 
 
 def files(project: Project) -> dict[str, str]:

@@ -34,9 +34,6 @@ from simpletuner_gh200.telemetry.sink import read_whole, write_whole
 PATIENCE = 0.3
 """Seconds for looking at files in a quick plan; what is not seen by then is not counted, which lowers the bound."""
 
-MARGIN = 0.85
-"""Of HBM, for settings that are chosen before anything of the run was traced."""
-
 FILE = Path("gh200") / "plan.json"
 """Below a run's output folder: what was planned, for the report to compare."""
 
@@ -207,25 +204,13 @@ def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
     return target
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What a plan has to say to somebody who is choosing settings."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """``key`` or ``block.key`` -> what makes it fit, or faster, and changes no number."""
-    too_much: str | None = None
-    """Why it does not fit even so, and what would help."""
-
-
-def advised(values: Mapping[str, Any], machine: Machine) -> Advice:
-    """For a configuration that is in no file yet; nothing where nothing is known of its model."""
+def too_much(values: Mapping[str, Any], machine: Machine) -> str | None:
+    """Why a configuration that is in no file yet does not fit, and what would help; None where nothing is known."""
     try:
-        change = quick_plan(_unwritten(values), replace(machine, hbm=int(MARGIN * machine.hbm))).advice
-        settings = dict(change.settings) if change is not None and change.exact else {}
-        plan = quick_plan(_unwritten(with_settings(values, settings)), machine)
-        return Advice(settings, None if plan.fits else text.too_much(plan, cheapest(plan.changes)))
+        plan = quick_plan(_unwritten(values), machine)
     except GH200Error:
-        return Advice()
+        return None
+    return None if plan.fits else text.too_much(plan, cheapest(plan.changes))
 
 
 def _unwritten(values: Mapping[str, Any]) -> Training:

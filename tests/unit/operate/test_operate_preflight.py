@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.cli.main import main
+from simpletuner_gh200.config.environment import PLACEMENT
 from simpletuner_gh200.upstream import importing
 
 pytestmark = [
@@ -94,6 +95,15 @@ def test_a_sound_project_passes(write: Write, run: Run) -> None:
     assert '  cache_config.slab = "auto"\n' in everything
     code, out, err = run("train", "--config", config, "--dry-run", "--max_train_steps=3", "learning_rate=1")
     assert code == 0 and "simpletuner_gh200.launch" in out
+
+
+def test_ranks_are_told_what_memory_auto_decided(write: Write, run: Run) -> None:
+    config = write(gh200_optimizations={"memory": "auto", "weights": "hbm"})
+    code, out, err = run("train", "--config", config, "--dry-run", "--json")
+    assert code == 0 and "memory auto: there is no GPU" in err
+    decided = json.loads(json.loads(out)["environment"][PLACEMENT])
+    assert decided["settings"] and "gh200_optimizations.weights" not in decided["settings"]
+    assert PLACEMENT not in run("train", "--config", config, "--dry-run", "--json", "--no-plan")[1]
 
 
 def test_an_incomplete_newest_checkpoint_is_said_and_not_resumed_from(write: Write, run: Run, tmp_path: Path) -> None:

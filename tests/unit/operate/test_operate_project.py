@@ -218,20 +218,15 @@ def test_init_says_what_it_found_and_what_it_chose_and_why(tmp_path: Path, data:
     assert "chose square crops from the centre: " in shown and '"crop": false' in shown
     assert "chose no validation pictures: " in shown and "validation_prompt" in shown
     assert "grows from 2 to 4 over 50 micro-batches" in shown and "not optimizer steps" in shown
-    assert "chose gradient_checkpointing false" in shown and "by `gh200 plan`" in shown
+    assert "chose the model's memory placed by the plan when a run starts: " in shown
     assert f"wrote {tmp_path / 'run/config/config.json'}" in shown
 
 
-def test_what_the_plan_decides_is_said_once(tmp_path: Path, data: Path) -> None:
+def test_blocks_of_several_choices_are_one(tmp_path: Path, data: Path) -> None:
     shown = said(str(tmp_path / "run"), "--data", str(data), "--ramp")
-    assert "activations computed again" not in shown, "the plan decided otherwise"
-    assert 'chose gradient_checkpointing false, gh200_optimizations.activations "auto": by `gh200 plan`' in shown
-    assert "chose an effective batch that grows" in shown, "the rest of the block stays"
-    assert "BUT" not in shown
-    config = json.loads((tmp_path / "run/config/config.json").read_text())
-    assert config["gradient_checkpointing"] is False
-    assert config["gh200_optimizations"]["activations"] == "auto"
-    assert config["gh200_optimizations"]["enable_batch_size_rampup"] is True, "the rest of the block stays"
+    assert "chose an effective batch that grows" in shown and "BUT" not in shown
+    block = json.loads((tmp_path / "run/config/config.json").read_text())["gh200_optimizations"]
+    assert block["memory"] == "auto" and block["enable_batch_size_rampup"] is True
 
 
 def test_what_does_not_fit_in_any_way_is_said(tmp_path: Path, data: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scripts.dev.plan_table import rows
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import RunFailed, UsageError
-from simpletuner_gh200.plan import calibration, planning, traces
+from simpletuner_gh200.plan import calibration, planning, text, traces
 from simpletuner_gh200.plan.data import SampleShape, read_data, shapes_of
 from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import MACHINES, RATES, machine, this_machine
@@ -129,19 +129,44 @@ def test_no_refusal_rests_on_what_another_setting_keeps_elsewhere(config, moved)
     assert ("controlnet: not followed, a plain step is counted" in plan.notes) == ("controlnet" in moved)
 
 
-def test_settings_are_chosen_so_that_they_fit():
-    chosen = planning.advised(FLUX, MACHINES["gh200-96"])
-    assert chosen.settings["gh200_optimizations.use_uvm"] is True
-    assert chosen.too_much is None
-    unheard = {**FLUX, "model_family": "unheard-of", "pretrained_model_name_or_path": "no/where"}
-    assert planning.advised(unheard, MACHINES["gh200-96"]) == planning.Advice()
+AUTO = {"gh200_optimizations": {"memory": "auto"}}
+
+
+def test_memory_auto_places_what_does_not_fit_and_the_plan_shows_it(config):
+    assert not make_plan(training_of(config), MACHINES["gh200-96"], trace=False).fits
+    plan = make_plan(training_of(config, **AUTO), MACHINES["gh200-96"], trace=False)
+    assert plan.fits
+    found = plan.to_json()
+    settings = {"gh200_optimizations.use_uvm": True, "gh200_optimizations.activations": "auto"}
+    assert found["decision"]["settings"] == settings
+    assert found["decision"]["then"] == ("gradients", "weights")
+    (moved,) = (row for row in found["placement"] if (row["what"], row["pool"]) == ("optimizer", "grace"))
+    assert moved["why"] == "each byte is used 2 times a step" and moved["bytes"] > 40 * GIB
+    (line,) = text.decision_line(plan)
+    assert line.startswith("memory auto: HBM lacks ") and line.endswith(": " + text.in_words(settings))
+
+
+def test_memory_auto_leaves_what_was_given(config):
+    given = {"gh200_optimizations": {"memory": "auto", "use_uvm": False}}
+    decision = make_plan(training_of(config, **given), MACHINES["gh200-96"], trace=False).decision
+    assert "gh200_optimizations.use_uvm" not in decision.settings
+    assert decision.settings["gh200_optimizations.weights"] == "auto"
+
+
+def test_memory_auto_on_one_pool_moves_nothing_and_says_what_helps(config):
+    plan = make_plan(training_of(config, **AUTO), replace(MACHINES["gb10"], grace=100 * GIB), trace=False)
+    assert plan.decision.settings == {} and plan.decision.then == ()
+    (line,) = text.decision_line(plan)
+    assert "nowhere to move anything to: nothing is moved; what helps: " in line and "optimizer=ao-adamw8bit" in line
 
 
 def test_what_fits_in_no_way_is_said_with_what_may_help():
     large = {**FLUX, "train_batch_size": 4096, "gradient_checkpointing": True}
-    said = planning.advised(large, MACHINES["gh200-96"]).too_much
+    said = planning.too_much(large, MACHINES["gh200-96"])
     assert said is not None
     assert "HBM: " in said and " of 89.4 GiB in train; most of it " in said
+    unheard = {**FLUX, "model_family": "unheard-of", "pretrained_model_name_or_path": "no/where"}
+    assert planning.too_much(unheard, MACHINES["gh200-96"]) is None
 
 
 def test_a_plan_is_kept_beside_the_run(config, tmp_path):
