@@ -32,7 +32,7 @@ chaos: ## set up, then every hostile trial: kill, signals, damage, odd files, li
 	@$(PYTHON) scripts/dev/test.py chaos
 
 check: ## the quick loop, without SimpleTuner: lint, types, layers, the unit and property tests that need no torch
-	@$(PROGRAMS) chromium gcc zsh fish ksh tcsh shellcheck
+	@$(PROGRAMS) chromium gcc zsh fish ksh shellcheck
 	@$(PYTHON) scripts/dev/environments.py check >/dev/null
 	@$(MAKE) --no-print-directory BIN=.venv-check/bin lint unit
 

@@ -19,11 +19,11 @@ _gh200_sourced() {
 
 _gh200_exports() {
     if command -v gh200 >/dev/null 2>&1; then
-        gh200 env --shell sh
+        gh200 env
     elif [ -x ./gh200 ]; then # a SimpleTuner tree with the package in it
-        ./gh200 env --shell sh
+        ./gh200 env
     elif "${PYTHON:-python3}" -c 'import simpletuner_gh200' 2>/dev/null; then
-        "${PYTHON:-python3}" -m simpletuner_gh200.cli.main env --shell sh
+        "${PYTHON:-python3}" -m simpletuner_gh200.cli.main env
     else
         echo "gh200: simpletuner-gh200 is not installed here: activate its environment, or install it with pip" >&2
         return 1

@@ -1,7 +1,7 @@
 #!/bin/sh
 # What `make` targets need from Debian, installed where it is missing and this user may (root, or sudo without a password); else one line
 # names it and the command that installs it. Chromium (the report and the Web UI, as a reader sees them), FFmpeg (audio), a C compiler (the
-# emulated driver), every shell that `gh200 env` speaks to, a Slurm with what its scripts are checked by; and with npm, from the package
+# emulated driver), shells for `gh200 env` and completion, a Slurm with what its scripts are checked by; and with npm, from the package
 # registry, the libraries that the Web UI's pages load.
 #
 #     sh scripts/dev/install_test_programs.sh                 all that tests need
@@ -9,7 +9,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 PATH="$PATH:/usr/sbin:/sbin"
-[ $# -gt 0 ] || set -- chromium ffmpeg gcc git make npm zsh fish ksh tcsh shellcheck slurmctld slurmd srun munged ip
+[ $# -gt 0 ] || set -- chromium ffmpeg gcc git make npm zsh fish ksh shellcheck slurmctld slurmd srun munged ip
 missing=""
 for program in "$@"; do
     case $program in # packages of another name
@@ -18,7 +18,7 @@ for program in "$@"; do
     munged) package=munge ;;
     qemu-aarch64) package=qemu-user ;;
     srun) package=slurm-client ;;
-    *) package=$program ;; # tcsh's has csh too
+    *) package=$program ;;
     esac
     command -v "$program" >/dev/null 2>&1 || missing="$missing $package"
     case $program in

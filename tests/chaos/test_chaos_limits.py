@@ -35,7 +35,6 @@ def at_most(what, amount):
 LIMITS = {
     "descriptors": at_most(resource.RLIMIT_NOFILE, 32),
     "few-descriptors": at_most(resource.RLIMIT_NOFILE, 10),
-    "stack": at_most(resource.RLIMIT_STACK, 256 * 1024),
     "addresses": at_most(resource.RLIMIT_AS, 900 * MIB),
     "few-addresses": at_most(resource.RLIMIT_AS, 200 * MIB),
     "file-size": at_most(resource.RLIMIT_FSIZE, 64 * 1024),

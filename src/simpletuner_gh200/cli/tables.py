@@ -1,4 +1,4 @@
-"""Tables and paragraphs that never break a path or a key in the middle, however narrow the screen is."""
+"""Tables and paragraphs: wrapped on a terminal, and whole lines for whoever reads a pipe."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-BETWEEN = 3
-"""Columns that a rule and the blanks beside it take."""
+UNBOUNDED = 10_000
+"""Columns, where no screen ends a line."""
 
 
 def paragraph(console: Console, text: str, *, first: str = "", indent: str = "", style: str = "") -> None:
@@ -39,47 +39,14 @@ def show_table(
     rows: Sequence[Sequence[str]],
     *,
     title: str | None = None,
-    bold: Sequence[bool] = (),
     right: Sequence[int] = (),
 ) -> None:
-    """A table where every word fits into its column; else one block of lines per row, with the headings in it.
-
-    ``bold``: which rows stand out. ``right``: numbers of columns that are justified to the right.
-    """
-    widths = column_widths(headings, rows, console.width)
-    if widths is None:
-        _blocks(console, headings, rows, title=title, bold=bold)
-        return
+    """As wide as its rows where others read it. ``right``: numbers of columns that are justified to the right."""
     table = Table(title=Text(title) if title else None, title_justify="left", show_header=any(headings))
-    for number, (heading, width) in enumerate(zip(headings, widths, strict=True)):
-        table.add_column(Text(heading), width=width, justify="right" if number in right else "left")
-    for number, row in enumerate(rows):
-        table.add_row(*map(Text, row), style="bold" if number < len(bold) and bold[number] else None)
+    for number, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if not console.is_terminal:
+        console.width = UNBOUNDED
     console.print(table)
-
-
-def column_widths(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """What each column gets: at least its longest word, then room in proportion; None where that does not fit."""
-    columns = [[heading, *(row[number] for row in rows)] for number, heading in enumerate(headings)]
-    least = [max((len(word) for cell in column for word in cell.split()), default=1) for column in columns]
-    whole = [max(len(line) for cell in column for line in (cell.splitlines() or [""])) for column in columns]
-    room = width - BETWEEN * len(columns) - 1 - sum(least)
-    if room < 0:
-        return None
-    wanted = [long - short for long, short in zip(whole, least, strict=True)]
-    if sum(wanted) <= room:
-        return [max(1, long) for long in whole]
-    return [max(1, short + room * more // sum(wanted)) for short, more in zip(least, wanted, strict=True)]
-
-
-def _blocks(
-    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None, bold: Sequence[bool]
-) -> None:
-    if title:
-        console.print(Text(title, style="italic"), soft_wrap=True)
-    for number, (first, *others) in enumerate(rows):
-        style = "bold" if number < len(bold) and bold[number] else ""
-        paragraph(console, first, indent="  ", style=style)
-        for heading, cell in zip(headings[1:], others, strict=True):
-            if cell:
-                paragraph(console, cell, first=f"    {heading}: " if heading else "    ", indent="      ", style=style)

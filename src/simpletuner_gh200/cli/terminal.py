@@ -7,9 +7,7 @@ shown escaped, even where a command forgot about it: styles and cursor movements
 from __future__ import annotations
 
 import os
-import resource
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +16,6 @@ from rich.segment import Segment
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.telemetry.redact import printable
-from simpletuner_gh200.units import MIB, format_bytes
 
 
 def say(words: object, *, error: bool = False) -> None:
@@ -96,13 +93,7 @@ def upstream_spelling(words: list[str], env: str | None) -> tuple[list[str], str
     return flags, env
 
 
-# -- before any command runs: three standard streams, and enough stack --------------------------------
-
-ENOUGH_STACK = 8 * MIB
-"""What systems give by default."""
-
-LEAST_STACK = MIB
-"""Compression libraries put some hundred KiB there."""
+# -- before any command runs: three standard streams -------------------------------------------------
 
 
 def prepare_process() -> None:
@@ -111,7 +102,6 @@ def prepare_process() -> None:
         # In a locale without the characters, LC_ALL=C say, they are replaced, and not the reason for a traceback.
         if "utf" not in (stream.encoding or "").lower():
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    ensure_stack()
 
 
 def open_closed_streams() -> None:
@@ -127,18 +117,3 @@ def open_closed_streams() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
-
-
-def ensure_stack() -> None:
-    """Raise a stack limit that is too small, for the processes we start too; refuse where that is not allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    if soft == resource.RLIM_INFINITY or soft >= ENOUGH_STACK:
-        return
-    wanted = ENOUGH_STACK if hard == resource.RLIM_INFINITY else min(ENOUGH_STACK, hard)
-    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
-    threading.stack_size(ENOUGH_STACK)
-    if wanted < LEAST_STACK:
-        raise UsageError(
-            f"the stack is limited to {format_bytes(wanted)}, and {format_bytes(LEAST_STACK)} are needed",
-            remedy="ulimit -s 8192",
-        )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,8 @@ class DemoResult:
         }
 
 
-def run_demo(folder: Path, *, steps: int, show: Callable[[str], None] | None = None) -> DemoResult:
-    """Train ``steps`` steps in ``folder``; raises RunFailed with the reason when they were not reached.
-
-    ``show`` is handed each line of training's output as it comes, beside the log.
-    """
+def run_demo(folder: Path, *, steps: int) -> DemoResult:
+    """Train ``steps`` steps in ``folder``; raises RunFailed with the reason when they were not reached."""
     started = time.perf_counter()
     project = DemoProject(folder.absolute(), steps=steps)
     _claim(project.folder)
@@ -64,7 +60,7 @@ def run_demo(folder: Path, *, steps: int, show: Callable[[str], None] | None = N
     write_project_in_subprocess(project, *demo_blocks())
     prepared = time.perf_counter()
     log = project.folder / LOG
-    summary = train_by_command(project.config, log, folder=project.folder, show=show or (lambda _line: None))
+    summary = train_by_command(project.config, log, folder=project.folder)
     if summary is None:
         raise RunFailed("training left no summary", remedy=f"see {log}")
     total = round(time.perf_counter() - started, 3)
@@ -108,49 +104,23 @@ def train_by_command(
     environment: Mapping[str, str] | None = None,
     without: Sequence[str] = (),
     folder: Path | None = None,
-    show: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, Any] | None:
     """Train through the command that users type; what its first rank left, None where it left nothing.
 
-    Its output goes to ``log``, and line by line to ``show``. ``folder``: where it is started.
+    Its output goes to ``log``. ``folder``: where it is started.
     """
     command = [sys.executable, "-m", "simpletuner_gh200", "train", "--config", str(config), *options]
     # Without bytecode SimpleTuner takes a minute more.
     without = (NO_BYTECODE, *without)
     with tempfile.TemporaryDirectory(prefix="gh200-run-") as kept, log.open("w", encoding="utf-8") as file:
         added = {"TOKENIZERS_PARALLELISM": "false", SUMMARY_FOLDER: kept, **(environment or {})}
-        with subprocess.Popen(
-            command,
-            env=for_child(added, without=without),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
-            for line in process.stdout or ():
-                file.write(line)
-                show(line)
+        child = for_child(added, without=without)
+        subprocess.run(command, env=child, cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False)
         left = sorted(Path(kept).glob("rank-*.json"))
         return json.loads(left[0].read_text(encoding="utf-8")) if left else None
 
 
 # -- what people see -------------------------------------------------------------------------------------------------
-
-_PHASES = (
-    ("Loading data backend config", "filling datasets and caches"),
-    ("Loading diffusion model", "loading the model"),
-)
-"""(a line of SimpleTuner's log, what begins with it)"""
-_STEPS = re.compile(r"Steps:.*?(\d+)/(\d+) \[")
-
-
-def progress_in(line: str) -> tuple[str | None, int | None]:
-    """What a line of the log says about how far training is: the phase that begins, the step that was reached."""
-    steps = _STEPS.findall(line)  # a bar that was drawn over may come as one line
-    if steps:
-        return "training", int(steps[-1][0])
-    return next((phase for text, phase in _PHASES if text in line), None), None
 
 
 def summary_lines(result: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Line]:

@@ -14,7 +14,7 @@ import importlib
 import pkgutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from inspect import getdoc
 from typing import Any, Literal, get_args
@@ -135,8 +135,6 @@ class Bench:
     ordinal: int = 0
     emulated: bool = False
     """Speed means nothing there, and kernels don't run."""
-    measured: dict[str, float] = field(default_factory=dict)
-    """Numbers for the report, by name."""
 
     @cached_property
     def caps(self) -> Capabilities:

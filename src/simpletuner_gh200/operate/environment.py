@@ -1,13 +1,11 @@
-"""The environment of a run on a GH200: what to export, decided once, and spelt for the shell in use."""
+"""The environment of a run on a GH200: what to export, decided once, and spelt for a shell."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from simpletuner_gh200.config.allocator import carried_over
 from simpletuner_gh200.config.blocks import StateSettings
@@ -65,55 +63,15 @@ def decide(environment: Mapping[str, str]) -> Exports:
     return exports
 
 
-# -- spelt for a shell, so that no value can be anything but a value -----------------------------------
+# -- spelt for sh, so that no value can be anything but a value ----------------------------------------
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True)
-class Shell:
-    """How one family of shells sets and unsets an exported variable."""
-
-    set: str
-    unset: str
-    quote: Callable[[str], str]
-
-
-def _quote_fish(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _quote_csh(text: str) -> str:
-    """Single quotes, except that ! means history even there."""
-    return "'" + text.replace("'", "'\\''").replace("!", "\\!") + "'"
-
-
-_POSIX = Shell("export {name}={value}", "unset {name}", shlex.quote)
-_CSH = Shell("setenv {name} {value};", "unsetenv {name};", _quote_csh)
-SHELLS: Mapping[str, Shell] = {
-    **dict.fromkeys(("bash", "zsh", "sh", "dash", "ksh"), _POSIX),
-    "fish": Shell("set -gx {name} {value}", "set -e {name}", _quote_fish),
-    **dict.fromkeys(("csh", "tcsh"), _CSH),
-}
-
-
-def spell(exports: Exports, shell: str) -> str:
+def spell(exports: Exports) -> str:
     """The commands to evaluate, one a line."""
-    if shell not in SHELLS:
-        raise UsageError(f"unknown shell {shell!r}", remedy=f"accepted: {', '.join(SHELLS)}")
-    family = SHELLS[shell]
     for name in (*exports.values, *exports.unset):
         if not _NAME.fullmatch(name):
             raise UsageError(f"{name!r} can't be the name of a variable")
-    lines = [family.set.format(name=name, value=family.quote(value)) for name, value in exports.values.items()]
-    return "\n".join([*lines, *(family.unset.format(name=name) for name in exports.unset)])
-
-
-def shell_in_use(environment: Mapping[str, str], *, parent: int | None = None, proc: Path = Path("/proc")) -> str:
-    """The shell that asks: our parent process if it is one, else the login shell, else plain sh."""
-    try:
-        name = (proc / str(parent or os.getppid()) / "comm").read_text(encoding="utf-8").strip().lstrip("-")
-    except OSError:
-        name = ""
-    login = Path(environment.get("SHELL", "")).name
-    return next((candidate for candidate in (name, login) if candidate in SHELLS), "sh")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.values.items()]
+    return "\n".join([*lines, *(f"unset {name}" for name in exports.unset)])

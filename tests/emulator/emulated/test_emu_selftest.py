@@ -31,9 +31,7 @@ def test_every_check_passes_or_is_skipped_on_a_healthy_machine(driver: CudaDrive
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("capability.managed", "cuMemAllocManaged"),
         ("capability.host_register", "cuMemHostRegister"),
-        ("capability.device_total", "cuMemGetInfo"),
         ("slab.registered", "cuMemHostRegister"),
         ("failure.pool_limit", "cuMemHostAlloc"),
     ],

@@ -1,9 +1,8 @@
-"""Odd surroundings: closed streams, a full disk behind the output, another locale, a small stack, no more threads."""
+"""Odd surroundings: closed streams, a full disk behind the output, another locale, no more threads."""
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.cli import main as cli
-from simpletuner_gh200.cli.terminal import ensure_stack
-from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.held.listing import cache_files
 from tests.unit.held.held_samples import fill, image
 
@@ -39,25 +36,6 @@ def test_output_that_can_not_be_written_is_one_line_and_an_error(folder):
     assert ran.returncode == 1
     assert ran.stderr.startswith("gh200: the output could not be written: No space left on device\n  remedy: ")
     assert len(ran.stderr.splitlines()) == 2
-
-
-def test_a_small_stack_is_made_larger(folder):
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_STACK, (256 * 1024, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-
-    ran = stage(folder, "", preexec_fn=limit)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "with zstd" in ran.stdout
-
-
-def test_a_stack_that_can_not_be_made_larger_is_refused_with_the_remedy(monkeypatch):
-    set_to: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _which: (256 * 1024, 512 * 1024))
-    monkeypatch.setattr(resource, "setrlimit", lambda _which, limits: set_to.append(limits))
-    monkeypatch.setattr("threading.stack_size", lambda size: 0)
-    with pytest.raises(UsageError, match="limited to 512 KiB"):
-        ensure_stack()
-    assert set_to == [(512 * 1024, 512 * 1024)]
 
 
 def run(monkeypatch, capsys, failing) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from simpletuner_gh200.diagnostics.selftest.run import CHECKS, SelfTest, selftes
 from simpletuner_gh200.errors import DriverError
 from simpletuner_gh200.memory.driver.interface import NullDriver
 
-GROUPS = {"capability", "advice", "slab", "copy", "failure"}
+GROUPS = {"capability", "slab", "copy", "failure"}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_every_group_has_checks_with_names_of_their_own() -> None:
 def test_without_a_device_nothing_fails_and_skips_say_why(result: SelfTest) -> None:
     assert result.ok, result.having("fail")
     passed, skips = result.counts["pass"], result.counts["skip"]
-    assert passed >= 5, "host slabs, CPU views and copies in host memory need no device"
+    assert passed == 3, "slabs and copies in host memory need no device"
     assert skips and all("no CUDA device" in found.found for _check, found in result.having("skip"))
     assert result.closing_line == f"{passed} passed, 0 failed, {skips} skipped"
 
@@ -36,7 +36,7 @@ def test_without_a_device_nothing_fails_and_skips_say_why(result: SelfTest) -> N
 def test_report_is_json_without_paths_and_secrets(result: SelfTest, tmp_path: Path) -> None:
     report = json.loads(json.dumps(result.to_json()))
     assert report["summary"] == result.summary
-    assert {"version", "machine", "libraries", "device", "checks", "measured"} <= report.keys()
+    assert {"version", "machine", "libraries", "device", "checks"} <= report.keys()
     assert str(tmp_path) not in json.dumps(report)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from simpletuner_gh200.config.allocator import split_options
 from simpletuner_gh200.errors import ConfigError, UsageError
-from simpletuner_gh200.operate.environment import SHELLS, Exports, decide, shell_in_use, spell
+from simpletuner_gh200.operate.environment import Exports, decide, spell
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "setup_gh200_env.sh"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
@@ -91,29 +91,16 @@ def test_options_in_brackets_stay_whole() -> None:
     assert split_options(given) == [("roundup_power2_divisions", "[256:1,512:2,>:4]"), ("max_split_size_mb", "64")]
 
 
-def test_unknown_shell_names_the_accepted_ones() -> None:
-    with pytest.raises(UsageError, match="bash, zsh"):
-        spell(Exports({"A": "1"}), "cmd.exe")
-
-
 def test_a_name_that_is_no_name_is_refused() -> None:
     with pytest.raises(UsageError):
-        spell(Exports({"A; touch x": "1"}), "bash")
+        spell(Exports({"A; touch x": "1"}))
 
 
-def test_the_asking_shell_is_the_parent(tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "comm").write_text("-fish\n")
-    assert shell_in_use({"SHELL": "/bin/bash"}, parent=7, proc=tmp_path) == "fish"
-    assert shell_in_use({"SHELL": "/usr/bin/zsh"}, parent=8, proc=tmp_path) == "zsh"
-    assert shell_in_use({}, parent=8, proc=tmp_path) == "sh"
-
-
-@pytest.mark.parametrize("shell", sorted(SHELLS))
+@pytest.mark.parametrize("shell", ["bash", "dash", "ksh", "zsh"])
 def test_a_hostile_value_arrives_as_it_is(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this machine")
-    commands = spell(Exports({"GH200_PROBE": HOSTILE}, unset=["GH200_GONE"]), shell)
+    commands = spell(Exports({"GH200_PROBE": HOSTILE}, unset=["GH200_GONE"]))
     show = f'{sys.executable} -c \'import os; print(os.environ["GH200_PROBE"]); print("GH200_GONE" in os.environ)\''
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GH200_GONE": "1"}
     done = subprocess.run(

@@ -16,7 +16,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simpletuner_gh200.config.blocks import PARTS
-from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.report.page import build, findings, page
 from simpletuner_gh200.telemetry.reading import Recorded
 from simpletuner_gh200.telemetry.sink import JsonLines
@@ -131,11 +130,8 @@ def test_hostile_names_arrive_as_text(tmp_path: Path) -> None:
     assert html.escape(HOSTILE) in unbroken(text)
 
 
-def test_a_hostile_doctor_report_and_folder_name_are_text_too(tmp_path: Path) -> None:
-    run = record_run(tmp_path / "<b>run<script>")
-    findings = [{"code": HOSTILE, "what": HOSTILE, "found": HOSTILE, "fix": HOSTILE, "status": HOSTILE}, "no check"]
-    (tmp_path / "doctor.json").write_text(json.dumps({"checks": findings}))
-    found = Tags(build(run, doctor=tmp_path / "doctor.json"))
+def test_a_hostile_folder_name_is_text_too(tmp_path: Path) -> None:
+    found = Tags(build(record_run(tmp_path / "<b>run<script>")))
     assert "script" not in found.tags
     assert "b" not in found.tags
 
@@ -179,13 +175,6 @@ def test_no_record_breaks_the_page(records: list[dict[str, object]]) -> None:
     for record in records:
         recorded.add(json.dumps(record).encode())
     assert page(RunView(recorded), title="t").startswith("<!DOCTYPE html>")
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '"text"'])
-def test_a_broken_doctor_report_is_a_usage_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "doctor.json").write_text(content)
-    with pytest.raises(UsageError, match=r"doctor\.json"):
-        build(record_run(tmp_path / "run"), doctor=tmp_path / "doctor.json")
 
 
 needs_chromium = pytest.mark.skipif(
@@ -343,18 +332,6 @@ def record_long_run(folder: Path) -> Path:
     step_plan = {"bounds": {"compute": 1.0}, "binding": "compute"}
     (folder / "gh200" / "plan.json").write_text(json.dumps({**plan, "step": step_plan, "bytes": []}))
     return folder
-
-
-def test_another_projects_doctor_file_here_is_not_this_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = record_run(tmp_path / "run")
-    there = {"checks": [{"code": "GH999", "what": "of another project", "status": "fail", "found": "x"}]}
-    for name in ("gh200_diagnostic_report.json", "doctor.json"):
-        (tmp_path / name).write_text(json.dumps(there))
-    monkeypatch.chdir(tmp_path)
-    assert "GH999" not in build(run)
-    assert "GH999" in build(run, doctor=tmp_path / "doctor.json")
-    (run / "gh200" / "doctor.json").write_text(json.dumps(there))
-    assert "GH999" in build(run)
 
 
 @pytest.fixture(scope="module")

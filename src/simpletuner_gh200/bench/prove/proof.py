@@ -85,7 +85,7 @@ def prove(
             "summary": doctor["summary"],
             "checks": [{key: row[key] for key in ("code", "what", "status", "found")} for row in doctor["checks"]],
         },
-        "selftest": {key: test[key] for key in ("summary", "checks", "measured", "libraries")},
+        "selftest": {key: test[key] for key in ("summary", "checks", "libraries")},
         **measured,
         "model": trained.to_json(),
         "rounds": found.rounds,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -34,37 +31,11 @@ def demo(
     preflight.check_installation(say_on_a_terminal)
     if not as_json:
         say(f"Training a tiny SDXL in {folder} (the log goes to {folder}/training.log) ...", error=True)
-    with _watched(steps, on=sys.stderr.isatty() and not as_json) as show:
-        done = run_demo(folder, steps=steps, show=show)
+    with screen(stderr=True).status("training"):
+        done = run_demo(folder, steps=steps)
     result = done.to_json()
     lines = summary_lines(result, done.summary)
     conclude(result, as_json, lambda: show_table(screen(), ("", ""), lines, title="gh200 demo"))
-
-
-@contextmanager
-def _watched(steps: int, *, on: bool) -> Iterator[Callable[[str], None] | None]:
-    """A line that says what is going on and how far it is; gives what is to be told of each line of the log."""
-    if not on:
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from simpletuner_gh200.demo.run import progress_in
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen(stderr=True), transient=True) as bar:
-        task = bar.add_task("making a tiny model", total=None)
-
-        def show(line: str) -> None:
-            phase, step = progress_in(line)
-            if step is not None:
-                bar.update(task, total=steps, completed=step, description=f"training, step {step}/{steps}")
-            elif phase is not None:
-                bar.update(task, description=phase)
-            elif bar.tasks[0].description.startswith("making"):
-                bar.update(task, description="starting SimpleTuner")
-
-        yield show
 
 
 COMMAND = Command("demo", demo, panel="More: before a run", order=40)

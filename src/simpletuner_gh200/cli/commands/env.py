@@ -1,22 +1,18 @@
-"""``gh200 env``: the environment of a run, for the shell in use."""
+"""``gh200 env``: the environment of a run, for a shell."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
-
-import typer
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.terminal import say
-from simpletuner_gh200.operate.environment import decide, shell_in_use, spell
+from simpletuner_gh200.operate.environment import decide, spell
 
 
 def env(
-    shell: Annotated[str | None, typer.Option(help="bash, zsh, sh, fish, csh ... Default: the one asking.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what to export before a run, quoted for your shell.
+    """Print what to export before a run, quoted for bash, zsh and sh.
 
     A ratio (GH200_UVM_OVERSUBSCRIPTION_RATIO) and an access pattern (GH200_UVM_ACCESS_PATTERN) that are set already
     are kept. Keys of PYTORCH_CUDA_ALLOC_CONF that only the earlier guides' torch knows are taken out.
@@ -25,20 +21,19 @@ def env(
 
       eval "$(gh200 env)"
 
-      gh200 env --shell fish | source
+      gh200 env --json | jq .exports
 
       GH200_UVM_ACCESS_PATTERN=balanced gh200 env --json
     """
     exports = decide(os.environ)
-    chosen = shell or shell_in_use(os.environ)
-    commands = spell(exports, chosen)
+    commands = spell(exports)
 
     def show() -> None:
         for note in exports.notes:
             say(f"gh200: {note}", error=True)
         print(commands)
 
-    document = {"shell": chosen, "exports": exports.values, "unset": exports.unset, "notes": exports.notes}
+    document = {"exports": exports.values, "unset": exports.unset, "notes": exports.notes}
     conclude(document, as_json, show)
 
 

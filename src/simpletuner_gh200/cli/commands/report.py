@@ -18,7 +18,6 @@ def report(
     run: Run = None,
     nodes: Annotated[list[Path] | None, typer.Argument(help="Output folders of the run's other nodes.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: beside the run's records.")] = None,
-    doctor: Annotated[Path | None, typer.Option(help="Doctor's report; default: beside the records.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page: findings, summary, plots, ranks, settings with their origins, versions.
@@ -34,11 +33,11 @@ def report(
 
       gh200 report node0/output node1/output
 
-      gh200 report output/my-run -o my-run.html --doctor gh200_diagnostic_report.json
+      gh200 report output/my-run -o my-run.html
     """
     records = telemetry_of(run)
     page = output or records.with_name("report.html")
-    save(build(records, doctor=doctor, other_nodes=nodes or ()), page)
+    save(build(records, other_nodes=nodes or ()), page)
     conclude({"report": str(page)}, as_json, lambda: say(page))
 
 

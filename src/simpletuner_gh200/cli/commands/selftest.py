@@ -28,7 +28,7 @@ def selftest(
     bench: Annotated[bool, typer.Option("--bench", help="Also measure the link and Grace memory: minutes.")] = False,
     device: Annotated[int, typer.Option("--device", "-d", min=0, help="Which device to test.")] = 0,
 ) -> None:
-    """Check capabilities, advice, slabs, copies and failures on the GPU, and write a report to send back.
+    """Check capabilities, slabs, copies and failures on the GPU, and write a report to send back.
 
     Takes a few seconds and some hundred megabytes, and leaves nothing behind. The report holds no secrets and no
     paths. Without a GPU what needs one is skipped. Exit code 0: nothing failed; 1: something did.

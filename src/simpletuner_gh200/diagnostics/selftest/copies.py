@@ -1,4 +1,4 @@
-"""Slabs of every kind, and copies from them to the device as batches take them: bytes, order, lifetimes, bandwidth."""
+"""Slabs of every kind, and copies from them to the device as batches take them: bytes, order, lifetimes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 
 from simpletuner_gh200.diagnostics.check import Bench, expect, self_check
-from simpletuner_gh200.diagnostics.checks.link import DIRECTIONS, measure
 from simpletuner_gh200.memory.allocate import RequestedKind, SlabMaker, why_not_registered
 from simpletuner_gh200.memory.lane import Copier, Lane, lanes, spot_of
 from simpletuner_gh200.memory.slab import Bytes, Slab
@@ -27,7 +26,7 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
     if kind == "registered":
         refusal = why_not_registered(bench.caps)
         bench.need(refusal is None, refusal or "")
-    maker = SlabMaker(bench.driver, requested=kind, ordinal=bench.ordinal)
+    maker = SlabMaker(bench.driver, requested=kind, ordinal=bench.ordinal, measured={})
     with maker.make(MIB + 1, label="selftest") as slab:
         slab.array[:] = 7
         expect(slab.size == MIB + 1 and int(slab.array[-1]) == 7, "the slab is not exactly as requested")
@@ -38,20 +37,12 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
     return f"{record.kind}: {record.reason}; {record.binding}"
 
 
-def _shared(bench: Bench) -> str:
-    slab = Slab.shared(MIB, label="selftest")
-    assert slab.fd is not None
-    Slab.attach(slab.fd, MIB).array[5] = 9
-    expect(int(slab.array[5]) == 9, "the mappings don't share their bytes")
-    return "one memory, two mappings"
-
-
 # -- copies ------------------------------------------------------------------------------------------------------
 
 
 def _slab(bench: Bench) -> Slab:
     """As training has it: shared, bound, registered. Every row full of its own number."""
-    slab = SlabMaker(bench.driver, ordinal=bench.ordinal).make(MIB, label="selftest", shared=True)
+    slab = SlabMaker(bench.driver, ordinal=bench.ordinal, measured={}).make(MIB, label="selftest", shared=True)
     slab.array.reshape(ROWS, ROW)[:] = [[row % 251] for row in range(ROWS)]
     return slab
 
@@ -142,21 +133,12 @@ def _kernels(bench: Bench) -> str:
     return f"{ROWS} batches, each copied ahead of its kernel"
 
 
-def _bandwidth(bench: Bench) -> str:
-    found = [measure(bench.driver, bench.ordinal, direction) for direction in DIRECTIONS]
-    bench.measured.update({f"{one.direction.replace(' ', '_')}_bytes_per_s": one.rate for one in found})
-    return ", ".join(map(str, found))
-
-
 DEVICE, REAL = Bench.need_device, Bench.need_real_device
 CHECKS = (
     self_check("slab.auto", "auto makes a slab and says why", partial(_kind, "auto")),
     self_check("slab.registered", "a registered slab", partial(_kind, "registered")),
-    self_check("slab.host", "a plain slab", partial(_kind, "host")),
-    self_check("slab.shared", "ranks share bytes", _shared),
     self_check("copy.arrives", "batches of every cached dtype arrive stacked in torch's memory", _arrives),
     self_check("copy.sources", "sources live until they are copied", _sources),
     self_check("copy.ordering", "an event orders two streams", _ordering, DEVICE),
     self_check("copy.kernels", "torch's kernels read batches after they arrived", _kernels, REAL),
-    self_check("copy.bandwidth", "copy bandwidth, both directions", _bandwidth, REAL),
 )

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 from simpletuner_gh200.draw import page as html
 from simpletuner_gh200.draw.page import breakable, escaped, section, table
 from simpletuner_gh200.draw.style import colour
-from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.planned import compared, foreseen
 from simpletuner_gh200.operate.report.figures import figures, time_line
 from simpletuner_gh200.operate.run_folder import output_of, run_name, telemetry_of
@@ -20,23 +19,17 @@ from simpletuner_gh200.telemetry.redact import redact
 from simpletuner_gh200.telemetry.view import RunView
 from simpletuner_gh200.units import counted, format_bytes, format_seconds
 
-DOCTOR_FILES = ("doctor.json", "gh200_diagnostic_report.json")
 IMBALANCE = 0.05
 """Share of the time lost to unequal waits that is worth a line."""
 
 
-def build(run: Path, *, doctor: Path | None = None, other_nodes: Sequence[Path] = ()) -> str:
-    """The report of ``run``, an output or project folder. ``other_nodes``: output folders of other nodes of the run.
-
-    A doctor's report is shown if it is named, or lies in the folder of the run's own records; one that lies where the
-    command is given may be of any project.
-    """
+def build(run: Path, *, other_nodes: Sequence[Path] = ()) -> str:
+    """The report of ``run``, an output or project folder. ``other_nodes``: output folders of other nodes of the run."""
     view = RunView.read(telemetry_of(run), [output_of(path) for path in other_nodes])
-    path = view.run.path
-    return page(view, title=f"Run {run_name(path)}", doctor=_doctor_report(doctor, path.parent))
+    return page(view, title=f"Run {run_name(view.run.path)}")
 
 
-def page(view: RunView, *, title: str, doctor: Mapping[str, Any] | None = None) -> str:
+def page(view: RunView, *, title: str) -> str:
     """The whole report as text, without the secrets that records of others may hold."""
     view = RunView(_without_secrets(view.run), [_without_secrets(other) for other in view.others])
     run = view.run
@@ -52,7 +45,6 @@ def page(view: RunView, *, title: str, doctor: Mapping[str, Any] | None = None) 
             section("Settings that differ from the defaults", _settings(run, default=False)),
             section("Settings at their defaults", _settings(run, default=True), folded=True),
             section("Features", _pairs(("feature", "state"), run.start.get("features")), folded=True),
-            section("Doctor", _doctor(doctor), folded=True),
             section("Seams", _pairs(("seam", "state"), run.start.get("seams")), folded=True),
             section("Versions", _pairs(("package", "version"), run.start.get("versions")), folded=True),
             section("Time by phase", _pairs(("phase", "seconds"), run.end.get("seconds")), folded=True),
@@ -183,24 +175,6 @@ def _settings(run: Recorded, *, default: bool) -> str:
     return table(("key", "value", "from"), rows)
 
 
-def _doctor(report: Mapping[str, Any] | None) -> str:
-    if not report:
-        return "<p>None of this run: <code>gh200 doctor -o FILE</code> makes one for <code>--doctor FILE</code>.</p>"
-    checks = redact(report).get("checks")
-    rows = [
-        (
-            str(check.get("status")),
-            f"{check.get('code')} {check.get('what')}",
-            str(check.get("found")) + (f" — fix: {check['fix']}" if check.get("fix") else ""),
-        )
-        for check in (checks if isinstance(checks, list) else ())
-        if isinstance(check, Mapping)
-    ]
-    order = ("fail", "warn", "pass", "skip")
-    rows.sort(key=lambda row: order.index(row[0]) if row[0] in order else len(order))
-    return table(("status", "check", "found"), rows)
-
-
 def _pairs(headings: tuple[str, str], value: object) -> str:
     return table(headings, [(key, _word(item)) for key, item in _items(value)])
 
@@ -213,19 +187,3 @@ def _word(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _doctor_report(explicit: Path | None, folder: Path) -> Mapping[str, Any] | None:
-    candidates = [explicit] if explicit else [folder / name for name in DOCTOR_FILES]
-    path = next((path for path in candidates if path.is_file()), None)
-    if path is None:
-        if explicit is not None:
-            raise UsageError(f"--doctor {explicit}: no such file", remedy="make one with gh200 doctor --output FILE")
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as broken:
-        raise UsageError(f"{path} is no doctor's report: {broken}", remedy="gh200 doctor makes one") from None
-    if not isinstance(content, Mapping):
-        raise UsageError(f"{path} is no doctor's report", remedy="gh200 doctor makes one")
-    return content
