@@ -26,7 +26,7 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
     if kind == "registered":
         refusal = why_not_registered(bench.caps)
         bench.need(refusal is None, refusal or "")
-    maker = SlabMaker(bench.driver, requested=kind, ordinal=bench.ordinal, measured={})
+    maker = SlabMaker(bench.driver, requested=kind, ordinal=bench.ordinal)
     with maker.make(MIB + 1, label="selftest") as slab:
         slab.array[:] = 7
         expect(slab.size == MIB + 1 and int(slab.array[-1]) == 7, "the slab is not exactly as requested")
@@ -42,7 +42,7 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
 
 def _slab(bench: Bench) -> Slab:
     """As training has it: shared, bound, registered. Every row full of its own number."""
-    slab = SlabMaker(bench.driver, ordinal=bench.ordinal, measured={}).make(MIB, label="selftest", shared=True)
+    slab = SlabMaker(bench.driver, ordinal=bench.ordinal).make(MIB, label="selftest", shared=True)
     slab.array.reshape(ROWS, ROW)[:] = [[row % 251] for row in range(ROWS)]
     return slab
 
