@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from simpletuner_gh200.ramp.outlook import whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
-from tests.integration.workbench import RANKS, probe, ramp
+from tests.integration.workbench import OLDEST_ALONE, RANKS, probe, ramp
 
 PROBE = probe("ramp")
 STEPS = 10
@@ -134,3 +135,25 @@ def test_the_rate_rule_scales_the_applied_rate(workbench, rule, power):
     expected = [1e-3 * (length / 4) ** power for length in record["windows"]]
     assert record["applied_rates"] == pytest.approx(expected)
     assert [row["learning_rate"] for row in record["logged"]] == pytest.approx(expected)
+
+
+@OLDEST_ALONE
+def test_a_run_by_epochs_has_as_many_steps_as_its_data_have_windows(workbench, world):
+    """24 images are 12 micro-batches, twice; what SimpleTuner shows and the rate's schedule speak of the same steps."""
+    ramp = block(world)["gh200_optimizations"]
+    del ramp["batch_rampup_steps"]
+    length = {"max_train_steps": 0, "num_train_epochs": 2}
+    workbench.configure(blocks={"gh200_optimizations": ramp}, **length, lr_scheduler="polynomial", lr_warmup_steps=0)
+    run = workbench.train(world=world, probe=PROBE)
+    assert run.ok, run.explain()
+    each = 24 // world
+    expected = GH200GradientRamp(2 * world, 8 * world, each // 10, train_batch_size=2, world_size=world)
+    steps = whole_windows(expected, each)
+    for record, summary in zip(run.records, run.summaries, strict=True):
+        assert record["windows"] == [window.accumulation for window in expected.windows(steps)]
+        assert each - 4 < sum(record["windows"]) <= each
+        assert (summary["global_step"], summary["max_train_steps"], summary["status"]) == (steps, steps, "completed")
+    rates = [row["learning_rate"] for row in run.records[0]["logged"]]
+    assert rates[0] > rates[-1] == pytest.approx(min(rates)), "the rate falls to its end"
+    assert f"{each} micro-batches per rank are {steps} optimizer steps" in run.log()
+    assert "num_train_epochs 2 says how long the run is" in run.log()

@@ -164,7 +164,7 @@ def check_configuration(
     ramp = outlook_of(training)
     if ramp is not None:
         problems += ramp.problems
-        notes += [f"ramp: {notice}" for notice in ramp.notices]
+        notes += [f"ramp: {notice}" for notice in (*ramp.remarks, *ramp.notices)]
     if problems:
         raise ConfigError(problems, source=training.source)
     return Checked(training, training.raise_if_bad(), tuple(notes))

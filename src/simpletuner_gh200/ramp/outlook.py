@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,9 +18,8 @@ TENTH = 10
 
 NO_STEPS = Problem(
     "max_train_steps",
-    "not set, and a batch ramp is a part of so many optimizer steps: SimpleTuner counts what num_train_epochs comes to "
-    "by one fixed batch",
-    "set it; `gh200 ramp CONFIG` shows how many samples a number of steps takes",
+    "0, and so is num_train_epochs: nothing says how long the run is that the batch ramp is a part of",
+    "set one of the two; `gh200 ramp CONFIG` shows how many samples, and so how many epochs, a number of steps takes",
 )
 
 
@@ -33,6 +33,8 @@ class Sizes:
     max_train_steps: int = 0
     num_train_epochs: float = 0
     """What the run's length is given by where no steps are."""
+    micro_batches: int | None = None
+    """Of those epochs, on one rank; known once the data are."""
 
     @property
     def by_epochs(self) -> bool:
@@ -68,6 +70,7 @@ class Outlook:
     problems: tuple[Problem, ...] = ()
     notices: tuple[str, ...] = ()
     """What may not be meant."""
+    remarks: tuple[str, ...] = ()
 
 
 def outlook_of(training: Training) -> Outlook | None:
@@ -83,9 +86,14 @@ def outlook(settings: RampSettings, sizes: Sizes) -> Outlook:
     """The schedule that the settings, already checked, ask for; what stops it, and what users should know."""
     ramp = ramp_from_settings(settings, sizes)
     flat = len(ramp.changes) == 1
-    problems = () if flat or sizes.max_train_steps > 0 else (NO_STEPS,)
-    impossible = flat and ramp.initial < ramp.target
-    return Outlook(ramp, problems, (_impossible(ramp, sizes.max_train_steps),) if impossible else tuple(notices(ramp)))
+    problems = () if flat or sizes.by_epochs or sizes.max_train_steps > 0 else (NO_STEPS,)
+    if flat and ramp.initial < ramp.target:
+        return Outlook(ramp, problems, (_impossible(ramp, sizes.max_train_steps),))
+    by_epochs = (
+        f"num_train_epochs {sizes.num_train_epochs:g} says how long the run is: once SimpleTuner has counted the data, "
+        "it has as many optimizer steps as there are whole windows in them"
+    )
+    return Outlook(ramp, problems, tuple(notices(ramp)), (by_epochs,) if sizes.by_epochs and not flat else ())
 
 
 def ramp_from_settings(settings: RampSettings, sizes: Sizes) -> GH200GradientRamp:
@@ -104,8 +112,19 @@ def ramp_from_settings(settings: RampSettings, sizes: Sizes) -> GH200GradientRam
 
 
 def _default_length(target: int, unit: int, sizes: Sizes) -> int:
-    """Micro-batches per rank: a tenth of those that the run takes at its target."""
-    return max(1, sizes.max_train_steps * max(1, round(Fraction(target, unit))) // TENTH)
+    """Micro-batches per rank: a tenth of those of the run, or that it takes at its target."""
+    at_target = sizes.max_train_steps * max(1, round(Fraction(target, unit)))
+    return max(1, (at_target if sizes.micro_batches is None else sizes.micro_batches) // TENTH)
+
+
+def whole_windows(ramp: GH200GradientRamp, micro_batches: int) -> int:
+    """Optimizer steps that so many micro-batches per rank are enough for; at least one.
+
+    SimpleTuner stops at the end of the last epoch, whatever is in the window that is open then.
+    """
+    room = micro_batches * ramp.unit
+    steps = range(ramp.origin.step, ramp.origin.step + micro_batches + 2)  # a window has at least one of them
+    return max(bisect_right(steps, room, key=lambda step: ramp.window(step).samples) - 1 + ramp.origin.step, 1)
 
 
 # -- words -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simpletuner_gh200.config.blocks import RampSettings
@@ -11,9 +11,14 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.draw.charts import Line, plot
 from simpletuner_gh200.errors import ConfigError, Problem
-from simpletuner_gh200.ramp.outlook import NO_STEPS, outlook, read_sizes
+from simpletuner_gh200.ramp.outlook import outlook, read_sizes, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, Window
 from simpletuner_gh200.units import counted
+
+NEEDED_STEPS = (
+    "the schedule needs it; where num_train_epochs says how long the run is, give --batches too: the micro-batches of "
+    'an epoch on one rank, which SimpleTuner\'s log calls "Num batches"'
+)
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,7 @@ class RampPreview:
 
     ramp: GH200GradientRamp
     steps: int
-    told: tuple[str, ...] = ()
-    """What may not be meant."""
+    remarks: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[Window, ...]:
@@ -43,8 +47,8 @@ class RampPreview:
     @property
     def notices(self) -> list[str]:
         if self.target_reached is not None:
-            return list(self.told)
-        return [*self.told, f"the run ends after {self.steps} optimizer steps, before the ramp reaches its target"]
+            return list(self.remarks)
+        return [*self.remarks, f"the run ends after {self.steps} optimizer steps, before the ramp reaches its target"]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,21 +77,31 @@ class RampPreview:
         }
 
 
-def preview(training: Training, *, world: int | None = None) -> tuple[RampPreview, list[str]]:
+def preview(
+    training: Training, *, world: int | None = None, batches: int | None = None
+) -> tuple[RampPreview, list[str]]:
     """The schedule of a configuration, and notes on how it was read. Raises ConfigError with every problem.
 
-    Only the keys that matter are looked at: what may be wrong with the datasets is none of them.
+    Only the keys that matter are looked at: what may be wrong with the datasets is none of them. ``batches``: of an
+    epoch on one rank, for a run that is given by its epochs.
     """
     if not training.values:
         training.raise_if_bad()
     notes = list(training.modern.notes)
     settings, wrong = _settings_with_ramp(training, notes)
     sizes, unreadable = read_sizes(training.values, world if world is not None else training.job.ranks)
-    problems = [*training.block_problems, *wrong, *unreadable, *(() if sizes.max_train_steps else (NO_STEPS,))]
+    if sizes.by_epochs and batches:
+        sizes = replace(sizes, micro_batches=round(sizes.num_train_epochs * batches))
+    elif not sizes.max_train_steps:
+        raw = training.values.get("max_train_steps")
+        found = "not set" if raw is None else f"{raw!r} is not a whole number of at least 1"
+        unreadable.append(Problem("max_train_steps", found, NEEDED_STEPS))
+    problems = [*training.block_problems, *wrong, *unreadable]
     if settings is None or problems:
         raise ConfigError(tuple(dict.fromkeys(problems)), source=training.source)
     made = outlook(settings, sizes)
-    return RampPreview(made.ramp, sizes.max_train_steps, made.notices), notes
+    steps = sizes.max_train_steps or whole_windows(made.ramp, sizes.micro_batches or 1)
+    return RampPreview(made.ramp, steps, (*made.remarks, *made.notices)), notes
 
 
 def _settings_with_ramp(training: Training, notes: list[str]) -> tuple[RampSettings | None, tuple[Problem, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.config.training import training_from
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.ramp.outlook import NO_STEPS, Sizes, notices, outlook, outlook_of
+from simpletuner_gh200.ramp.outlook import NO_STEPS, Sizes, notices, outlook, outlook_of, whole_windows
 from simpletuner_gh200.ramp.preview import RampPreview, preview
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp
 
@@ -46,18 +47,55 @@ def test_a_ramp_of_a_run_without_any_length_is_refused_with_the_reason() -> None
     (problem,) = outlook(RampSettings(**BLOCK), Sizes(2, 3, 5, 0)).problems
     assert problem.where == "max_train_steps"
     assert "num_train_epochs" in problem.message
-    assert outlook(RampSettings(**BLOCK), Sizes(2, 3, 5, 0, 2.5)).problems == (problem,), "epochs say it too late"
     assert outlook(RampSettings(**BLOCK), Sizes(4)).problems == (), "nothing to ramp"
+
+
+def test_a_run_may_be_given_by_its_epochs() -> None:
+    found = outlook(RampSettings(**BLOCK), Sizes(2, 3, 5, 0, 2.5))
+    assert found.problems == ()
+    assert "num_train_epochs 2.5 says how long the run is" in found.remarks[0]
+    steps = outlook(RampSettings(**BLOCK), Sizes(2, 3, 5, 100, 2.5))
+    assert steps.remarks == (), "steps decide where there are any"
+    assert outlook(RampSettings(**BLOCK), Sizes(4, num_train_epochs=2)).remarks == (), "nothing to ramp"
+
+
+def test_the_default_length_is_a_tenth_of_the_epochs_once_they_are_counted() -> None:
+    block = {"initial_effective_batch_size": 4, "target_effective_batch_size": 32}
+    settings = RampSettings(enable_batch_size_rampup=True, **block)
+    assert outlook(settings, Sizes(4, num_train_epochs=3, micro_batches=120)).ramp.ramp_steps == 12
+    assert outlook(settings, Sizes(4, num_train_epochs=3, micro_batches=5)).ramp.ramp_steps == 1
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 7, 40, 41, 500])
+def test_a_run_has_as_many_steps_as_there_are_whole_windows_in_its_data(micro_batches: int) -> None:
+    ramp = GH200GradientRamp(4, 32, 20, train_batch_size=2, world_size=2)
+    steps = whole_windows(ramp, micro_batches)
+    lengths = [window.accumulation for window in ramp.windows(steps + 1)]
+    assert sum(lengths[:steps]) <= micro_batches < sum(lengths)
+    assert whole_windows(GH200GradientRamp(32, 4, 20, train_batch_size=2), 3) == 1, "at least one"
 
 
 def test_a_configuration_is_judged_before_its_run() -> None:
     config = {"train_batch_size": 2, "gh200_optimizations": {**BLOCK, "target_effective_batch_size": 8}}
-    for epochs in ("2", 0):
+    config["num_train_epochs"] = 0
+    assert outlook_of(training_from(config, config, {})).problems == (NO_STEPS,)
+    for epochs, told in ((None, 1), ("2", 2)):
         config["num_train_epochs"] = epochs
-        assert outlook_of(training_from(config, config, {})).problems == (NO_STEPS,), "the data are not counted yet"
+        found = outlook_of(training_from(config, config, {}))
+        assert found.problems == ()
+        assert f"num_train_epochs {told} says" in found.remarks[0]
     config["max_train_steps"] = "20"
-    assert outlook_of(training_from(config, config, {})).problems == ()
+    assert outlook_of(training_from(config, config, {})) == replace(found, remarks=())
     assert outlook_of(training_from({}, {}, {})) is None
+
+
+def test_the_schedule_of_epochs_is_shown_where_their_batches_are_given() -> None:
+    config = {"train_batch_size": 2, "num_train_epochs": 2, "gh200_optimizations": BLOCK}
+    with pytest.raises(ConfigError, match="give --batches too"):
+        shown(config)
+    report, _notes = preview(training_from(config, config, {}), batches=10)
+    assert report.steps == whole_windows(report.ramp, 20)
+    assert report.total_samples <= 2 * 20
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from simpletuner_gh200.seams.features.ramp.windows import Deferral
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simpletuner_gh200.seams.features.ramp.windows import Deferral, epochs_to_steps
 from simpletuner_gh200.seams.patch import Patches
 
 
@@ -108,3 +113,40 @@ def test_what_someone_else_wrapped_since_is_left_in_place() -> None:
     assert loop.trainer._consume_manual_validation_request is theirs
     loop.trainer.manual_validation = True
     assert loop.trainer._consume_manual_validation_request()
+
+
+# -- runs that are given by their epochs -----------------------------------------------------------------
+
+
+class Counting:
+    """Counts as SimpleTuner does: by the target's accumulation, and again when everything is prepared."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = SimpleNamespace(max_train_steps=0, **config)
+
+    def _recalculate_training_steps(self) -> None:
+        self.config.max_train_steps = 999
+
+
+@pytest.mark.parametrize(
+    ("epochs", "counted", "micro_batches"),
+    [
+        (2, {"total_num_batches": 10}, 20),
+        (0.5, {"total_num_batches": 10}, 5),
+        (3, {"total_num_batches": 14, "epoch_batches_schedule": {1: 10, 2: 4}}, 10 + 14 + 14),
+        (2.5, {"total_num_batches": 14, "epoch_batches_schedule": {1: 10, 3: 4}}, 10 + 10 + 7),
+    ],
+)
+def test_the_micro_batches_of_all_epochs(epochs, counted, micro_batches):
+    asked = []
+    trainer = Counting(num_train_epochs=epochs, **counted)
+    patches = Patches()
+    patches.install(epochs_to_steps(trainer, lambda found: asked.append(found) or 7))
+    trainer.config.num_train_epochs = 99  # upstream rounds it up on the way
+    for _time in range(2):
+        trainer._recalculate_training_steps()
+        assert trainer.config.max_train_steps == 7, "what upstream derived is replaced"
+    assert asked == [micro_batches] * 2
+    patches.remove()
+    trainer._recalculate_training_steps()
+    assert trainer.config.max_train_steps == 999

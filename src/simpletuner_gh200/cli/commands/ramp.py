@@ -26,19 +26,23 @@ SHOWN_AT_EACH_END = 12
 def ramp(
     config: Configuration,
     world: Annotated[int | None, typer.Option(min=1, help="Ranks. Default: num_processes, or 1.")] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Micro-batches of one epoch and rank.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it, as SVG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how the effective batch grows over a run: every change, the samples it takes, a drawing.
 
     The configuration needs only the ramp's keys, train_batch_size and max_train_steps. The length of the ramp,
-    batch_rampup_steps, counts micro-batches per rank, while max_train_steps counts optimizer steps.
+    batch_rampup_steps, counts micro-batches per rank, while max_train_steps counts optimizer steps. A run that is given
+    by num_train_epochs needs --batches, which SimpleTuner's log calls "Num batches".
 
     Examples:
 
       gh200 ramp config/config.json
 
       gh200 ramp config/config.json --world 4 -o ramp.svg
+
+      gh200 ramp config/by-epochs.json --batches 120
 
       gh200 ramp config/config.json --json
     """
@@ -47,7 +51,7 @@ def ramp(
     located = locate_training_config({}, explicit=str(config), env_name=None)
     # What its variables stand for is the release's to say; of other files the few keys that matter are known.
     options = check_import(say_on_a_terminal).table if located.backend == "env" else None
-    report, notes = preview(read_training(located, {}, options=options), world=world)
+    report, notes = preview(read_training(located, {}, options=options), world=world, batches=batches)
     if output is not None:
         save(as_svg(report), output)
 

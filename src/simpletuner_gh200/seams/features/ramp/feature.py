@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Any, ClassVar
 
 from simpletuner_gh200.config.blocks import RampSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable, RunFailed
-from simpletuner_gh200.ramp.outlook import Sizes, outlook
+from simpletuner_gh200.ramp.outlook import Sizes, outlook, whole_windows
 from simpletuner_gh200.ramp.schedule import GH200GradientRamp, RampState, Window, rate_factor, resume
 from simpletuner_gh200.seams.checkpoints import from_main_process, keep_in_checkpoints
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.ramp.windows import Deferral, Windows, rate_patches
+from simpletuner_gh200.seams.features.ramp.windows import Deferral, Windows, epochs_to_steps, rate_patches
 from simpletuner_gh200.seams.patch import Patches
 
 logger = logging.getLogger("simpletuner_gh200")
@@ -32,6 +34,7 @@ class RampFeature(Feature):
         self._patches = Patches()
         self._saved: RampState | None = None
         self._epochs_derived = False
+        self._sizes = Sizes(1)
         self._first: Window | None = None
         self._last: Window | None = None
 
@@ -58,21 +61,42 @@ class RampFeature(Feature):
             return
         refuse_impossible(config, accelerator)
         self._saved = self._first = self._last = None
-        sizes = Sizes(
+        self._sizes = Sizes(
             int(config.train_batch_size),
             _data_parallel_size(accelerator),
             int(config.gradient_accumulation_steps),
             int(config.max_train_steps or 0),
+            float(getattr(config, "num_train_epochs", 0) or 0),
         )
-        found = outlook(self._settings, sizes)
+        found = outlook(self._settings, self._sizes)
         if found.problems:
             raise ConfigError(found.problems)
         self._ramp = found.ramp
         self._epochs_derived = not getattr(config, "num_train_epochs", None)
         # Buckets and epochs are measured by the target; the windows begin with the loop.
         config.gradient_accumulation_steps = self._ramp.target_accumulation
-        if accelerator.is_main_process:
+        if self._sizes.by_epochs:
+            self._patches.install(epochs_to_steps(trainer, partial(self._measured, accelerator)))
+        elif accelerator.is_main_process:
             self._announce(found.notices)
+
+    def _measured(self, accelerator: Any, micro_batches: int) -> int:
+        """The data were counted: the schedule's own length may follow from it, and the steps of the run do.
+
+        By the main process's count: a rank with fewer of them would stop while the others wait for it.
+        """
+        first = self._sizes.micro_batches is None
+        micro_batches = from_main_process(accelerator, lambda: micro_batches)
+        self._sizes = replace(self._sizes, micro_batches=micro_batches)
+        found = outlook(self._settings, self._sizes)
+        self._ramp = found.ramp
+        steps = whole_windows(self._ramp, micro_batches)
+        if first and accelerator.is_main_process:
+            self._announce(found.notices)
+            for remark in found.remarks:
+                logger.info("gh200: ramp: %s", remark)
+            logger.info("gh200: ramp: %d micro-batches per rank are %d optimizer steps", micro_batches, steps)
+        return steps
 
     def hooks_ready(self, trainer: Any) -> None:
         def save() -> Mapping[str, Any]:
@@ -91,6 +115,8 @@ class RampFeature(Feature):
         resumed = resume(self._ramp, self._saved, step)
         _refuse_disagreement(trainer.accelerator, resumed.ramp, step)
         self._ramp = resumed.ramp
+        if self._sizes.micro_batches is not None:
+            trainer.config.max_train_steps = whole_windows(self._ramp, self._sizes.micro_batches)
         if trainer.accelerator.is_main_process:
             for notice in resumed.notices:
                 logger.warning("gh200: ramp: %s", notice)

@@ -207,3 +207,22 @@ def batches_in(config: Any, epoch: int) -> int:
     if schedule:
         return sum(int(batches) for start, batches in schedule.items() if int(start) <= epoch)
     return int(getattr(config, "total_num_batches", 0) or 0)
+
+
+def epochs_to_steps(trainer: Any, measured: Callable[[int], int]) -> Patch:
+    """A run that is given by its epochs: whenever upstream has counted the data, ``measured`` says what they hold.
+
+    Upstream derives the steps by one fixed accumulation, twice: before the schedule of the learning rate is made, and
+    when everything is prepared. Both times what it found is replaced, so that it and the schedule speak of one number.
+    """
+    epochs = float(trainer.config.num_train_epochs)  # upstream rounds it up on the way
+
+    def recalculated(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        whole = int(epochs)
+        micro_batches = sum(batches_in(instance.config, epoch) for epoch in range(1, whole + 1))
+        micro_batches += int((epochs - whole) * batches_in(instance.config, whole + 1))
+        instance.config.max_train_steps = measured(micro_batches)
+        return result
+
+    return wrap_method(trainer, "_recalculate_training_steps", recalculated)
