@@ -34,9 +34,6 @@ LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
 SUMMARY_FOLDER = "SIMPLETUNER_GH200_SUMMARY_DIR"
 """A folder in which each rank leaves its summary too; `gh200 train` gets it over the lifeline."""
 
-LOG_LEVEL = "SIMPLETUNER_LOG_LEVEL"
-"""SimpleTuner's own, of its console."""
-
 DEBUG = "GH200_DEBUG"
 """Tracebacks, as `gh200 --debug` shows them."""
 

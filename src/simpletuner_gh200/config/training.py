@@ -92,12 +92,6 @@ class Training:
     def enabled(self) -> Iterator[Dataset]:
         return (dataset for dataset in self.datasets if dataset.enabled)
 
-    def local_datasets(self) -> Iterator[tuple[str, Path]]:
-        """(id, folder) of every enabled dataset that reads a folder of this machine."""
-        for dataset in self.enabled():
-            if dataset.local_folder is not None:
-                yield dataset.id, dataset.local_folder
-
     def in_memory(self) -> Iterator[tuple[str, Path, InMemorySettings]]:
         """(id, folder, settings) of the datasets to be held in memory whose entries are sound."""
         for dataset in self.enabled():

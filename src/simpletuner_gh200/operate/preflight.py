@@ -191,7 +191,6 @@ def _upstreams_problems(checker: Checker, training: Training, notes: list[str]) 
     notes += dropped
     for dataset in training.enabled():
         notes += checker.dataset(dataset.where, dataset.entry, (DATASET_BLOCK,))
-        problems += checker.choices_of_dataset(dataset.where, dataset.entry)
     return [*problems, *checker.missing(given)]
 
 

@@ -19,7 +19,6 @@ from types import ModuleType
 import wrapt
 
 from simpletuner_gh200.config import allocator
-from simpletuner_gh200.config.environment import LOG_LEVEL, text
 from simpletuner_gh200.config.files import locate_training_config, take
 from simpletuner_gh200.memory.numa import stay_on_cpu_nodes
 from simpletuner_gh200.seams.patch import uninstall_all
@@ -32,15 +31,6 @@ logger = logging.getLogger("simpletuner_gh200")
 _active: Runtime | None = None
 
 
-class DebugOnConsole(logging.Handler):
-    """Our own DEBUG lines, where they were asked for: SimpleTuner's console is back at INFO once it trains."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        console = getattr(sys.modules.get("simpletuner.helpers.log_format"), "console_handler", None)
-        if console is not None and record.levelno < console.level:
-            console.handle(record)
-
-
 def activate(launch: Launch | None = None) -> Runtime:
     """Activate the extension in this process; calling it again returns the same runtime."""
     global _active
@@ -48,8 +38,6 @@ def activate(launch: Launch | None = None) -> Runtime:
         # Before torch's first CUDA use, which keys it doesn't know would crash.
         allocator.activate(os.environ)
         keep_log_printable()
-        if text(LOG_LEVEL).upper() == "DEBUG":
-            logger.addHandler(DebugOnConsole(logging.DEBUG))
         # Before torch allocates and files are read: what is there stays where it is.
         if (policy := stay_on_cpu_nodes()) is not None:
             logger.info("gh200: %s", policy)

