@@ -5,36 +5,82 @@ What ``gh200 train`` starts in every rank, and what ``accelerate launch -m simpl
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from simpletuner_gh200.config.environment import LIFELINE, local_rank, switched_off, text
+from simpletuner_gh200.config.environment import LIFELINE, local_rank, rank, switched_off, text
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.background import left_behind
+from simpletuner_gh200.operate.ending import Outcome, closing_line, closing_lines
 from simpletuner_gh200.operate.preflight import check_rank
-from simpletuner_gh200.seams.rank import run_rank
+from simpletuner_gh200.seams.bootstrap import activate, active
+from simpletuner_gh200.seams.rank import conclude, heard_by, run_rank
 from simpletuner_gh200.telemetry.redact import printable, redact_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and say on standard error what came of it."""
     arguments = sys.argv[1:] if argv is None else argv
-    if _unchecked():
+    if not _alone():
+        return run_rank(arguments, _say)
+    try:
+        _check(arguments)
+    except GH200Error as failure:
+        _tell(str(failure))
+        return failure.exit_code
+    code = run_rank(arguments, _say)
+    _say_how_it_ended()
+    return code
+
+
+def plain() -> None:
+    """SimpleTuner's own ``train.py`` has begun to import it, with the extension on: it is checked and ends likewise."""
+    if _alone():
         try:
-            for note in check_rank(arguments, _tell):
-                _tell(note)
+            _check(sys.argv[1:])
         except GH200Error as failure:
             _tell(str(failure))
-            return failure.exit_code
-    return run_rank(arguments, _say)
+            raise SystemExit(failure.exit_code) from None
+        atexit.register(_end_plain)  # before the extension's own: those that come first are called last
+    vars(sys.modules["__main__"])["print"] = heard_by(activate())
 
 
-def _unchecked() -> bool:
-    """Was this rank started without ``gh200 train``, which checks first? One rank of a node speaks for all of it."""
-    return not switched_off() and not text(LIFELINE) and local_rank() == 0
+def _end_plain() -> None:
+    runtime, failure = active(), getattr(sys, "last_value", None)
+    if runtime is None:
+        return
+    if isinstance(failure, Exception):
+        runtime.outcome.fail(failure)
+    conclude(runtime, _say)
+    _say_how_it_ended()
+
+
+def _alone() -> bool:
+    """Was this rank started without ``gh200 train``, which checks first and has the last word?"""
+    return not switched_off() and not text(LIFELINE) and not {"-h", "--help"}.intersection(sys.argv)
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """One rank of a node speaks for all of it."""
+    if local_rank() == 0:
+        for note in check_rank(arguments, _tell):
+            _tell(note)
+
+
+def _say_how_it_ended() -> None:
+    """As `gh200 train` does."""
+    runtime = active()
+    if runtime is None:
+        return
+    summary = runtime.summary()
+    for label, words in closing_lines(summary) if rank() == 0 else []:
+        _tell(f"{label}: {words}")
+    if last := closing_line(Outcome(1, [summary]), output=None, again="", resumes=False):
+        _tell(last)
 
 
 def _tell(words: str) -> None:

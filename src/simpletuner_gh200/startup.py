@@ -80,7 +80,12 @@ def _activate(_module: object) -> None:
     from simpletuner_gh200.seams.bootstrap import activate
 
     try:
-        activate()
+        if sys.argv[0].endswith("simpletuner/train.py"):
+            from simpletuner_gh200.launch import plain
+
+            plain()
+        else:
+            activate()
     except GH200Error as refused:
         logging.getLogger("simpletuner_gh200").error("gh200: %s", refused)
         raise SystemExit(refused.exit_code) from None

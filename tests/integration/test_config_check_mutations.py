@@ -137,7 +137,7 @@ def refused(workbench: Any) -> list[str]:
         "from simpletuner_gh200.upstream.rules import problem\n"
         "def asked(values, datasets, ranks, options, say):\n"
         "    found = list(refusals(values, datasets, ranks))\n"
-        "    return [problem(one['where'], one['what'], '', frozenset(options)) for one in found], []\n"
+        "    return [problem(one['where'], one['what'], frozenset(options)) for one in found], []\n"
         "preflight.broken_rules = asked\n"
         "said = []\n"
         "try:\n"

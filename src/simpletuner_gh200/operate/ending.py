@@ -167,7 +167,8 @@ def _interrupted(outcome: Outcome, output: Path | None, again: str, *, resumes: 
 
 def closing_lines(summary: Mapping[str, Any]) -> list[Line]:
     """Everything about a run whose training began; nothing about one that never got there."""
-    return list(_lines(summary)) if summary.get("output_dir") else []
+    refused = summary.get("exit_code") == UsageError.exit_code
+    return list(_lines(summary)) if summary.get("output_dir") and not refused else []
 
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:

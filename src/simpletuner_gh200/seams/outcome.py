@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import signal
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from simpletuner_gh200 import __version__
 from simpletuner_gh200.config.environment import text
-from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.units import MIB, format_bytes
+from simpletuner_gh200.upstream.rules import refuses
 
 
 @dataclass
@@ -30,10 +32,16 @@ class RunOutcome:
     output_dir: str | None = None
     exit_code: int = 1
     """What the process returns unless the run completed."""
+    _failure: BaseException | None = None
 
     def fail(self, failure: BaseException) -> None:
         """The reason is the failure's own words; where a full disk is behind it, that comes last."""
+        if failure is self._failure:
+            return  # on its way out it passes several places that listen
+        before_training, self._failure = self.status == "not started", failure
         self.status, self.reason = "failed", f"{type(failure).__name__}: {failure}"
+        if before_training and (words := refused_by_simpletuner(failure)):
+            self.reason, self.exit_code = words, UsageError.exit_code
         if isinstance(failure, GH200Error):
             self.reason, self.exit_code = str(failure), failure.exit_code
         cause = disk_full(failure, [self.output_dir] if self.output_dir else [])
@@ -69,6 +77,16 @@ def refusal(failure: BaseException) -> str | None:
         return f"it has no {words}"
     # Of a traceback in its words, as its parser's, the end says what is wrong.
     return words.splitlines()[-1].strip() if "Traceback (" in words else innermost(failure)
+
+
+def refused_by_simpletuner(failure: BaseException) -> str | None:
+    """The same words for a start, where nothing stood in for anything; None where ``failure`` is no refusal of its."""
+    first = innermost_of(failure)
+    rooms = [frame.f_globals.get("__name__", "") for frame, _line in traceback.walk_tb(first.__traceback__)]
+    raised_in = next((room for room in reversed(rooms) if room.startswith("simpletuner")), "")
+    theirs = raised_in.startswith("simpletuner.") or raised_in == "simpletuner"
+    words = refusal(first) if theirs and isinstance(first, REFUSING) else None
+    return refuses(words) if words else None
 
 
 def innermost(failure: BaseException) -> str:

@@ -15,10 +15,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from simpletuner_gh200.config.environment import SUMMARY_FOLDER, rank, switched_off, text
 from simpletuner_gh200.config.files import find_package, take
-from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
+from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.seams.bootstrap import activate, point_at
 from simpletuner_gh200.seams.lifeline import Lifeline
 from simpletuner_gh200.seams.outcome import how_to_run_without
@@ -56,7 +57,7 @@ def run_rank(arguments: Sequence[str], say: Say) -> int:
     with _Interrupts(hush=lifeline is not None) as interrupts:
         _train(script, runtime, flags, say)
         interrupts.note(runtime)
-        return _conclude(runtime, say)
+        return conclude(runtime, say)
 
 
 class _Interrupts:
@@ -105,7 +106,7 @@ def _output_to_log() -> None:
 def _train(script: Path, runtime: Runtime, flags: list[str], say: Say) -> None:
     """SimpleTuner from its first line to the end of our closing; how it ended is in the runtime's outcome."""
     try:
-        _run_script(script, flags)
+        _run_script(script, flags, runtime)
     except CheckpointWritten as written:
         runtime.outcome.interrupt(str(written), TRY_AGAIN)
     except KeyboardInterrupt:
@@ -133,9 +134,21 @@ def train_script() -> Path:
     return package / "train.py"
 
 
-def _run_script(script: Path, flags: list[str]) -> None:
+def _run_script(script: Path, flags: list[str], runtime: Runtime | None = None) -> None:
     sys.argv = [str(script), *flags]
-    runpy.run_path(str(script), run_name="__main__")
+    runpy.run_path(str(script), None if runtime is None else {"print": heard_by(runtime)}, run_name="__main__")
+
+
+def heard_by(runtime: Runtime) -> Callable[..., None]:
+    """For ``train.py`` as its ``print``: up to 3.x it prints what a run dies of, and ends with 0."""
+
+    def heard(*words: object, **options: Any) -> None:
+        for word in words:
+            if isinstance(word, Exception):
+                runtime.failed(word)
+        print(*words, **options)  # noqa: T201 - SimpleTuner's own words
+
+    return heard
 
 
 def _note_stop(runtime: Runtime, stopped: SystemExit) -> None:
@@ -146,7 +159,8 @@ def _note_stop(runtime: Runtime, stopped: SystemExit) -> None:
         outcome.exit_code = stopped.code
 
 
-def _conclude(runtime: Runtime, say: Say) -> int:
+def conclude(runtime: Runtime, say: Say) -> int:
+    """Judge how it ended, leave the summary, and return the exit code."""
     outcome = runtime.outcome
     if outcome.status == "not started" and not runtime.seams["trainer.train"].ok:
         outcome.status = "completed"
@@ -161,13 +175,7 @@ def _conclude(runtime: Runtime, say: Say) -> int:
     if outcome.status == "completed" and outcome.reason:
         say(f"gh200: {outcome.reason}")
     _leave_summary(runtime)
-    if outcome.status == "completed":
-        return 0
-    # Under `gh200 train` the last word is the launcher's, below whatever accelerate still prints.
-    alone = runtime.lifeline is None
-    if alone and (outcome.exit_code != 2 or outcome.reason is None):
-        say(_spoken(RunFailed(f"training {outcome.status}: {outcome.reason}")))
-    return outcome.exit_code
+    return 0 if outcome.status == "completed" else outcome.exit_code
 
 
 def _leave_summary(runtime: Runtime) -> None:

@@ -37,8 +37,7 @@ def broken_rules(
 
     ``values`` and ``datasets`` as SimpleTuner is to see them, with nothing of ours; ``options`` are the names it knows.
     """
-    release = installed_version("simpletuner") or ""
-    say(f"asking SimpleTuner {release} for its own rules ...")
+    say("asking SimpleTuner for its own rules ...")
     question = {"folder": os.getcwd(), "values": values, "datasets": datasets, "ranks": ranks}
     try:
         with tempfile.TemporaryDirectory(prefix="gh200-rules-") as folder:  # SimpleTuner leaves files behind
@@ -59,11 +58,16 @@ def broken_rules(
         last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
         return [], [f"SimpleTuner's own rules were not asked: {last[0][:200]}"]
     known = frozenset(options)
-    return [problem(refusal["where"], refusal["what"], release, known) for refusal in refusals], []
+    return [problem(refusal["where"], refusal["what"], known) for refusal in refusals], []
 
 
-def problem(where: str, words: str, release: str, options: frozenset[str]) -> Problem:
+def problem(where: str, words: str, options: frozenset[str]) -> Problem:
     """Where none is given: the first of its options that the words name."""
     named = (flag or word for flag, word in _NAMED.findall(words))
     place = where or next((name for name in named if name in options), "configuration")
-    return Problem(place, f"SimpleTuner {release} refuses it: {_KIND.sub('', words)}")
+    return Problem(place, refuses(words))
+
+
+def refuses(words: str) -> str:
+    """A check and a run that ends so say the same."""
+    return f"SimpleTuner {installed_version('simpletuner')} refuses it: {_KIND.sub('', words)}"

@@ -179,17 +179,53 @@ def test_our_own_errors_are_not_marked():
     ("script", "told"),
     [
         ("raise KeyError('latents')\n", "the end of its traceback"),
-        ("try:\n    1 / 0\nexcept Exception as e:\n    print(e)\n", "a line of its own"),
+        (
+            "import traceback\ntry:\n    raise KeyError('latents')\nexcept Exception as e:\n"
+            "    print(e)\n    print(traceback.format_exc())\n",
+            "the end of what it prints",
+        ),
     ],
     ids=["escapes", "swallowed by an older release"],
 )
-def test_what_upstream_fails_with_is_followed_by_it(tmp_path, monkeypatch, script, told):
+def test_what_upstream_fails_with_is_followed_by_it(tmp_path, monkeypatch, capsys, script, told):
     file = tmp_path / "train.py"
     file.write_text(script)
     monkeypatch.setattr("sys.argv", ["test"])
     runtime, said = Runtime(Launch()), []
     runtime.seams["trainer.train"].status = ON
     rank._train(file, runtime, [], said.append)
-    rank._conclude(runtime, said.append)
-    last = [text.splitlines()[-1] for text in said if MARK in text]
+    assert rank.conclude(runtime, said.append) == 1
+    last = [line for text in (*said, capsys.readouterr().out) for line in text.splitlines() if MARK in line]
     assert last == [how_to_run_without(["trainer.train"])], told
+    assert runtime.outcome.reason == "KeyError: 'latents'"
+
+
+# -- SimpleTuner's refusals --------------------------------------------------------------------------------------
+
+
+def raised(room: str, failure: Exception) -> Exception:
+    """As raised by a function of that module."""
+    with pytest.raises(type(failure)) as caught:
+        exec("raise failure", {"__name__": room, "failure": failure})
+    return caught.value
+
+
+REFUSED = "SimpleTuner None refuses it: crop must be closed"
+
+
+@pytest.mark.parametrize(
+    ("room", "failure", "status", "reason", "code"),
+    [
+        ("simpletuner.helpers", ValueError("crop must be\n closed"), "not started", REFUSED, 2),
+        ("simpletuner.helpers", ValueError("crop"), "training", "ValueError: crop", 1),
+        ("simpletuner_gh200.held", ValueError("crop"), "not started", "ValueError: crop", 1),
+        ("simpletuner.helpers", OSError("crop"), "not started", "OSError: crop", 1),
+        ("simpletuner.helpers", RuntimeError("crop"), "not started", "RuntimeError: crop", 1),
+    ],
+    ids=["SimpleTuner's", "while it trains", "ours", "a disk or a hub", "no judgement"],
+)
+def test_what_simpletuner_refuses_before_training_ends_with_2(monkeypatch, room, failure, status, reason, code):
+    monkeypatch.setattr("simpletuner_gh200.upstream.rules.installed_version", lambda _name: None)
+    outcome = RunOutcome(status=status)
+    outcome.fail(raised(room, failure))
+    assert (outcome.reason, outcome.exit_code) == (reason, code)

@@ -61,11 +61,7 @@ def _init_data_backend(runtime: Runtime, wrapped: Any, instance: Any, args: Any,
     """Datasets and caches are made here."""
     runtime.phases.end("models")
     runtime.enters("caching")
-    try:
-        result = wrapped(*args, **kwargs)
-    except Exception as failure:  # older releases print it and exit 0, and only we can say what it was
-        runtime.failed(failure)
-        raise
+    result = wrapped(*args, **kwargs)
     runtime.enters("filling the caches")
     runtime.call("data_ready", instance)
     runtime.phases.end("data")
