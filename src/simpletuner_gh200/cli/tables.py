@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from simpletuner_gh200.telemetry.redact import printable
+
 UNBOUNDED = 10_000
 """Columns, where no screen ends a line."""
 
 
 def paragraph(console: Console, text: str, *, first: str = "", indent: str = "", style: str = "") -> None:
     """``text`` after ``first``, wrapped between words on a terminal; whole lines where the output is read by others."""
-    for number, line in enumerate(text.splitlines() or [""]):
+    for number, line in enumerate(printable(text, lines=True).splitlines() or [""]):
         begin = first if number == 0 else indent
         lines = (
             textwrap.wrap(
@@ -42,11 +44,11 @@ def show_table(
     right: Sequence[int] = (),
 ) -> None:
     """As wide as its rows where others read it. ``right``: numbers of columns that are justified to the right."""
-    table = Table(title=Text(title) if title else None, title_justify="left", show_header=any(headings))
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left", show_header=any(headings))
     for number, heading in enumerate(headings):
         table.add_column(Text(heading), justify="right" if number in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell, lines=True)) for cell in row))
     if not console.is_terminal:
         console.width = UNBOUNDED
     console.print(table)

@@ -1,7 +1,7 @@
 """The way in and out of every command: streams that take any text, words with nothing that could steer the terminal.
 
-Commands say plain lines with ``say`` and draw with ``screen()``. What a name or a value holds that doesn't print is
-shown escaped, even where a command forgot about it: styles and cursor movements of our own are not text to rich.
+Commands say plain lines with ``say``, and paragraphs and tables with ``cli.tables``; both show escaped what a name or a
+value holds that doesn't print.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
-from rich.segment import Segment
+from rich.console import Console
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.telemetry.redact import printable
@@ -52,26 +51,7 @@ def stdout_kept_for_json(wanted: bool) -> Iterator[None]:
 
 def screen(*, stderr: bool = False) -> Console:
     """A console for tables and styles."""
-    console = Console(stderr=stderr)
-    console.push_render_hook(_PrintableText())
-    return console
-
-
-class _PrintableText(RenderHook):
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Printable(renderable) for renderable in renderables]
-
-
-class _Printable:
-    def __init__(self, renderable: ConsoleRenderable) -> None:
-        self._renderable = renderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for segment in console.render(self._renderable, options):
-            if segment.control:
-                yield segment
-            else:
-                yield Segment(printable(segment.text, lines=True), segment.style)
+    return Console(stderr=stderr)
 
 
 def upstream_spelling(words: list[str], env: str | None) -> tuple[list[str], str | None]:

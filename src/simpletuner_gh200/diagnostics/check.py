@@ -108,12 +108,8 @@ class Results:
 
 
 def check(code: str, what: str) -> Callable[[Look], Check]:
-    return lambda look: Check(code, what, docstring(look), look)
-
-
-def docstring(function: Callable[..., Any]) -> str:
-    """On one line."""
-    return " ".join((getdoc(function) or "").split())
+    """What it is for is the docstring of the decorated function, on one line."""
+    return lambda look: Check(code, what, " ".join((getdoc(look) or "").split()), look)
 
 
 def all_checks() -> tuple[Check, ...]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from simpletuner_gh200.bench.prove.page import as_html
 from simpletuner_gh200.bench.prove.proof import calibrate, prove
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.diagnostics.selftest.run import selftest
@@ -37,7 +36,6 @@ def test_prove_ends_with_rates(
     assert found["link"]["h2d"] > 0 < found["link"]["d2h"]
     assert {"1", "2", "3", "4", "5", "6", "7"} == found["questions"].keys()
     assert found["pool"]["host"]["read"] is not None
-    assert "emulated" in as_html(found)
     assert calibrate(found, this_machine(driver=driver)) == [], "made-up rates teach a plan nothing"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.cli.main import main
+from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import screen
 from simpletuner_gh200.telemetry.redact import keep_log_printable, printable
 
@@ -50,12 +51,12 @@ def test_what_prints_stays_as_it_is() -> None:
     assert printable(b"\xff\n") == r"\udcff\n"
 
 
-def test_a_console_draws_our_styles_and_nobody_elses(monkeypatch, capsys) -> None:
+def test_paragraphs_and_tables_have_our_styles_and_nobody_elses(monkeypatch, capsys) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    screen().print(f"[red]ours[/red] {EVIL}", highlight=False)
+    paragraph(screen(), EVIL, style="red")
+    show_table(screen(), ("a",), [(EVIL,)], title=EVIL)
     shown = capsys.readouterr().out
-    assert shown.count("\x1b") == 2, "red, and back"
     assert r"\x1b[31mred" in shown
     assert_harmless(shown, styled=True)
 

@@ -23,15 +23,15 @@ def prove(
     minutes: Annotated[float, typer.Option(min=0.1, help="Time for all of it.")] = 20,
     config: Annotated[Path | None, typer.Option(help="The one to train. Default: a tiny one made here.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 8,
-    folder: Annotated[Path, typer.Option(help="Where runs and the two reports go.")] = Path("gh200-prove"),
+    folder: Annotated[Path, typer.Option(help="Where runs and the report go.")] = Path("gh200-prove"),
     as_json: AsJson = False,
 ) -> None:
     """Examine and measure this machine, then train the same model with and without each feature, in turns.
 
     Arms: stock, caches, state in Grace, activations in Grace, gradient checkpointing, and SimpleTuner's own offloaders
     where they are and there is a GPU. Each says what of it was on; one that was silently off has failed. The report,
-    gh200_prove.html and gh200_prove.json in --folder, holds no names, paths, tokens or serial numbers. What was
-    measured is used by `gh200 plan` on this machine. Exit code 1: a check of the self-test, or an arm, failed.
+    gh200_prove.json in --folder, holds no names, paths, tokens or serial numbers; what was measured is used by
+    `gh200 plan` on this machine. Exit code 1: a check of the self-test, or an arm, failed.
 
     Examples:
 
@@ -43,7 +43,6 @@ def prove(
     """
     from simpletuner_gh200.bench.prove import proof
     from simpletuner_gh200.bench.prove.arms import configured_subject, tiny_subject
-    from simpletuner_gh200.bench.prove.page import as_html
     from simpletuner_gh200.operate import preflight
     from simpletuner_gh200.plan.machines import this_machine
 
@@ -59,7 +58,6 @@ def prove(
         )
         found["plan_learned"] = proof.calibrate(found, this_machine())
     save(json.dumps(found, indent=2) + "\n", folder / f"{NAME}.json")
-    save(as_html(found), folder / f"{NAME}.html")
     conclude(found, as_json, lambda: _print(found, folder), ok=found["ok"])
 
 
@@ -71,7 +69,7 @@ def _make(folder: Path) -> None:
 
 
 def _print(found: Mapping[str, Any], folder: Path) -> None:
-    from simpletuner_gh200.bench.prove.page import ARM_HEADINGS, NOT_MEASURED, arm_cells, rates, verdict
+    from simpletuner_gh200.bench.prove.words import ARM_HEADINGS, NOT_MEASURED, arm_cells, rates, verdict
 
     console = screen()
     title = f"gh200 prove: {found['model']['title']}"
@@ -83,7 +81,7 @@ def _print(found: Mapping[str, Any], folder: Path) -> None:
         *found["notes"],
         *([f"`gh200 plan` learned: {', '.join(learned)}"] if learned else []),
         verdict(found),
-        f"to send back: {folder / NAME}.html and .json",
+        f"to send back: {folder / NAME}.json",
     ):
         paragraph(console, line)
 

@@ -77,26 +77,6 @@ def status(repo: Repo = HERE, as_json: AsJson = False) -> None:
     _conclude(journal, as_json, ok=all(record.status != "failed" for record in journal.steps))
 
 
-@app.command("test")
-def run_tests(
-    repo: Repo = HERE,
-    runs: Annotated[bool, typer.Option("--runs", help="The feature matrices instead: real runs, minutes.")] = False,
-) -> None:
-    """Run the integration tests on the tree as it is, and record them. Exit code 1 if one failed.
-
-    Example:
-
-      gh200 rebase test --repo ~/SimpleTuner --runs
-    """
-    from simpletuner_gh200.compat.rebase import workflow
-
-    found = workflow.run_tests(repo, runs=runs)
-    for trial in found:
-        typer.echo(str(trial))
-    if any(trial.outcome == "failed" for trial in found):
-        raise typer.Exit(1)
-
-
 @app.command()
 def rollback(repo: Repo = HERE, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False) -> None:
     """Go back to the branch it started from. The new branch and the backup are kept.

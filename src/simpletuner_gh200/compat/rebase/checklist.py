@@ -87,8 +87,9 @@ def checklist(journal: Journal) -> list[str]:
         "",
         "## By hand",
         "",
-        "- [ ] smoke runs and the three feature matrices (manual validation, attention backends, audio where it runs): "
-        "`gh200 rebase test --runs`",
+        "- [ ] the three feature matrices, real runs of a tiny model: `scripts/test_upstream_features.sh` (manual "
+        "validation, attention backends, audio where it runs), `scripts/test_gh200_features.sh`, "
+        "`scripts/test_combined_features.sh`",
         f"- [ ] a baseline of before, on `{journal.backup_branch}`: "
         "`gh200 baseline capture --steps 1000 -o baseline -- --config CONFIG`",
         f"- [ ] the same on `{BRANCH}`, into `after`; then `gh200 baseline compare baseline after --tolerance 5%`",

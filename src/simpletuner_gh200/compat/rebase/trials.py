@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,9 +13,6 @@ from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child,
 from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.check import check
 from simpletuner_gh200.upstream.source import folder_source, with_installed_accelerate
-
-SUITES = ("upstream", "gh200", "combined")
-"""Manual validation, attention backends and audio without us; the extension alone; both together."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +47,6 @@ def integration(root: Path) -> list[TreeTest]:
         _imports(root, on, "active, with the public names"),
         _imports(root, off, "kill switch", {SWITCH: "0"}),
     ]
-
-
-def matrices(root: Path) -> list[TreeTest]:
-    """The three feature matrices, from the tree and with its own SimpleTuner and package: real runs of a tiny model."""
-    return [_matrix(root, f"scripts/test_{suite}_features.sh") for suite in SUITES]
-
-
-def _matrix(root: Path, script: str) -> TreeTest:
-    environment = for_child({"PYTHONPATH": python_path(root / VENDOR, root), "GH200_PYTHON": sys.executable})
-    done = subprocess.run(["bash", script, "--json"], cwd=root, env=environment, capture_output=True, text=True)
-    try:
-        found = json.loads(_last_line(done.stdout))
-    except json.JSONDecodeError:
-        return TreeTest(script, "failed", _last_line(done.stderr))
-    failed = [
-        f"{row['test']} {row['scenario']}: {row['detail']}" for row in found["rows"] if row["outcome"] == "failed"
-    ]
-    counts = f"{found.get('passed', 0)} passed, {len(failed)} failed, {found.get('skipped', 0)} skipped"
-    return TreeTest(script, "failed" if failed else "passed", "; ".join([counts, *failed]))
 
 
 def _parses(root: Path, folder: str) -> TreeTest:

@@ -1,4 +1,4 @@
-"""Start, go on, look, test, go back: the steps in order, and the journal over them.
+"""Start, go on, look, go back: the steps in order, and the journal over them.
 
 Each step may be run again after an interruption and then does only what is missing.
 """
@@ -22,7 +22,7 @@ from simpletuner_gh200.units import counted
 from simpletuner_gh200.upstream.source import resolve
 
 FILE = "journal.json"
-SMOKE, INTEGRATION, MATRICES = "upstream smoke tests", "integration tests", "feature matrix tests"
+SMOKE, INTEGRATION = "upstream smoke tests", "integration tests"
 MANIFEST = "docs/GH200_PATCH_MANIFEST.md"
 
 
@@ -136,7 +136,6 @@ class Rebase:
             **{component.step: partial(self._bring_in, component) for component in tree.all_components()},
             "manifest": self._manifest,
             INTEGRATION: partial(self._tests, trials.integration),
-            MATRICES: self._feature_matrices,
         }
 
     def _backup(self) -> str:
@@ -172,10 +171,6 @@ class Rebase:
         rows = [(component.name, component.purpose, component.risk) for component in tree.all_components()]
         write_whole(self.root / MANIFEST, checklist.manifest(self.repository, self.journal, rows))
         return self._commit("manifest", "What was brought in for GH200, with size and risk", [MANIFEST])
-
-    def _feature_matrices(self) -> str:
-        """Real runs, which take minutes and SimpleTuner's own packages: started by hand, recorded all the same."""
-        raise StepSkipped("`gh200 rebase test --runs` runs them")
 
     def _commit(self, component: str, purpose: str, paths: list[str]) -> str:
         message = f"Bring in simpletuner-gh200: {component}\n\n{purpose}\n\nGH200-Component: {component}\n"
@@ -238,16 +233,6 @@ def go_on(folder: Path, tell: Tell) -> Journal:
 
 def status(folder: Path) -> Journal:
     return Rebase.under_way(folder).journal
-
-
-def run_tests(folder: Path, *, runs: bool = False) -> list[trials.TreeTest]:
-    """The integration tests again, or real ``runs``, on the tree as it is now; recorded if the rebase got so far."""
-    rebase = Rebase.under_way(folder)
-    found = trials.matrices(rebase.root) if runs else trials.integration(rebase.root)
-    if rebase.journal.step("manifest").status == "done":
-        outcome = "failed" if any(trial.outcome == "failed" for trial in found) else "done"
-        rebase.record(rebase.journal.step(MATRICES if runs else INTEGRATION), outcome, "\n".join(map(str, found)))
-    return found
 
 
 def rollback(folder: Path, *, yes: bool) -> int:

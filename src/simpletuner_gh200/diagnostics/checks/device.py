@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from simpletuner_gh200.diagnostics.check import (
-    Check,
-    CheckResult,
-    check,
-    docstring,
-    failed,
-    passed,
-    skipped,
-    warned,
-)
+from simpletuner_gh200.diagnostics.check import Check, CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context, dotted
 from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.memory.driver.interface import Capabilities
 from simpletuner_gh200.memory.driver.nvml import NvmlDevice
 from simpletuner_gh200.units import counted, format_bytes
 
@@ -53,23 +41,6 @@ def _without_device(context: Context) -> CheckResult:
     return warned(f"driver {context.kernel_driver} is loaded, but: {context.no_device}", fix)
 
 
-def _capability(code: str, what: str, means: str) -> Callable[[Callable[[Capabilities], bool]], Check]:
-    """``means`` is what follows where a device says no."""
-
-    def made(has: Callable[[Capabilities], bool]) -> Check:
-        def look(context: Context) -> CheckResult:
-            first = context.device
-            devices = [context.driver.capabilities(ordinal) for ordinal in range(context.driver.device_count())]
-            without = [f"{device.ordinal} ({device.name})" for device in devices if not has(device)]
-            if without:
-                return warned(f"no, on device {', '.join(without)}", means)
-            return passed(f"yes, on {counted(len(devices), 'device')} ({first.name})")
-
-        return Check(code, f"capability: {what}", docstring(has), look)
-
-    return made
-
-
 @check("GH217", "device memory as NVML sees it")
 def nvml_memory(context: Context) -> CheckResult:
     """HBM budgets come from it: cudaMemGetInfo alone counts the page cache as used on coherent machines."""
@@ -91,31 +62,38 @@ def nvml_memory(context: Context) -> CheckResult:
     return passed(shown)
 
 
-@_capability(
+def _capability(code: str, what: str, field: str, means: str, why: str) -> Check:
+    """``means`` is what follows where a device says no."""
+
+    def look(context: Context) -> CheckResult:
+        first = context.device
+        devices = [context.driver.capabilities(ordinal) for ordinal in range(context.driver.device_count())]
+        without = [f"{device.ordinal} ({device.name})" for device in devices if not getattr(device, field)]
+        if without:
+            return warned(f"no, on device {', '.join(without)}", means)
+        return passed(f"yes, on {counted(len(devices), 'device')} ({first.name})")
+
+    return Check(code, f"capability: {what}", why, look)
+
+
+PAGEABLE = _capability(
     "GH213",
     "GPU access to pageable memory",
+    "pageable_access",
     "not a coherent machine: slabs are registered and copied, which works as well as PCIe allows",
+    "With it the GPU reads plain host memory in place; that is what makes a coherent machine.",
 )
-def pageable_access(device: Capabilities) -> bool:
-    """With it the GPU reads plain host memory in place; that is what makes a coherent machine."""
-    return device.pageable_access
-
-
-@_capability(
+PAGE_TABLES = _capability(
     "GH214",
     "the CPU's page tables are the GPU's",
+    "host_page_tables",
     "placement hints on system memory stay off; slabs are registered instead",
+    "Hardware translation (ATS); without it advice on plain host memory does nothing.",
 )
-def host_page_tables(device: Capabilities) -> bool:
-    """Hardware translation (ATS); without it advice on plain host memory does nothing."""
-    return device.host_page_tables
-
-
-@_capability(
+REGISTERING = _capability(
     "GH216",
     "registering host memory",
+    "host_register",
     "batches are copied through torch's own pinned buffers; slower, not wrong",
+    "Registered slabs are copied to the device asynchronously, without a second pinned copy.",
 )
-def host_register(device: Capabilities) -> bool:
-    """Registered slabs are copied to the device asynchronously, without a second pinned copy."""
-    return device.host_register
