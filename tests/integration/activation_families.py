@@ -245,6 +245,57 @@ def ltx():
     return model, inputs
 
 
+def sana():
+    """Attention without a softmax, and convolutions inside its blocks."""
+    from simpletuner.helpers.models.sana.transformer import SanaTransformer2DModel
+
+    model = SanaTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=3,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=8,
+        cross_attention_dim=16,
+        caption_channels=8,
+        sample_size=8,
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "timestep": torch.tensor([300, 700]),
+        "encoder_attention_mask": torch.ones(2, 5),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
+def auraflow():
+    """Joint and single blocks, without a bias anywhere."""
+    from simpletuner.helpers.models.auraflow.transformer import AuraFlowTransformer2DModel
+
+    model = AuraFlowTransformer2DModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        num_mmdit_layers=2,
+        num_single_dit_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        caption_projection_dim=16,
+        pos_embed_max_size=64,
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(2, 5, 8),
+        "timestep": torch.tensor([0.3, 0.7]),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
 def low(values):
     if isinstance(values, torch.Tensor):
         return values.to(torch.bfloat16) if values.is_floating_point() else values

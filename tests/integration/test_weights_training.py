@@ -65,6 +65,8 @@ WAYS = {
     "gradients kept as zeros": ({"gradient_accumulation_steps": 2, "set_grads_to_none": False}, GRACE),
     "bf16": ({"mixed_precision": "bf16"}, GRACE),
     "fused": ({"optimizer_config": "fused=true"}, ALL),
+    "two ranks": ({"gradient_checkpointing": True}, GRACE),
+    "two ranks, everything": ({"use_ema": True, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, ALL),
 }
 ONE = pytest.param("everything else on", marks=pytest.mark.one_release("4."))
 
@@ -75,6 +77,7 @@ ONE = pytest.param("everything else on", marks=pytest.mark.one_release("4."))
 def test_a_full_fine_tune_and_its_resume(workbench, way: str) -> None:
     """Losses, weights, EMA and checkpoints of the first steps, and of those after a resume."""
     other, block = WAYS[way]
+    world = 2 if "two ranks" in way else 1
     runs: dict[str, tuple[JobResult, JobResult]] = {}
     for name, blocks in (("stock", {}), ("ours", {"gh200_optimizations": block})):
         legs = []
@@ -88,12 +91,12 @@ def test_a_full_fine_tune_and_its_resume(workbench, way: str) -> None:
             )
             if legs:
                 workbench.go_on_from(legs[0])
-            legs.append(workbench.train(stock=name == "stock"))
+            legs.append(workbench.train(stock=name == "stock", world=world))
             assert legs[-1].ok, legs[-1].explain()
             workbench.set_aside(legs[-1])
         runs[name] = legs[0], legs[1]
     for ours, stock in zip(runs["ours"], runs["stock"], strict=True):
-        found = told(ours)
+        found = [told(ours, rank) for rank in range(world)][-1]
         assert ours.losses == stock.losses
         assert ours.weights() == stock.weights()
         assert (found["weights"]["hbm_blocks"] > 0) == (way == "some blocks stay")
@@ -102,7 +105,7 @@ def test_a_full_fine_tune_and_its_resume(workbench, way: str) -> None:
             assert found["activations"]["moved"] > 0
 
 
-OTHERS = ("sd3", "sdxl", "qwen", "wan", "pixart", "z_image", "flux2", "ltx")
+OTHERS = ("sd3", "sdxl", "qwen", "wan", "pixart", "z_image", "flux2", "ltx", "sana", "auraflow")
 
 
 @pytest.mark.parametrize("family", ["flux", *(pytest.param(name, marks=pytest.mark.matrix) for name in OTHERS)])

@@ -174,6 +174,6 @@ def _contract_digest() -> str:
     """Our own side of the comparison: the contract, and the text of this room's modules."""
     digest = hashlib.blake2b(digest_size=20)
     room = Path(__file__).parent
-    for path in sorted((*room.glob("*.py"), *room.glob("contract/*"))):
+    for path in sorted((*room.glob("*.py"), *room.glob("contract/*.toml"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
