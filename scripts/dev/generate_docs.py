@@ -37,6 +37,7 @@ def pages() -> dict[Path, str]:
         reference / "configuration.md": configuration_page(),
         reference / "cli.md": cli_page(),
         reference / "optimizers.md": optimizers_page(),
+        reference / "models.md": fits_picture.page(NOTE),
         ROOT / "docs" / "pictures" / "fits.svg": fits_picture.picture(),
         support: releases.page(support.read_text(encoding="utf-8")),
     }

@@ -15,6 +15,8 @@ import sys
 from typing import Any
 
 from simpletuner_gh200.plan.models import PUBLISHED
+from simpletuner_gh200.upstream.flavours import families
+from simpletuner_gh200.upstream.source import installed_version
 
 AGREES = 0.06
 """Makers round to whole billions, or to one place."""
@@ -177,7 +179,8 @@ def renewed(known: dict[str, Any]) -> dict[str, Any]:
             )
         print(f"{made['names'][0]}: {made['parameters']:,}, stated {stated} billion by {source}")
         models.append({**made, "stated": stated, "source": source})
-    return {**known, "components": {**known["components"], **COMPONENTS}, "models": models}
+    newest = {"release": installed_version("simpletuner"), "families": sorted(families())}
+    return {**newest, "components": {**known["components"], **COMPONENTS}, "models": models}
 
 
 def main(words: list[str]) -> int:

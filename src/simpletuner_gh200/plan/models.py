@@ -141,11 +141,11 @@ def published_model(weights: str, family: str) -> tuple[Mapping[str, Any], bool]
     named = next((model for model in models if wanted in map(str.lower, model["names"])), None)
     if named is not None:
         return named, True
-    alike = next((model for model in models if model["family"] == _plain(family)), None)
+    alike = next((model for model in models if model["family"] == plain(family)), None)
     return None if alike is None else (alike, False)
 
 
-def _plain(family: str) -> str:
+def plain(family: str) -> str:
     """Releases spell the same family differently."""
     return family.lower().replace("-", "_").removesuffix("_sigma")
 
