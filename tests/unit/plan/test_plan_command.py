@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from scripts.dev.plan_table import rows
 from simpletuner_gh200.config.training import Training
@@ -16,10 +17,13 @@ from simpletuner_gh200.plan import calibration, planning, text, traces
 from simpletuner_gh200.plan.data import SampleShape, read_data, shapes_of
 from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import MACHINES, RATES, machine, this_machine
-from simpletuner_gh200.plan.models import PUBLISHED_TRACES
+from simpletuner_gh200.plan.models import PUBLISHED, PUBLISHED_TRACES, plain
 from simpletuner_gh200.plan.planning import make_plan
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.units import GIB
+from simpletuner_gh200.upstream.flavours import families
+from simpletuner_gh200.upstream.source import installed_version
+from simpletuner_gh200.upstream.tested import tested_releases
 from tests.unit.machine_driver import MachineDriver
 from tests.unit.plan.plan_samples import FLUX, command, configured
 
@@ -374,3 +378,12 @@ def test_the_page_has_the_table_that_the_script_prints():
     page = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
     for line in rows(json.loads(PUBLISHED_TRACES.read_text())["models"]):
         assert line in page
+
+
+def test_families_are_those_of_the_newest_release():
+    """`python scripts/dev/published_sizes.py` renews them, `make docs` the page that names them."""
+    known = json.loads(PUBLISHED.read_text())
+    assert known["release"] == max(tested_releases(), key=Version)
+    if installed_version("simpletuner") == known["release"]:
+        assert set(known["families"]) == families()
+    assert {plain(model["family"]) for model in known["models"]} <= set(map(plain, known["families"]))
