@@ -16,7 +16,6 @@ EXTENSIONS = (
 
 SIZES = {"400B": 400, "100KB": 100_000, "2MB": 2_000_000}
 FOLDER_FILES = 500
-JPEG_SIDE = 320
 
 
 def jpeg_head() -> bytes:
@@ -46,24 +45,7 @@ def make_files(folder: Path, size: int, count: int) -> list[str]:
     return paths
 
 
-def make_jpegs(folder: Path, count: int) -> list[str]:
-    """``count`` images with real pictures in them, which take their time to decode."""
-    import numpy as np
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng(1)
-    coarse = random.integers(0, 255, (16, JPEG_SIDE // 8, JPEG_SIDE // 8, 3), np.uint8)
-    pictures = [Image.fromarray(one).resize((JPEG_SIDE, JPEG_SIDE)) for one in coarse]
-    paths = []
-    for number in range(count):
-        path = folder / f"image_{number:05d}.jpg"
-        pictures[number % 16].save(path, quality=90 + number % 5)
-        paths.append(str(path))
-    return paths
-
-
-def make_photographs(folder: Path, count: int, edge: int, *, captions: bool = False) -> None:
+def make_photographs(folder: Path, count: int, edge: int, *, captions: bool = False) -> list[str]:
     """JPEGs of ``edge`` to four thirds of it, with as much in them as a photograph has."""
     import numpy as np
     from PIL import Image
@@ -76,11 +58,12 @@ def make_photographs(folder: Path, count: int, edge: int, *, captions: bool = Fa
         out = io.BytesIO()
         coarse.resize((edge, height), Image.Resampling.BICUBIC).save(out, "JPEG", quality=92)
         contents.append(out.getvalue())
-    for number in range(count):
-        path = folder / f"photograph_{number:05d}.jpg"
+    paths = [folder / f"photograph_{number:05d}.jpg" for number in range(count)]
+    for number, path in enumerate(paths):
         path.write_bytes(contents[number % 2])
         if captions:
             path.with_suffix(".txt").write_text(f"a photograph, number {number}", encoding="utf-8")
+    return list(map(str, paths))
 
 
 def make_cache_files(folder: Path, shape: tuple[int, ...], count: int, *, gzipped: bool = False) -> list[str]:

@@ -17,9 +17,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Run = Annotated[
     Path | None,
-    typer.Argument(
-        help="A run: its output folder, project folder or configuration. Default: the one here, a live one first."
-    ),
+    typer.Argument(help="A run: its output folder, project folder or configuration. Default: the newest here."),
 ]
 Configuration = Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")]
 

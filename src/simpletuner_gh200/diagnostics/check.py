@@ -22,8 +22,10 @@ from typing import Any, Literal, get_args
 from simpletuner_gh200.diagnostics.context import Context, NothingToLookAt
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
+from simpletuner_gh200.units import counted
 
 CheckStatus = Literal["pass", "warn", "fail", "skip"]
+SYMBOLS: dict[str, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,17 @@ class Results:
     @property
     def ok(self) -> bool:
         return self.counts["fail"] == 0
+
+    @property
+    def verdict(self) -> str:
+        """In a few words."""
+        raise NotImplementedError
+
+    @property
+    def closing_line(self) -> str:
+        counts = self.counts
+        warnings = f"{counted(counts['warn'], 'warning')}, " if counts["warn"] else ""
+        return f"{counts['pass']} passed, {warnings}{counts['fail']} failed, {counts['skip']} skipped"
 
     def having(self, status: str) -> list[tuple[Check, CheckResult]]:
         return [(check, result) for check, result in self.rows if result.status == status]

@@ -9,19 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import simpletuner_gh200
-from simpletuner_gh200.diagnostics.check import Check, CheckResult, CheckStatus, Results, all_checks, warned
+from simpletuner_gh200.diagnostics.check import SYMBOLS, Check, CheckResult, Results, all_checks, warned
 from simpletuner_gh200.diagnostics.context import Context, dotted
 from simpletuner_gh200.memory.host import host_memory, read_meminfo
 from simpletuner_gh200.telemetry.redact import printable, redact_text
 from simpletuner_gh200.units import counted
-
-SYMBOLS: dict[CheckStatus, str] = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "➖"}
-
-
-def symbol(status: str, *, ascii_only: bool = False) -> str:
-    """A picture where the screen can show one, else the word."""
-    return status if ascii_only else SYMBOLS[status]  # type: ignore[index]
-
 
 GPU = "GH201"
 """The check that is skipped where there is no GPU."""
@@ -46,12 +38,6 @@ class Examination(Results):
         if any(check.code == GPU and result.status == "skip" for check, result in self.rows):
             return f"nothing failed{f', {found}' if found else ''}, but no GPU is here: what needs one was not examined"
         return f"ready, {found}" if found else "ready"
-
-    @property
-    def closing_line(self) -> str:
-        counts = self.counts
-        warnings = counted(counts["warn"], "warning")
-        return f"{counts['pass']} passed, {warnings}, {counts['fail']} failed, {counts['skip']} skipped"
 
     def to_json(self) -> dict[str, Any]:
         """What scripts rely on: checks[]/{code,what,why,found,fix,status}, summary, machine."""

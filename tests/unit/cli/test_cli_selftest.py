@@ -60,7 +60,7 @@ def test_what_failed_stands_before_what_held_and_is_exit_code_one(
     with detect.using(Broken("a test")), pytest.raises(typer.Exit) as left:
         selftest(as_json=False, output=tmp_path / "report.json", device=0)
     assert left.value.exit_code == 1
-    first, second, *rest = capsys.readouterr().out.strip().splitlines()
+    first, _counts, second, *rest = filter(None, capsys.readouterr().out.splitlines())
     assert first.endswith("failed") and second.startswith("❌")
     marks = [line[0] for line in rest if line[0] in "❌✅"]
     assert marks == sorted(marks, key="❌✅".index)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, make_files, make_jpegs, read_all
+from simpletuner_gh200.bench.samples import EXTENSIONS, SIZES, make_files, make_photographs, read_all
 from simpletuner_gh200.bench.sharing import measure_dataset
 from simpletuner_gh200.bench.suite import Suite, measure
 from simpletuner_gh200.config.blocks import InMemorySettings
@@ -29,6 +29,7 @@ from simpletuner_gh200.memory.mapping import create_memfd
 COUNTS = {"400B": 20_000, "100KB": 2_000, "2MB": 100}
 QUICK_COUNTS = {"400B": 200, "100KB": 20, "2MB": 4}
 PIPELINE_BATCH = 16
+EDGE = 320
 CACHED_BYTES = 8_000_000
 """A set of files that the processor's caches hold: then the way to the bytes is measured, not the memory behind it."""
 
@@ -195,7 +196,7 @@ def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any
     if importlib.util.find_spec("simpletuner") is None:
         return {"samples_per_s_vs_local": None, "skipped": "SimpleTuner is not installed"}
     os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
-    paths = make_jpegs(folder, count)
+    paths = make_photographs(folder, count, EDGE)
     dataset = HeldFiles.alone(stage(folder)[0])
     from simpletuner.helpers.data_backend.local import LocalDataBackend
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
-from simpletuner_gh200.cli.tables import paragraph
+from simpletuner_gh200.cli.results import show_results
 from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen
-from simpletuner_gh200.diagnostics.check import Check, CheckResult
 from simpletuner_gh200.diagnostics.context import Context
-from simpletuner_gh200.diagnostics.examine import Examination, examine, symbol
+from simpletuner_gh200.diagnostics.examine import examine
 from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream.importing import check_import
@@ -63,7 +61,7 @@ def doctor(
     save(json.dumps(examination.to_json(), indent=2, ensure_ascii=False) + "\n", output)
 
     def show() -> None:
-        _print(examination, screen(), verbose=verbose, output=output)
+        show_results(screen(), "gh200 doctor", examination, report=output, verbose=verbose)
 
     conclude(examination.to_json(), as_json, show, ok=examination.ok)
 
@@ -72,36 +70,6 @@ def _as_before_a_run(config: Path) -> Sequence[str]:
     from simpletuner_gh200.operate.preflight import check_configuration
 
     return check_configuration(explicit=str(config), env_name=None, flags=(), say=say_on_a_terminal).notes
-
-
-def _print(examination: Examination, console: Console, *, verbose: bool, output: Path) -> None:
-    colour = "bold green" if examination.ok else "bold red"
-    paragraph(console, f"gh200 doctor: {examination.verdict}", style=colour)
-    paragraph(console, f"{examination.closing_line}; report in {output}")
-    for status in ("fail", "warn"):
-        for check, result in examination.having(status):
-            console.print()
-            _wrong(console, check, result)
-    console.print()
-    for status in ("pass", "skip") if verbose else ("pass",):
-        for check, result in examination.having(status):
-            paragraph(console, f"{check.what}: {result.found}", first=_first(status, check, console), indent=" " * 10)
-            if verbose:
-                paragraph(console, check.why, first=" " * 10, indent=" " * 10, style="dim")
-    skipped = examination.skipped_in_words
-    if skipped and not verbose:
-        paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent=" " * 10)
-
-
-def _wrong(console: Console, check: Check, result: CheckResult) -> None:
-    paragraph(console, check.what, first=_first(result.status, check, console), indent=" " * 10, style="bold")
-    for name, words, style in (("found", result.found, ""), ("fix", result.fix, "bold"), ("why", check.why, "dim")):
-        if words:
-            paragraph(console, words, first=f"   {name + ':':<7}", indent=" " * 10, style=style)
-
-
-def _first(status: str, check: Check, console: Console) -> str:
-    return f"{symbol(status, ascii_only=console.options.ascii_only)} {check.code} "
 
 
 COMMAND = Command("doctor", doctor, panel="Start here", order=20)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
+from simpletuner_gh200.cli.results import show_results
 from simpletuner_gh200.cli.tables import paragraph
 from simpletuner_gh200.cli.terminal import screen
 from simpletuner_gh200.draw import save
 
-if TYPE_CHECKING:
-    from simpletuner_gh200.diagnostics.selftest.run import SelfTest
-
 REPORT = Path("gh200_selftest_report.json")
-NAME = 29
-"""Columns of a check's name."""
 
 
 def selftest(
@@ -56,24 +51,10 @@ def selftest(
         measured = measure_machine(driver, device)
     document = result.to_json() | measured
     save(json.dumps(document, indent=2) + "\n", output)
-    _show(console, result)
+    show_results(console, "gh200 selftest", result, report=output)
     for number, answer in measured.get("questions", {}).items():
         paragraph(console, f"question {number}: {'cannot be answered here' if answer is None else json.dumps(answer)}")
-    paragraph(console, f"report in {output}")
     conclude(document, as_json, lambda: paragraph(console, result.closing_line), ok=result.ok)
-
-
-def _show(console: Console, result: SelfTest) -> None:
-    """The verdict, what failed, what held, and in one line what could not be tried."""
-    from simpletuner_gh200.diagnostics.examine import symbol
-
-    paragraph(console, f"gh200 selftest: {result.verdict}", style="bold green" if result.ok else "bold red")
-    for status in ("fail", "pass"):
-        for check, found in result.having(status):
-            first = f"{symbol(status, ascii_only=console.options.ascii_only)} {check.code:<{NAME}} "
-            paragraph(console, found.found, first=first, indent=" " * (NAME + 4))
-    if skipped := result.skipped_in_words:
-        paragraph(console, skipped, first=f"{symbol('skip', ascii_only=console.options.ascii_only)} ", indent="   ")
 
 
 COMMAND = Command("selftest", selftest, panel="More: measure", order=10)
