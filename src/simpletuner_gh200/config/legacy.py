@@ -95,10 +95,10 @@ def _data_backend(value: Any, modern: Modern) -> None:
     if not isinstance(settings, Mapping):
         modern.problems.append(Problem("data_backend.config", f"{settings!r} is not a block"))
         return
-    beside = {key: setting for key, setting in value.items() if key not in {"type", "config"}}
+    others = {key: setting for key, setting in value.items() if key not in {"type", "config"}}
     # What stands beside the type, without a block around it, is as plainly meant.
     modern.in_memory_for_all = {
-        **_older_in_memory("data_backend", beside, modern),
+        **_older_in_memory("data_backend", others, modern),
         **_older_in_memory("data_backend.config", settings, modern),
     }
     modern.notes.append('data_backend of type "in_memory": read as "type": "in_memory" on every image dataset')

@@ -30,8 +30,8 @@ class Grace:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._asked = False
-        self._against: str | None = None
+        self._tried_out = False
+        self._refused: str | None = None
         self.trial: Tried | None = None
         """The way that is taken; None without a device."""
         self.pool: GracePool | HostPool | None = None
@@ -43,9 +43,9 @@ class Grace:
             refusal = state_device_refusal(driver.capabilities(ordinal_of(trainer)), by_name=by_name)
             if refusal is not None:
                 return refusal
-        if not self._asked:
-            self._asked, self._against = True, self._try(trainer)
-        return self._against
+        if not self._tried_out:
+            self._tried_out, self._refused = True, self._try(trainer)
+        return self._refused
 
     def _try(self, trainer: Any) -> str | None:
         driver = detect.current()

@@ -34,9 +34,9 @@ class Preemption:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._asked = False
+        self._requested = False
         self._written = False
-        self._others: Callable[[], bool] | None = None
+        self._other_consumer: Callable[[], bool] | None = None
         self._undo = ExitStack()
 
     def install(self) -> bool:
@@ -47,37 +47,37 @@ class Preemption:
         trainer = self._trainer
         if not (hasattr(trainer, "register_manual_checkpoint_trigger") and hasattr(trainer, "_exit_on_signal")):
             return False
-        self._others = getattr(trainer, "_manual_checkpoint_consumer", None)
+        self._other_consumer = getattr(trainer, "_manual_checkpoint_consumer", None)
         trainer.register_manual_checkpoint_trigger(self._consume)
-        self._undo.callback(trainer.register_manual_checkpoint_trigger, self._others or (lambda: False))
+        self._undo.callback(trainer.register_manual_checkpoint_trigger, self._other_consumer or (lambda: False))
         patches = Patches()
         patches.install(wrap_method(trainer, "_exit_on_signal", self._turn_begins))
         self._undo.callback(patches.remove)
         free = [number for number in ASKING if signal.getsignal(number) is signal.SIG_DFL]
         for number in free:
-            self._undo.callback(signal.signal, number, signal.signal(number, self._ask))
+            self._undo.callback(signal.signal, number, signal.signal(number, self._request))
         return bool(free)
 
     def uninstall(self) -> None:
         self._undo.close()
 
-    def _ask(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked = True
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        self._requested = True
 
     def _consume(self) -> bool:
         """SimpleTuner asks after an optimizer step, in every rank: is a checkpoint wanted?"""
-        others = bool(self._others()) if self._others is not None else False
-        if not self._written and self._anybody_asked():
+        others = bool(self._other_consumer()) if self._other_consumer is not None else False
+        if not self._written and self._any_rank_requested():
             self._written = True
         return others or self._written
 
-    def _anybody_asked(self) -> bool:
+    def _any_rank_requested(self) -> bool:
         accelerator = self._trainer.accelerator
         if accelerator.num_processes == 1:
-            return self._asked
+            return self._requested
         import torch
 
-        flag = torch.tensor([float(self._asked)], device=accelerator.device)
+        flag = torch.tensor([float(self._requested)], device=accelerator.device)
         return bool(accelerator.reduce(flag, reduction="sum").item())
 
     def _turn_begins(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -171,8 +171,8 @@ class Checker:
                 problems.append(Problem(variable, what, "leave it out"))
             elif not name:
                 near = difflib.get_close_matches(variable, self.table.variables, n=1, cutoff=_VARIABLE_NEAR)
-                said = f"SimpleTuner {self.table.version} reads no such variable"
-                problems += [Problem(variable, said, f"did you mean {near[0]!r}?")] if near else []
+                message = f"SimpleTuner {self.table.version} reads no such variable"
+                problems += [Problem(variable, message, f"did you mean {near[0]!r}?")] if near else []
         return problems
 
     def dataset(self, where: str, entry: Iterable[str], ours: Iterable[str] = ()) -> list[str]:
@@ -180,8 +180,8 @@ class Checker:
         known = self.table.dataset_words
         unread = (key for key in entry if key not in known and key not in ours) if known else ()
         near = ((key, difflib.get_close_matches(key, known, n=1, cutoff=_VARIABLE_NEAR)) for key in unread)
-        said = "SimpleTuner reads no such key"
-        return [f"{where}.{key}: {said} (did you mean {close[0]!r}?)" for key, close in near if close]
+        message = "SimpleTuner reads no such key"
+        return [f"{where}.{key}: {message} (did you mean {close[0]!r}?)" for key, close in near if close]
 
     def missing(self, given: Iterable[str]) -> list[Problem]:
         """Options that SimpleTuner can't do without and that are not among those ``given``."""

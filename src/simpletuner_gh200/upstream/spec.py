@@ -75,14 +75,14 @@ def seam(name: str, *, module: str, place: str, need: str, optional: bool = Fals
     qualname, parenthesis, inside = place.partition("(")
     parameters = _words(inside.removesuffix(")")) if parenthesis else None
     features, _, reason = need.rpartition(": ")
-    found = tuple(_fact(need, said) for need, said in facts.items())
+    found = tuple(_fact(need, text) for need, text in facts.items())
     return SeamSpec(name, module, qualname, parameters, _words(features), reason, found, optional)
 
 
-def _fact(need: str, said: str | list[str]) -> Fact:
+def _fact(need: str, text: str | list[str]) -> Fact:
     """``need``: what has to be so, behind the features that are off without it where those are not the seam's."""
     features, _, name = need.rpartition(": ")
-    statements = tuple(map(inspect.cleandoc, [said] if isinstance(said, str) else said))
+    statements = tuple(map(inspect.cleandoc, [text] if isinstance(text, str) else text))
     within = None
     if statements[0].startswith(_INSIDE):
         within, statements = statements[0].removeprefix(_INSIDE), statements[1:]
