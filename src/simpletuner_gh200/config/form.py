@@ -8,18 +8,15 @@ field has, and blocks that are not sound, stay as they are.
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import Any, Literal
 
 from simpletuner_gh200.config.blocks import parts_of
 from simpletuner_gh200.config.environment import flag_from_text
 from simpletuner_gh200.config.legacy import OLDER_KEYS, modernise
-from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part
+from simpletuner_gh200.config.part import TRAINING_BLOCKS, Part, PartModel
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, Problem
 
@@ -29,7 +26,22 @@ PREFIX = "gh200_"
 OUR_KEYS = (*TRAINING_BLOCKS, *OLDER_KEYS, "datasets")
 """Top-level keys of a training configuration that are ours; SimpleTuner's own saving would drop most of them."""
 
-_UNITS = {"_gb": "GiB", "_kb": "KiB"}
+_UNITS = {"_gb": ", GiB", "_kb": ", KiB"}
+_UNSET = {"type": "null"}
+_KINDS: dict[str, Kind] = {
+    "boolean": "switch",
+    "integer": "whole",
+    "number": "decimal",
+    "string": "text",
+    "array": "list",
+}
+
+
+@cache
+def _schema(model: type[PartModel]) -> dict[str, Any]:
+    """Key -> its JSON schema."""
+    found: dict[str, Any] = model.model_json_schema()["properties"]
+    return found
 
 
 @dataclass(frozen=True)
@@ -38,31 +50,45 @@ class FormField:
 
     part: Part
     key: str
-    kind: Kind
-    choices: tuple[str, ...]
-    low: float | None
-    """Smallest accepted value, or just below it."""
-    high: float | None
+
+    @property
+    def _kinds(self) -> list[dict[str, Any]]:
+        """What a value may be, as JSON schemas."""
+        schema = _schema(self.part.model)[self.key]
+        found: list[dict[str, Any]] = schema.get("anyOf", [schema])
+        return found
+
+    @property
+    def kind(self) -> Kind:
+        first, *others = self._kinds
+        if "enum" in first or (others and first["type"] == "boolean"):
+            return "choice"
+        return "text" if others not in ([], [_UNSET]) else _KINDS[first["type"]]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(self._kinds[0].get("enum", ("true", "false"))) if self.kind == "choice" else ()
+
+    @property
+    def low(self) -> float | None:
+        """Smallest accepted value, or just below it."""
+        return self._kinds[0].get("minimum", self._kinds[0].get("exclusiveMinimum"))
+
+    @property
+    def high(self) -> float | None:
+        return self._kinds[0].get("maximum")
 
     @property
     def name(self) -> str:
         return f"{PREFIX}{self.part.block}_{self.key}"
 
     @property
-    def info(self) -> FieldInfo:
-        return self.part.model.model_fields[self.key]
-
-    @property
     def default(self) -> Any:
-        return self.info.default
-
-    @property
-    def unit(self) -> str | None:
-        return _UNITS.get(self.key[-3:])
+        return self.part.model.model_fields[self.key].default
 
     @property
     def label(self) -> str:
-        return f"{self.info.title}, {self.unit}" if self.unit else str(self.info.title)
+        return f"{self.part.model.model_fields[self.key].title}{_UNITS.get(self.key[-3:], '')}"
 
     @property
     def help(self) -> str:
@@ -76,11 +102,11 @@ class FormField:
         """(field, value, must it have it) of what has to hold for this field to mean something."""
         found = []
         if self.part.switch is not None and self.key != self.part.switch:
-            switch = form_field(self.part, self.part.switch)
+            switch = FormField(self.part, self.part.switch)
             found.append((switch, True, True) if switch.kind == "switch" else (switch, switch.default, False))
         if self.key in self.part.needs:
             other, value = self.part.needs[self.key]
-            found.append((form_field(self.part, other), value, True))
+            found.append((FormField(self.part, other), value, True))
         return found
 
     def shown(self, value: Any) -> str:
@@ -102,15 +128,12 @@ class FormField:
             return text
 
     def _parsed(self, text: str) -> Any:
-        boolean = self.kind == "switch" or self.choices == ("true", "false")
-        if boolean:
+        if self._kinds[0]["type"] == "boolean":
             return flag_from_text(text)
         if self.kind == "decimal":
             number = float(text)
             return int(text) if text.lstrip("-").isdigit() else number
-        if self.kind == "whole" or int in _branches(self.info.annotation):
-            return int(text)
-        return text
+        return int(text) if any(kind["type"] == "integer" for kind in self._kinds) else text
 
 
 # -- fields from the models -----------------------------------------------------------------------------
@@ -123,41 +146,7 @@ def form_fields() -> tuple[FormField, ...]:
 
 
 def fields_of(part: Part) -> tuple[FormField, ...]:
-    return tuple(form_field(part, key) for key in part.names())
-
-
-def form_field(part: Part, key: str) -> FormField:
-    info = part.model.model_fields[key]
-    branches = _branches(info.annotation)
-    choices = tuple(str(value) for branch in branches if get_origin(branch) is Literal for value in get_args(branch))
-    kind = _kind(branches)
-    if kind == "choice" and bool in branches:
-        choices = ("true", "false")
-    return FormField(part, key, kind, choices if kind == "choice" else (), _limit(info, "ge", "gt"), _limit(info, "le"))
-
-
-def _kind(branches: tuple[Any, ...]) -> Kind:
-    unset = type(None) in branches
-    kinds = [branch for branch in branches if branch is not type(None)]
-    if bool in kinds:
-        return "choice" if unset else "switch"
-    if len(kinds) > 1:
-        return "text"
-    (only,) = kinds
-    if get_origin(only) is Literal:
-        return "choice"
-    if get_origin(only) is tuple:
-        return "list"
-    return "whole" if only is int else "decimal" if only is float else "text"
-
-
-def _branches(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-
-
-def _limit(info: FieldInfo, *names: str) -> float | None:
-    limits = (getattr(limit, name, None) for limit in info.metadata for name in names)
-    return next((float(limit) for limit in limits if limit is not None), None)
+    return tuple(FormField(part, key) for key in part.names())
 
 
 # -- a configuration, there and back --------------------------------------------------------------------

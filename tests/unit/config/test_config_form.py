@@ -28,7 +28,7 @@ def test_every_key_of_the_training_blocks_is_a_field_with_words():
     assert [(field.part.block, field.key) for field in fields] == keys
     assert [field.name for field in fields] == [f"gh200_{block}_{key}" for block, key in keys]
     for field in fields:
-        assert field.info.title and field.help.strip().endswith("."), field.name
+        assert field.label and field.help.strip().endswith("."), field.name
         assert field.kind != "choice" or len(field.choices) > 1, field.name
 
 

@@ -11,14 +11,6 @@ from simpletuner_gh200.config.legacy import modernise
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 
 TAB = "hardware"
-_ICONS = {
-    "Caches": "fas fa-database",
-    "Memory: model state": "fas fa-memory",
-    "Memory: activations": "fas fa-layer-group",
-    "Memory: weights and gradients": "fas fa-cubes",
-    "Prefetch and hints": "fas fa-forward",
-    "Batch ramp": "fas fa-chart-line",
-}
 _FIRST_SECTION = 30
 """Behind SimpleTuner's own sections of the tab."""
 
@@ -77,7 +69,7 @@ def section_layouts(layout: Callable[..., Any]) -> list[Any]:
         layout(
             id=section,
             title=part.title,
-            icon=_ICONS.get(part.title, "fas fa-sliders-h"),
+            icon="fas fa-sliders-h",
             match_sections=(section,),
             subsection_override="",
             order=_FIRST_SECTION + number,
