@@ -19,11 +19,27 @@ from simpletuner_gh200.config.environment import NO_BYTECODE, SUMMARY_FOLDER, fo
 from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.operate.ending import Line, closing_lines
-from simpletuner_gh200.seams.feature import all_features
 from simpletuner_gh200.seams.seam import WAITING
 
 LOG = "training.log"
 MARKER = ".gh200-demo"
+
+BLOCKS = {
+    # Filled at the start: that is quick here, and nothing is read from disk while it trains.
+    "cache_config": {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "fill": "start"},
+    "gh200_optimizations": {
+        "enable_uvm_hints": True,
+        # By name and from the first byte, so that a machine without a GPU shows it too.
+        "activations": "grace",
+        "activation_min_tensor_kb": 0,
+        "enable_batch_size_rampup": True,
+        "initial_effective_batch_size": 2,
+        "target_effective_batch_size": 8,
+        "batch_rampup_steps": 32,
+    },
+}
+DATASET = {"type": "in_memory", "in_memory": {"compression": "auto", "wait": True}}
+"""What the demo has on: a block of each kind."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ def run_demo(folder: Path, *, steps: int) -> DemoResult:
     project = DemoProject(folder.absolute(), steps=steps)
     _claim(project.folder)
     shutil.rmtree(project.output, ignore_errors=True)  # a second run trains again; model, images and caches stay
-    write_project_in_subprocess(project, *demo_blocks())
+    write_project_in_subprocess(project, BLOCKS, DATASET)
     prepared = time.perf_counter()
     log = project.folder / LOG
     summary = train_by_command(project.config, log, folder=project.folder)
@@ -82,19 +98,6 @@ def _claim(folder: Path) -> None:
         raise UsageError(f"{folder} holds something that is not the demo's", remedy="name a new folder with --folder")
     folder.mkdir(parents=True, exist_ok=True)
     marker.touch()
-
-
-def demo_blocks() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What each feature adds to the demo: blocks of the configuration, keys of the dataset entry."""
-    blocks: dict[str, Any] = {}
-    dataset: dict[str, Any] = {}
-    for feature in all_features():
-        for key, value in feature.demo_config().items():
-            if key == "dataset":
-                dataset.update(value)
-            else:
-                blocks.setdefault(key, {}).update(value)
-    return blocks, dataset
 
 
 def train_by_command(

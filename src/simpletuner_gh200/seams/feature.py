@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
 
     from simpletuner_gh200.config.settings import Settings
-    from simpletuner_gh200.memory.allocate import SlabRecord
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.runtime import Runtime
 
@@ -39,7 +38,7 @@ class Feature:
     """Its key among the summary's details, where that is not its name."""
 
     runtime: Runtime
-    """Set in a process that trains; what is asked before a run (``request``, ``demo_config``) does without."""
+    """Set in a process that trains; ``request``, which is asked before a run, does without."""
 
     @property
     def settings(self) -> Settings:
@@ -52,10 +51,6 @@ class Feature:
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         """What the settings ask of this feature. Pure: preflight asks it too, for a run that is yet to start."""
         raise NotImplementedError
-
-    def demo_config(self) -> dict[str, Any]:
-        """Blocks that the demo's training configuration carries because of this feature."""
-        return {}
 
     def summary(self) -> dict[str, Any]:
         """JSON-ready facts about what it did, for the run's summary. Called at the end of the run."""
@@ -84,10 +79,6 @@ class Feature:
 
     weights_in_slots: Callable[[torch.Tensor], object | None] | None = None
     """Tells weights that are on the device for a while from other tensors; what a node is to hold of them instead."""
-
-    def slab_records(self) -> Iterable[SlabRecord]:
-        """The slabs it made, and why they are as they are."""
-        return ()
 
     def configured(self) -> None:
         """The settings are in force: called once, for every feature, on or off."""

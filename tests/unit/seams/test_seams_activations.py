@@ -162,7 +162,6 @@ def test_it_moves_and_changes_nothing() -> None:
         told = run.feature.telemetry()
         assert told["moved_bytes"] > 0
         assert told["held_bytes"] > 0
-        assert [record.label for record in run.feature.slab_records()] == ["activations"]
     summary = run.runtime.summary()["details"]["activations"]
     assert summary["tensors"] > summary["shared"]
     assert summary["saved"] >= summary["moved"] > 0

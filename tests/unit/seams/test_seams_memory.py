@@ -8,11 +8,9 @@ import torch
 
 from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.memory import hints
-from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.seams import bootstrap
-from simpletuner_gh200.seams.features.caches.feature import CachesFeature
 from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 
@@ -75,18 +73,6 @@ def test_batches_that_cannot_be_helped_are_soon_left_alone(driver: NullDriver) -
     assert summary["tensors_not_helped"] == 2 * (TRIES + 1)
     feature.close()
     assert not hints.gh200_uvm_enabled()
-
-
-def test_summary_tells_every_slab_and_why(driver: NullDriver) -> None:
-    feature, caches = hints_feature(), CachesFeature()
-    feature.runtime.features = (feature, caches)
-    assert feature.summary()["slabs"] == []
-    caches._slabs = SlabMaker(driver)
-    caches._slabs.make(4096, label="told").close()
-    (told,) = feature.summary()["slabs"]
-    assert told.keys() == {"label", "size", "kind", "reason", "binding", "advice"}
-    assert (told["label"], told["size"], told["kind"]) == ("told", 4096, "host")
-    assert told["reason"] == "there is no CUDA device: a test"
 
 
 def test_a_rank_keeps_its_memory_on_cpu_nodes_from_the_start(monkeypatch):

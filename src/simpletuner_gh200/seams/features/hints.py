@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, StateSettings
@@ -38,9 +37,6 @@ class HintsFeature(Feature):
         if not wanted:
             return "off"
         return "requested" if settings.given("gh200_optimizations.enable_uvm_hints") else "auto"
-
-    def demo_config(self) -> dict[str, Any]:
-        return {"gh200_optimizations": {"enable_uvm_hints": True}}
 
     def configured(self) -> None:
         """An explicit false must reach direct callers too, although the feature is off then."""
@@ -79,7 +75,6 @@ class HintsFeature(Feature):
             "tensors_helped": self.helped,
             "tensors_not_helped": self.not_helped,
             "why_not": dict(self.reasons),
-            "slabs": [asdict(record) for feature in self.runtime.features for record in feature.slab_records()],
         }
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from simpletuner_gh200.config.blocks import ActivationSettings
 from simpletuner_gh200.config.environment import local_size
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.ceilings import activations_allowance, activations_reserve
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.host import host_memory
@@ -39,7 +39,6 @@ class ActivationsFeature(Feature):
 
     def __init__(self) -> None:
         self._engine: Offloader | None = None
-        self._maker: SlabMaker | None = None
         self._on_device = False
         self._trial: Comparison | None = None
         """Of ``auto`` against checkpointing, which fits into HBM whatever the trial says."""
@@ -52,10 +51,6 @@ class ActivationsFeature(Feature):
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         return {"off": "off", "grace": "requested", "auto": "auto"}[settings.part(ActivationSettings).activations]  # type: ignore[return-value]
-
-    def demo_config(self) -> dict[str, Any]:
-        """By name and from the first byte, so that a machine without a GPU shows it too."""
-        return {"gh200_optimizations": {"activations": "grace", "activation_min_tensor_kb": 0}}
 
     @property
     def _settings(self) -> ActivationSettings:
@@ -101,7 +96,7 @@ class ActivationsFeature(Feature):
         from simpletuner_gh200.model.activations.offload import Offloader, measure_link
 
         driver, device = detect.current(), trainer.accelerator.device
-        self._maker = maker = SlabMaker(driver, requested="auto", ordinal=device.index or 0)
+        maker = SlabMaker(driver, requested="auto", ordinal=device.index or 0)
         ranks = local_size()
         allowed = activations_allowance(self._settings.activation_limit_gb, host_memory(), ranks)
         logger.info("gh200: up to %s of CPU memory for activations: %s", format_bytes(allowed.size), allowed.why)
@@ -202,9 +197,6 @@ class ActivationsFeature(Feature):
             self._engine.close()
 
     # -- what it says of itself ----------------------------------------------------------------------------
-
-    def slab_records(self) -> Iterable[SlabRecord]:
-        return self._maker.records if self._maker is not None else ()
 
     def telemetry(self) -> Mapping[str, Any]:
         engine = self._engine

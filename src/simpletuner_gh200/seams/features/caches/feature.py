@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.bulk import inflating_library
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.caches import Caches
-from simpletuner_gh200.memory.allocate import SlabMaker, SlabRecord
+from simpletuner_gh200.memory.allocate import SlabMaker
 from simpletuner_gh200.memory.background import waits_for_first_step
 from simpletuner_gh200.memory.driver.detect import current
 from simpletuner_gh200.memory.lane import Copier, CudaLane
@@ -70,10 +70,6 @@ class CachesFeature(Feature):
             )
         if not on and self.settings.given(ENABLE_PREFETCH):
             logger.warning("gh200: enable_prefetch works on batches of unified caches, and none are asked for")
-
-    def demo_config(self) -> dict[str, Any]:
-        kinds = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory"}
-        return {"cache_config": {**kinds, "fill": "start"}}  # quick here, and nothing is read from disk while it trains
 
     def summary(self) -> dict[str, Any]:
         if self._final or self._caches is None:
@@ -130,9 +126,6 @@ class CachesFeature(Feature):
 
     def memory_to_come(self) -> int:
         return self._caches.memory_to_come if self._caches is not None else 0
-
-    def slab_records(self) -> Iterable[SlabRecord]:
-        return tuple(self._slabs.records) if self._slabs is not None else ()
 
     def close(self) -> None:
         """Packs are written whatever the rest of the closing comes to: they are what the next start lives on.

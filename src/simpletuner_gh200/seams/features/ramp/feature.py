@@ -45,15 +45,6 @@ class RampFeature(Feature):
     def _settings(self) -> RampSettings:
         return self.settings.part(RampSettings)
 
-    def demo_config(self) -> dict[str, Any]:
-        block = {
-            "enable_batch_size_rampup": True,
-            "initial_effective_batch_size": 2,
-            "target_effective_batch_size": 8,
-            "batch_rampup_steps": 32,
-        }
-        return {"gh200_optimizations": block}
-
     def start(self, trainer: Any) -> None:
         config, accelerator = trainer.config, trainer.accelerator
         if accelerator is None:

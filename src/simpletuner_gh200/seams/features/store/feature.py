@@ -97,9 +97,6 @@ class StoreFeature(Feature):
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         return "requested" if settings.in_memory_datasets else "off"
 
-    def demo_config(self) -> dict[str, Any]:
-        return {"dataset": {"type": "in_memory", "in_memory": {"compression": "auto", "wait": True}}}
-
     # -- what SimpleTuner does, in its order -----------------------------------------------------------
 
     def start(self, trainer: Any) -> None:
