@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simpletuner_gh200.caching.server import ONE_THREAD, REFUSED, receive_with_fd, send
+from simpletuner_gh200.caching.server import ENVIRONMENT, REFUSED, receive_with_fd, send
 from simpletuner_gh200.config.environment import SWITCH, for_child
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.host import cpu_seconds
@@ -132,7 +132,7 @@ class WorkerPool:
         self._let_go()  # with it went its workers
         self._control, theirs = socket.socketpair()
         # Without CUDA, and without us: a worker is not one more rank.
-        alone = {**ONE_THREAD, SWITCH: "0", "CUDA_VISIBLE_DEVICES": "", "SIMPLETUNER_LOG_LEVEL": "CRITICAL"}
+        alone = {**ENVIRONMENT, SWITCH: "0", "CUDA_VISIBLE_DEVICES": "", "SIMPLETUNER_LOG_LEVEL": "CRITICAL"}
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-m", "simpletuner_gh200.caching.server", str(theirs.fileno()), self._target],
