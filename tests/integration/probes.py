@@ -40,6 +40,21 @@ def latents_without_chance(record: Record) -> None:
     around(DiagonalGaussianDistribution, "sample", lambda _sample, self, generator=None: self.mode())
 
 
+def own_share_alone(record: Record) -> None:
+    """SimpleTuner's caching pass over what its split gives to a rank and to none before it, as if it were alone."""
+    from accelerate.utils import gather_object
+    from simpletuner.helpers.caching.vae import VAECache
+
+    def process_buckets(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = [path for files in self.metadata_backend.aspect_ratio_bucket_indices.values() for path in files]
+        before = {path for share in gather_object([own])[: self.accelerator.process_index] for path in share}
+        record["share"] = [path for path in own if path not in before]
+        self.local_unprocessed_files = [path for path in self.local_unprocessed_files if path in record["share"]]
+        return original(self, *args, **kwargs)
+
+    around(VAECache, "process_buckets", process_buckets)
+
+
 def changed_seam(record: Record) -> None:
     """A SimpleTuner whose ``Trainer.init_hooks`` takes another argument than the one we know."""
     from simpletuner.helpers.training.trainer import Trainer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.workbench import Workbench
+from tests.integration.workbench import Workbench, probe
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,26 +62,30 @@ def test_an_interrupted_pass_goes_on_and_a_file_that_never_ends_costs_itself_alo
 PARALLEL = {"cache_config": {"vae_cache_type": "unified_memory", "caching": "parallel"}}
 
 
-def from_empty_caches(workbench, **how: Any) -> tuple[Any, dict[str, Any]]:
+def from_empty_caches(workbench, *, ours: bool, **how: Any) -> tuple[Any, dict[str, Any]]:
     import torch
 
     workbench.restore()
     latents = workbench.project.folder / "cache" / "vae"
     shutil.rmtree(latents)
-    workbench.configure(max_train_steps=3, **({"blocks": PARALLEL, "dataset": {"type": "in_memory"}} if how else {}))
-    run = workbench.train(stock=not how)
+    workbench.configure(max_train_steps=3, **({"blocks": PARALLEL, "dataset": {"type": "in_memory"}} if ours else {}))
+    run = workbench.train(stock=not ours, **how)
     assert run.ok, run.explain()
     return run, {path.name: torch.load(gzip.open(path)) for path in sorted(latents.rglob("*.pt"))}
 
 
-def test_a_run_that_fills_its_caches_trains_as_stock_does(workbench) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_run_that_fills_its_caches_trains_as_stock_does(workbench, world: int) -> None:
+    """With two ranks, as stock's ranks do where none of them encodes pictures of the other before it has done so."""
     import torch
 
-    stock, theirs = from_empty_caches(workbench)
-    ours, mine = from_empty_caches(workbench, ours=True)
+    stock, theirs = from_empty_caches(workbench, ours=False, world=world, probe=probe("own_share_alone"))
+    shares = [record["share"] for record in stock.records]
+    assert sum(len(set(share)) for share in shares) == len(theirs), "each by one rank"
+    ours, mine = from_empty_caches(workbench, ours=True, world=world)
     assert theirs.keys() == mine.keys() != set()
-    assert all(torch.equal(theirs[name], mine[name]) for name in theirs)
+    assert [name for name in theirs if not torch.equal(theirs[name], mine[name])] == []
     assert stock.losses == ours.losses
-    details = [summary["details"]["caching"] for summary in ours.summaries]
-    assert sum(found["pictures"] for found in details) == len(mine)
+    pictures = [summary["details"]["caching"]["pictures"] for summary in ours.summaries]
+    assert pictures == list(map(len, shares))
     assert "gh200: dataset" in ours.log()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,18 @@ def grouped(files: Iterable[str], read: int, process: int) -> Iterator[tuple[str
     for at, file in enumerate(listed):
         start = at - at % together
         yield file, min(together, len(listed) - start) == 1
+
+
+def dealt(shares: Sequence[Sequence[str]], rank: int, missing: Iterable[str]) -> list[str]:
+    """Which of the ``missing`` files ``rank`` makes, where rank N trains on ``shares[N]``.
+
+    Its own, but for those that a rank before it has as well; and a part of those that nobody trains on.
+    """
+    taken = {file for share in shares[:rank] for file in share}
+    own = [file for file in dict.fromkeys(shares[rank]) if file not in taken]
+    taken.update(*shares[rank:])
+    others = sorted(file for file in missing if file not in taken)
+    return own + [file for file in others if zlib.crc32(os.fsencode(file)) % len(shares) == rank]
 
 
 @dataclass(eq=False, slots=True)

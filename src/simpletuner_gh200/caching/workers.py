@@ -25,6 +25,9 @@ logger = logging.getLogger("simpletuner_gh200")
 START_SECONDS = 300.0
 """Until the server has imported what its workers need, on a busy machine."""
 
+IDLE_SHARE = 0.01
+"""Of the time that a worker was given: one that used less of a core has waited."""
+
 _END_SECONDS = 10.0
 """Until a server that has let go of its socket is gone: else it lives, and could not fork."""
 
@@ -34,6 +37,10 @@ _STARTS = 3
 
 class WorkerLost(GH200Error):
     """The process that was at a job is gone, or was ended because the job took too long."""
+
+
+class WorkerWaited(WorkerLost):
+    """It took too long, and did nothing in that time: storage does not answer."""
 
 
 class JobRefused(GH200Error):
@@ -63,6 +70,7 @@ class Worker:
     def ask(self, job: Any, content: Any, seconds: float) -> Answer:
         """WorkerLost where it is gone, or has not answered by then; then it is killed. JobRefused where it failed."""
         self._jobs.settimeout(seconds)
+        before = self._cpu_seconds()
         try:
             send(self._jobs, job, content)
             return self._receive()
@@ -70,9 +78,16 @@ class Worker:
             self.end()
             raise
         except OSError as gone:
+            waited = self._cpu_seconds() - before < IDLE_SHARE * seconds
             self.end()
-            slow = isinstance(gone, TimeoutError)
-            raise WorkerLost(f"no answer within {seconds:g} s" if slow else "its process was killed") from gone
+            if not isinstance(gone, TimeoutError):
+                raise WorkerLost("its process was killed") from gone
+            raise (WorkerWaited if waited else WorkerLost)(f"no answer within {seconds:g} s") from gone
+
+    def _cpu_seconds(self) -> float:
+        with suppress(OSError):
+            return cpu_seconds(self.pid)
+        return 0.0  # it is gone
 
     def _receive(self) -> Answer:
         try:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simpletuner_gh200.caching.pipeline import WorkAhead, WorkBehind, grouped
+from simpletuner_gh200.caching.pipeline import WorkAhead, WorkBehind, dealt, grouped
 
 
 def worked(ahead: WorkAhead, workers: int, most: Callable[[], int]) -> list[threading.Thread]:
@@ -130,3 +130,20 @@ def test_whoever_hands_over_too_much_waits() -> None:
     behind.close()
     assert handed == [0, 1, 2]
     assert behind.waited > 0
+
+
+names = st.text("abcdef", min_size=1, max_size=2)
+
+
+@given(st.lists(st.lists(names, max_size=12), min_size=1, max_size=4), st.sets(names, max_size=20), st.randoms())
+def test_every_missing_file_is_dealt_to_one_rank_and_first_to_one_that_trains_on_it(
+    shares: list[list[str]], others: set[str], random: Random
+) -> None:
+    missing = list(others.union(*shares))
+    ranks = [dealt(shares, rank, random.sample(missing, len(missing))) for rank in range(len(shares))]
+    assert sorted(file for files in ranks for file in files) == sorted(missing)
+    for rank, share in enumerate(shares):
+        own = ranks[rank][: sum(file in share for file in ranks[rank])]
+        assert [file for file in dict.fromkeys(share) if file in own] == own, "in the order of the share"
+        assert all(not any(file in before for before in shares[:rank]) for file in own)
+        assert not any(file in trained for file in ranks[rank][len(own) :] for trained in shares)

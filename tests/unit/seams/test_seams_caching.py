@@ -112,14 +112,17 @@ def test_what_workers_need_is_imported_early_only_where_there_is_much_to_do(tmp_
     assert not _nothing_cached(entry)
 
 
-@pytest.mark.parametrize(("ranks", "asked", "started"), [(1, None, True), (2, None, False), (2, "parallel", True)])
-def test_nothing_is_started_early_that_several_ranks_will_not_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, asked: str | None, started: bool
+@pytest.mark.parametrize(
+    ("ranks", "here", "asked", "started"),
+    [(1, 1, None, True), (2, 2, None, True), (2, 1, None, False), (2, 1, "parallel", True)],
+)
+def test_nothing_is_started_early_that_several_nodes_will_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, here: int, asked: str | None, started: bool
 ) -> None:
     for number in range(64):
         (tmp_path / f"{number}.png").touch()
     entry = {"id": "a", "type": "local", "instance_data_dir": str(tmp_path), "cache_dir_vae": str(tmp_path / "not")}
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     starts: list[str] = []
     monkeypatch.setattr(WorkerPool, "start", lambda pool: starts.append("started"))

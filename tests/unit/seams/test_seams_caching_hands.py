@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from simpletuner_gh200.seams.features.caching.preparing import Preparation
 TARGET = "tests.unit.caching.work_samples:workshop"
 
 
-def outcomes(words: list[str], pool: Any, *, weigh: Any = len, seconds: float = 60.0) -> tuple[list[Any], list[str]]:
+def outcomes(
+    words: list[str], pool: Any, *, weigh: Any = len, seconds: float = 60.0, folder: str = ""
+) -> tuple[list[Any], list[str]]:
     """What comes of jobs named so, in order, and what was said."""
-    files = [f"{number} {word}" for number, word in enumerate(words)]
+    files = [f"{folder}{number} {word}" for number, word in enumerate(words)]
     said: list[str] = []
     ahead = WorkAhead([(file, None) for file in files], 1 << 20, weigh)
     hands = Hands(pool, ahead, lambda piece: ((piece.file.split()[1], 10), b""), seconds, said.append)
@@ -50,6 +53,19 @@ def test_no_picture_is_lost_where_no_worker_can_work(pool: WorkerPool) -> None:
 
 def test_no_picture_is_lost_where_everything_stands_still(pool: WorkerPool) -> None:
     assert outcomes(["hang", "hang"], pool, seconds=0.3)[0] == ["rank", "rank"]
+
+
+@pytest.mark.parametrize(
+    ("word", "there", "kind"), [("hang", True, "rank"), ("hang", False, "lost"), ("burn", True, "lost")]
+)
+def test_a_file_that_storage_does_not_answer_for_is_the_ranks_and_one_without_end_is_lost(
+    pool: WorkerPool, tmp_path: Path, word: str, there: bool, kind: str
+) -> None:
+    """Others are done meanwhile. A pipe waits for ever; a decoder that has lost its way takes a core."""
+    if there:
+        (tmp_path / f"1 {word}").touch()
+    found, _said = outcomes(["echo", word, *["echo"] * 3], pool, seconds=2.0, folder=f"{tmp_path}/")
+    assert found == ["done", kind, "done", "done", "done"]
 
 
 def test_what_a_worker_can_only_raise_at_is_the_ranks(pool: WorkerPool) -> None:

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from simpletuner_gh200.caching.pipeline import dealt
 from simpletuner_gh200.caching.workers import WorkerLost, WorkerPool
 from simpletuner_gh200.config.blocks import MOST_WORKERS, CacheSettings
 from simpletuner_gh200.config.datasets import Dataset
@@ -31,9 +32,7 @@ TARGET = "simpletuner_gh200.seams.features.caching.preparing:workshop"
 FEW = 64
 """Pictures for which workers are not worth their start, unless they were asked for."""
 
-SHARED = "ranks may encode each other's pictures, and who is first decides; cache_config.caching: parallel does it"
-"""In SimpleTuner 4: each rank goes on with the others' pictures whose files are not there yet. So which rank's random
-numbers a latent has depends on how fast each of them is, and workers change that."""
+NODES = "a node may not see what another one has cached; cache_config.caching: parallel does it where all see all"
 
 DEBUG_LEVELS = (4, "debug")
 """Of SimpleTuner's webhooks: at it each picture is sent while it is prepared."""
@@ -69,7 +68,7 @@ class CachingFeature(Feature):
 
     def dataset_entries(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Where there is much to do, what workers need is imported while SimpleTuner loads its models."""
-        left_to_simpletuner = self._unasked and max(local_size(), node_count()) > 1
+        left_to_simpletuner = self._unasked and node_count() > 1
         if self._pool is not None and not left_to_simpletuner and any(map(_nothing_cached, entries)):
             try:
                 self._pool.start()
@@ -78,18 +77,20 @@ class CachingFeature(Feature):
         return entries
 
     def caching_pass(self, cache: Any) -> Callable[[Callable[[], Any]], Any] | None:
-        pictures = len(getattr(cache, "local_unprocessed_files", ()))
-        if self._pool is None or not pictures:
+        """Every rank is asked at the same time, as SimpleTuner's pass ends for all of them together."""
+        if self._pool is None:
             return None
-        reason = why_not(cache) or (SHARED if self._unasked and _ranks(cache) > 1 else None)
+        share, reason = _agreed(cache)
+        reason = reason or (NODES if self._unasked and node_count() > 1 else None)
+        pictures = len(cache.local_unprocessed_files)
         if reason is not None:
-            if reason not in self._said:
+            if pictures and reason not in self._said:
                 logger.info("gh200: dataset %s is cached by SimpleTuner alone: %s", cache.id, reason)
             self._said.add(reason)
             return None
-        if pictures < FEW and self._unasked:
+        if not pictures or (pictures < FEW and self._unasked):
             return None
-        return lambda process_buckets: self._run(cache, process_buckets)
+        return lambda process_buckets: self._run(cache, share, process_buckets)
 
     def data_ready(self, trainer: Any) -> None:
         """There may be passes still, where caches are made anew each epoch; they start what they need."""
@@ -109,28 +110,31 @@ class CachingFeature(Feature):
 
     # -- a pass ----------------------------------------------------------------------------------------
 
-    def _run(self, cache: Any, process_buckets: Callable[[], Any]) -> Any:
+    def _run(self, cache: Any, share: list[str], process_buckets: Callable[[], Any]) -> Any:
         assert self._pool is not None
         began = time.monotonic()
         limit = self.settings.part(CacheSettings).caching_memory_gb
         ceiling = pictures_allowance(limit, host_memory(), local_size())
+        missing, cache.local_unprocessed_files = cache.local_unprocessed_files, share
         try:
             now = Pass(cache, sys.modules[VAE], self._pool, ceiling)
         except Exception as failure:
             # Nothing was touched yet; what workers can't be told of a data set is no reason to end a run.
             logger.warning("gh200: dataset %s is cached by SimpleTuner alone: %s", cache.id, failure, exc_info=failure)
-            return process_buckets()
+            now = None
         try:
-            return now.run(process_buckets)
+            return process_buckets() if now is None else now.run(process_buckets)
         finally:
+            cache.local_unprocessed_files = missing
             if not self._loading:
                 self._let_go()
-            self._pictures += now.pictures
             self._seconds += time.monotonic() - began
-            logger.info(
-                "gh200: dataset %s cached in %s with %d workers: %s",
-                *(cache.id, format_seconds(now.seconds), self._workers, now.line()),
-            )
+            if now is not None:
+                self._pictures += now.pictures
+                logger.info(
+                    "gh200: dataset %s cached in %s with %d workers: %s",
+                    *(cache.id, format_seconds(now.seconds), self._workers, now.line()),
+                )
 
     def _let_go(self) -> None:
         if self._pool is not None:
@@ -157,8 +161,21 @@ def why_not(cache: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _ranks(cache: Any) -> int:
-    return int(getattr(cache.accelerator, "num_processes", 1) or 1)
+def _agreed(cache: Any) -> tuple[list[str], str | None]:
+    """The files that this rank is to encode; why SimpleTuner has to do it alone, in all ranks or in none.
+
+    In SimpleTuner 4 a rank also encodes what others have not written yet, in an order of chance. Then the speed of each
+    decides whose random numbers a latent has, and much is done twice. With this every rank does what it alone would do.
+    """
+    missing, reason = cache.local_unprocessed_files, why_not(cache)
+    if int(getattr(cache.accelerator, "num_processes", 1) or 1) == 1:
+        return missing, reason
+    from accelerate.utils import gather_object
+
+    wanted, buckets = set(missing), cache.metadata_backend.aspect_ratio_bucket_indices
+    own = [str(path) for files in buckets.values() for path in files if path in wanted]
+    reasons, shares = zip(*gather_object([(reason, own)]), strict=True)
+    return dealt(shares, cache.accelerator.process_index, missing), next(filter(None, reasons), None)
 
 
 def _nothing_cached(entry: dict[str, Any]) -> bool:

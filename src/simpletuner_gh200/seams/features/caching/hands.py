@@ -5,6 +5,7 @@ Whatever happens, each piece gets an outcome: SimpleTuner waits for it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from simpletuner_gh200.caching.pipeline import FileInFlight, WorkAhead
-from simpletuner_gh200.caching.workers import Worker, WorkerLost, WorkerPool
+from simpletuner_gh200.caching.workers import Worker, WorkerLost, WorkerPool, WorkerWaited
 from simpletuner_gh200.seams.features.caching.jobs import WORKING_BYTES
 from simpletuner_gh200.seams.features.caching.preparing import Preparation
 
@@ -110,7 +111,7 @@ class _Hand:
 
     def _asked(self, piece: FileInFlight, job: Any, content: Any) -> tuple[Preparation, Any]:
         hands, losses, before = self._hands, 0, self._hands.answered
-        words = ""
+        words, stalled = "", False
         # Once the pass is over, nobody wants it: no server is started for it.
         while losses < MOST_LOSSES and not hands.ahead.stopped and self._has_worker():
             worker, self._worker = self._worker, None
@@ -120,6 +121,7 @@ class _Hand:
             except WorkerLost as lost:
                 # With its server all workers go, whatever they are at; and servers are not started without end.
                 losses, words = losses + worker.has_server(), lost.message
+                stalled = isinstance(lost, WorkerWaited) and os.path.isfile(piece.file)
                 continue
             except Exception:
                 self._worker = worker
@@ -127,7 +129,8 @@ class _Hand:
             self._worker = worker
             hands.has_answered()
             return answer.message, answer.array
-        if losses == MOST_LOSSES and self._is_to_blame(piece, before):
+        # Part of a storage may stand still while the rest answers: the rank waits for it, as SimpleTuner would.
+        if losses == MOST_LOSSES and not stalled and self._is_to_blame(piece, before):
             return Preparation("lost", words=words), None
         return Preparation("rank"), None
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 
-class Picture(torch.Tensor):
+class Picture(torch.Tensor):  # type: ignore[misc]
     """Whatever is done with it gives ordinary tensors, as always.
 
     torch joins them with a thread for each core. While workers have the cores, those threads wait for one another, and
@@ -16,7 +16,7 @@ class Picture(torch.Tensor):
     """
 
     @classmethod
-    def of(cls, array: np.ndarray[Any, Any]) -> Picture:
+    def of(cls, array: np.ndarray[Any, Any]) -> Any:
         return torch.from_numpy(array).as_subclass(cls)
 
     @classmethod
