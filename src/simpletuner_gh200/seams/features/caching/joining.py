@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 
-class Picture(torch.Tensor):  # type: ignore[misc]
+class BatchPicture(torch.Tensor):  # type: ignore[misc]
     """Whatever is done with it gives ordinary tensors, as always.
 
     torch joins them with a thread for each core. While workers have the cores, those threads wait for one another, and

@@ -245,7 +245,7 @@ class Pass:
         return [(ticket.path, ticket, {})]
 
     def _prepare_sample(self, image: Any = None, **where: Any) -> Any:
-        from simpletuner_gh200.seams.features.caching.joining import Picture
+        from simpletuner_gh200.seams.features.caching.joining import BatchPicture
 
         if not isinstance(image, Ticket):
             return self._prepare(image=image, **where)
@@ -265,7 +265,7 @@ class Pass:
         if verdict.words:
             return _Prepared(None, verdict.words), coordinates, verdict.aspect_ratio
         if self._transformed_by_worker:
-            return _Prepared(Picture.of(array)), coordinates, verdict.aspect_ratio
+            return _Prepared(BatchPicture.of(array)), coordinates, verdict.aspect_ratio
         if verdict.is_image:
             from PIL import Image
 
