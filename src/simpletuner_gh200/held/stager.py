@@ -4,8 +4,8 @@ Fresh memory costs far more to touch than a file costs to read. So every byte pa
 the core's cache, and is written once into the segment, where the kernel fills pages instead of zeroing them first.
 
 What is staged of a file is one state of it. File times move in ticks of up to 10 ms, and only when a write begins:
-within them a file that is half written looks like one that holds still. So what was changed just before it was read is
-looked at once more when everything was read.
+within them a file that is half written looks like one that holds still. So what was changed just before it is read
+comes later, when everything else was read, and only if it has been left alone for a while by then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ BUFFER_BYTES = BATCH_BYTES + BATCH_FILES * ALIGNMENT + (64 << 10)
 
 ATTEMPTS = 3
 RECENT_NS = 2_000_000_000
-"""Who changed a file this long before it was read may still be at it."""
+"""Who changed a file this long before it is read may still be at it."""
+SETTLED_NS = 100_000_000
+"""Whoever has left a file alone this long is done, if it was one write."""
 
 
 class Unstable(Exception):
@@ -58,8 +60,13 @@ class StagingPlan:
     problems: FileProblems
     give_back: bool = True
     """Drop the page cache of what was staged: it would hold the dataset a second time."""
-    recent: list[tuple[list[bytes], np.ndarray]] = field(default_factory=list)
-    """Files that were changed just before they were read, and their rows, which nobody finds yet."""
+    recent: list[FileBatch] | None = field(default_factory=list)
+    """What was changed just before, to be read later; None when that is now, and what is still changing is left out."""
+
+    @property
+    def since(self) -> int:
+        """Files changed later than this are recent, by the clock of now."""
+        return time.time_ns() - (SETTLED_NS if self.recent is None else RECENT_NS)
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,12 @@ class BatchStager:
         self.checked = 0
         """Images looked at."""
 
-    def stage(self, batch: FileBatch) -> None:
-        for path in self._together(batch):
+    def stage(self, batch: FileBatch) -> bool:
+        """False where some of it was put off."""
+        alone = self._together(batch)
+        if alone is None:
+            return False
+        for path in alone:
             try:
                 fd = open_regular(path)
                 try:
@@ -97,26 +108,30 @@ class BatchStager:
                 self._plan.problems.add(FileProblem(path, "unstable", "it kept changing while it was read"))
             except OSError as unreadable:
                 self._plan.problems.add(FileProblem.from_error(path, unreadable))
+        return True
 
-    def _together(self, batch: FileBatch) -> list[bytes]:
-        """Stage what is small and holds still, read in one call; the others, which need more care."""
+    def _together(self, batch: FileBatch) -> list[bytes] | None:
+        """Stage what is small and holds still, read in one call; the others, which need more care. None: put off."""
         paths = list(batch.paths())
         if self._reader is None or batch.sizes[0] > BATCH_BYTES:
             return paths
-        since = time.time_ns() - RECENT_NS
+        since = self._plan.since
         files = self._reader.read(batch.folder, batch.names, give_back=self._plan.give_back)
+        recent = np.maximum(files["mtime_ns"], files["ctime_ns"]).astype(np.int64) > since
+        if self._plan.recent is not None and recent.any():
+            self._plan.recent.append(batch)
+            return None
         taken = files["status"] == TAKEN
-        here = np.flatnonzero(taken).tolist()
-        if here:
-            starts, sizes = files["content"][taken].tolist(), files["content_size"][taken].tolist()
+        chosen = np.flatnonzero(taken & ~recent)
+        if len(chosen):
+            starts, sizes = files["content"][chosen].tolist(), files["content_size"][chosen].tolist()
             contents = [self._buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-            changed = np.maximum(files["mtime_ns"], files["ctime_ns"])[taken].astype(np.int64)
-            chosen = [paths[at] for at in here]
-            self._take(chosen, contents, changed > since, together=self._buffer[: starts[-1] + sizes[-1]])
-        return [] if len(here) == len(paths) else [paths[at] for at in np.flatnonzero(~taken).tolist()]
+            in_place = self._buffer[: starts[-1] + sizes[-1]] if len(chosen) == taken.sum() else None
+            self._take([paths[at] for at in chosen.tolist()], contents, in_place)
+        return [paths[at] for at in np.flatnonzero(~taken | recent).tolist()]
 
-    def _take(self, paths: list[bytes], contents: Sequence[memoryview], recent: np.ndarray, *, together: Piece) -> None:
-        """Check, compress, hash and write whole files, which lie ``together`` in the buffer as they will in memory."""
+    def _take(self, paths: list[bytes], contents: Sequence[memoryview], together: Piece | None) -> None:
+        """Check, compress, hash and write whole files; ``together``: they lie in the buffer as they will in memory."""
         pieces: list[Piece] = []
         rows = np.zeros(len(paths), PLAIN)
         forms, sums = [], []
@@ -131,14 +146,20 @@ class BatchStager:
         rows["form"], rows["checksum"] = forms, np.array(sums, np.uint64)
         rows["size"], rows["length"] = list(map(len, contents)), list(map(len, pieces))
         rows["offset"] = starts = self._plan.writer.claim(rows["length"])
-        self._write(int(starts[0]), _laid_out(pieces) if any(forms) else together)
-        self._add(paths, rows, recent)
+        self._write(int(starts[0]), _laid_out(pieces) if together is None or any(forms) else together)
+        self._add(paths, rows)
 
     def _alone(self, fd: int, path: bytes) -> None:
         """One file, of any size; Unstable, and nothing to be found, where it does not hold still."""
         kind = self._kind(path)
         for attempt in range(ATTEMPTS):
-            since, before = time.time_ns() - RECENT_NS, os.fstat(fd)
+            since, before = self._plan.since, os.fstat(fd)
+            if max(before.st_mtime_ns, before.st_ctime_ns) > since:
+                if self._plan.recent is None:
+                    raise Unstable
+                folder, slash, name = path.rpartition(b"/")
+                self._plan.recent.append(FileBatch(folder + slash, [name], [0]))  # its size was counted
+                return
             try:
                 if kind.image_format is not None and not attempt:
                     whole = before.st_size <= CHUNK_BYTES
@@ -151,7 +172,7 @@ class BatchStager:
             if _appearance(os.stat(path)) == _appearance(before):
                 if self._plan.give_back:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                self._add([path], row, np.array([max(before.st_mtime_ns, before.st_ctime_ns) > since]))
+                self._add([path], row)
                 return
         raise Unstable
 
@@ -189,42 +210,10 @@ class BatchStager:
         except OSError as refused:
             raise SegmentFull(self._plan.writer.used) from refused
 
-    def _add(self, paths: list[bytes], rows: np.ndarray, recent: np.ndarray) -> None:
+    def _add(self, paths: list[bytes], rows: np.ndarray) -> None:
         words = words_of_keys([key_of(path) for path in paths])
         rows["key_low"], rows["key_high"] = words[:, 0], words[:, 1]
-        if recent.any():
-            again = [paths[at] for at in np.flatnonzero(recent).tolist()]
-            self._plan.recent.append((again, rows[recent]))
-            rows = rows[~recent]
-        if len(rows):
-            self._plan.writer.add(rows)
-
-    def look_again(self, paths: list[bytes], rows: np.ndarray) -> None:
-        """Is what was staged what the files hold now? Where it is not, or can't be told, the disk has the truth."""
-        still = np.array([self._is_still(path, row) for path, row in zip(paths, rows, strict=True)])
-        self._plan.writer.add(rows[still])
-        for at in np.flatnonzero(~still).tolist():
-            self._plan.problems.add(FileProblem(paths[at], "unstable", "it was changed while it was staged"))
-
-    def _is_still(self, path: bytes, row: np.void) -> bool:
-        size, digest, at = int(row["size"]), xxhash.xxh3_64(), 0
-        try:
-            fd = open_regular(path)
-        except OSError:
-            return False
-        try:
-            before = os.fstat(fd)
-            while at < before.st_size == size and (got := os.preadv(fd, [self._buffer[: size - at]], at)):
-                digest.update(self._buffer[:got])
-                at += got
-            if self._plan.give_back:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            unchanged = _appearance(os.stat(path)) == _appearance(before)
-            return unchanged and at == before.st_size == size and digest.intdigest() == row["checksum"]
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
+        self._plan.writer.add(rows)
 
     def _chunk(self, fd: int, done: int, size: int) -> memoryview:
         """The next bytes of a file of ``size``, as much as a chunk; Unstable where it ends early."""

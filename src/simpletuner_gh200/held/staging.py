@@ -21,7 +21,7 @@ from simpletuner_gh200.held.files import FileSegment
 from simpletuner_gh200.held.image_check import image_formats
 from simpletuner_gh200.held.listing import BATCH_BYTES, FileBatch, Listing, list_files
 from simpletuner_gh200.held.segment import ALIGNMENT, HEADER_SIZE, PLAIN, SegmentFull, SegmentWriter
-from simpletuner_gh200.held.stager import BatchStager, StagingPlan
+from simpletuner_gh200.held.stager import SETTLED_NS, BatchStager, StagingPlan
 from simpletuner_gh200.held.staging_report import Damage, StagingReport
 from simpletuner_gh200.memory.background import AT_ONCE, Pace
 from simpletuner_gh200.memory.ceilings import Allowance, dataset_allowance, staging_must_stop
@@ -39,9 +39,6 @@ MOST_THREADS = 72
 CHECK_HOST_EVERY = 256 * MIB
 HOPELESS = 1.5
 """An estimate this far over the ceiling stops before anything is read; a closer one is tried."""
-
-SETTLE_SECONDS = 0.02
-"""Until whoever changed a file at the last tick of the file system's clock is done, if it was one write."""
 
 SHOWN_PROBLEMS = 20
 
@@ -167,16 +164,19 @@ class _Run:
         if self._settings.verify != "none":
             image_formats()  # Pillow's plug-ins are registered once, before threads ask for them
         # Large files first, so that none is left to a single thread at the end; otherwise as the folder lists them.
-        batches = iter(sorted(self._listing.batches, key=lambda batch: batch.sizes[0] <= BATCH_BYTES))
-        count = max(1, min(self._settings.workers(), MOST_THREADS, len(self._listing.batches)))
+        self._pass(sorted(self._listing.batches, key=lambda batch: batch.sizes[0] <= BATCH_BYTES), shown, tick)
+        recent, self._plan.recent = self._plan.recent, None
+        if recent:
+            time.sleep(SETTLED_NS / 1e9)
+            self._pass(recent, shown, tick)
+
+    def _pass(self, batches: list[FileBatch], shown: Progress, tick: Callable[[], None]) -> None:
+        count, waiting = max(1, min(self._settings.workers(), MOST_THREADS, len(batches))), iter(batches)
         with ThreadPoolExecutor(count, thread_name_prefix="gh200-stage") as pool:
             try:
-                self._wait([pool.submit(self._thread, batches, shown) for _ in range(count)], tick)
+                self._wait([pool.submit(self._thread, waiting, shown) for _ in range(count)], tick)
                 if self._pace.ended:
                     raise StagingStopped("staging was told to end")
-                if self._plan.recent:
-                    time.sleep(SETTLE_SECONDS)
-                    self._wait([pool.submit(self._again) for _ in range(count)], tick)
             except BaseException:
                 self._stop.set()
                 raise
@@ -190,10 +190,10 @@ class _Run:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                stager.stage(batch)
                 size = sum(batch.sizes)
-                self._count(size)
-                shown.advance(len(batch.names), size)
+                if stager.stage(batch):
+                    self._count(size)
+                    shown.advance(len(batch.names), size)
                 self._pace.rest(size)
         except BaseException:
             self._stop.set()
@@ -201,16 +201,6 @@ class _Run:
         finally:
             with self._lock:
                 self.checked += stager.checked
-
-    def _again(self) -> None:
-        """What was changed just before it was read, and may have been read half changed."""
-        stager = BatchStager(self._plan)
-        while not self._stop.is_set():
-            with self._lock:
-                if not self._plan.recent:
-                    return
-                paths, rows = self._plan.recent.pop()
-            stager.look_again(paths, rows)
 
     def _wait(self, threads: list[Future[None]], tick: Callable[[], None]) -> None:
         """In the main thread, so that an interrupt ends the staging and ``tick`` needs no lock."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simpletuner_gh200.held import staging
+from simpletuner_gh200.held import stager, staging
 from simpletuner_gh200.held.listing import BATCH_BYTES
 from tests.unit.bounded import bounded
 from tests.unit.held.held_samples import fill, staged
@@ -54,6 +55,7 @@ def endless(path: Path) -> None:
         return reads
 
     os.pread, os.preadv = growing(os.pread), growing(os.preadv)  # for good: in a child of its own
+    stager.library_if_any = lambda: None  # which reads past them
 
 
 def when_listed(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
@@ -68,8 +70,9 @@ def when_listed(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> 
 
 
 def when_read(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
-    """Before files that were changed shortly before are looked at once more."""
-    monkeypatch.setattr("simpletuner_gh200.held.staging.time.sleep", lambda _seconds: change())
+    """Before files that were changed shortly before are read."""
+    sleep = time.sleep
+    monkeypatch.setattr("simpletuner_gh200.held.staging.time.sleep", lambda seconds: (change(), sleep(seconds)))
 
 
 @pytest.mark.parametrize("size", [200, BATCH_BYTES + 1], ids=["small", "large"])

@@ -242,34 +242,34 @@ def test_a_large_file_that_is_cut_while_it_is_read_is_staged_as_it_is_now(tmp_pa
     assert dataset.view(path) == path.read_bytes()
 
 
-def test_a_file_that_was_half_written_when_it_was_read_is_left_to_the_disk(tmp_path: Path, monkeypatch) -> None:
+def test_a_file_that_is_half_written_is_read_when_it_was_left_alone(
+    tmp_path: Path, monkeypatch, file_calls: str
+) -> None:
     """Nothing tells but the bytes: it has the size, the time and the inode that it had."""
-    fill(tmp_path, {"a.txt": b"new old!", "b.txt": b"new new!"})
+    fill(tmp_path, {"a.txt": b"new old!", "b.txt": b"new new!", "c.txt": b"still"})
     before = os.stat(tmp_path / "a.txt")
 
-    def written_to_its_end(_seconds: float) -> None:
+    def written_to_its_end(seconds: float) -> None:
         (tmp_path / "a.txt").write_bytes(b"new new!")
         os.utime(tmp_path / "a.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
+        sleep(seconds)
+        (tmp_path / "c.txt").write_bytes(b"going on")
 
+    sleep = time.sleep
     monkeypatch.setattr("simpletuner_gh200.held.staging.time.sleep", written_to_its_end)
     dataset, report = staged(tmp_path, max_corruption_rate=0.0)
-    assert dataset.view(tmp_path / "a.txt") is None
-    assert dataset.view(tmp_path / "b.txt") == b"new new!"
+    assert dataset.view(tmp_path / "a.txt") == dataset.view(tmp_path / "b.txt") == b"new new!"
+    assert dataset.view(tmp_path / "c.txt") is None, "somebody is still at it"
     assert [problem.reason for problem in report.problems] == ["unstable"]
 
 
-def test_files_that_nobody_touched_lately_are_read_once(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(stager, "library_if_any", lambda: None)
+def test_nobody_waits_for_files_that_nobody_touched_lately(tmp_path: Path, monkeypatch) -> None:
     fill(tmp_path, {"a.txt": b"old"})
-    again: list[object] = []
-    monkeypatch.setattr(stager.BatchStager, "look_again", lambda _self, paths, _rows: again.append(paths))
-    staged(tmp_path)
-    assert len(again) == 1
     later = time.time_ns() + 2 * stager.RECENT_NS
     monkeypatch.setattr("simpletuner_gh200.held.stager.time.time_ns", lambda: later)
+    monkeypatch.setattr("simpletuner_gh200.held.staging.time.sleep", lambda _seconds: pytest.fail("waited"))
     dataset, _report = staged(tmp_path)
     assert dataset.view(tmp_path / "a.txt") == b"old"
-    assert len(again) == 1
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["rewritten", "replaced"])
