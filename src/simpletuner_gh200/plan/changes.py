@@ -15,6 +15,8 @@ from simpletuner_gh200.plan.sizes import ModelSizes
 from simpletuner_gh200.units import format_seconds
 
 MOST_AT_ONCE = 3
+LEAST = 0.0005
+"""Seconds of a step that are worth a word."""
 
 _BLOCK = "gh200_optimizations"
 
@@ -47,17 +49,23 @@ class SettingChange:
         }
 
     @property
+    def faster(self) -> bool:
+        """By as much as is written down."""
+        return self.cost <= -LEAST
+
+    @property
     def cost_in_words(self) -> str:
-        if abs(self.cost) < 0.0005:
+        if abs(self.cost) < LEAST:
             return "no time"
         return f"{format_seconds(abs(self.cost))} a step {'more' if self.cost > 0 else 'less'}"
 
     def text(self) -> str:
-        return f"{self.what} ({', '.join(_written(self.settings))}): {self.cost_in_words}"
+        return f"{self.what} ({in_words(self.settings)}): {self.cost_in_words}"
 
 
-def _written(settings: Mapping[str, Any]) -> Iterator[str]:
-    return (f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items())
+def in_words(settings: Mapping[str, Any]) -> str:
+    written = {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
+    return ", ".join(f"{key}={value}" for key, value in written.items())
 
 
 def with_settings(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +107,7 @@ def cheapest(found: Iterable[SettingChange]) -> SettingChange | None:
 
 def fastest(found: Iterable[SettingChange]) -> SettingChange | None:
     """The one that saves most time, changes no number and fits; None where the run is as fast as can be."""
-    better = [change for change in found if change.fits and change.exact and change.cost < 0]
+    better = [change for change in found if change.fits and change.exact and change.faster]
     return min(better, key=lambda change: change.cost, default=None)
 
 

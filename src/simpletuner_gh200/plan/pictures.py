@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from simpletuner_gh200.draw import charts
 from simpletuner_gh200.draw.page import page, paragraphs, section, table
+from simpletuner_gh200.plan.changes import in_words
 from simpletuner_gh200.plan.machines import RATES
 from simpletuner_gh200.plan.planning import Plan
 from simpletuner_gh200.plan.rows import PHASES, POOLS, Row
@@ -15,7 +16,6 @@ from simpletuner_gh200.plan.text import (
     bucket_cells,
     bucket_name,
     headline,
-    in_words,
     nodes_lines,
     step_line,
     summary,

@@ -10,26 +10,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.blocks import MOST_WORKERS
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.memory.driver.interface import Driver
-from simpletuner_gh200.memory.host import usable_cores
 from simpletuner_gh200.plan import text
 from simpletuner_gh200.plan.calibration import calibrated
-from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, with_settings
+from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, in_words, with_settings
 from simpletuner_gh200.plan.deciding import MemoryDecision, decide
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, RunFacts, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine, free_disk, this_machine
 from simpletuner_gh200.plan.rows import PHASES, POOLS
 from simpletuner_gh200.plan.sizes import ModelSizes, read_sizes
-from simpletuner_gh200.plan.starting import start_seconds
+from simpletuner_gh200.plan.starting import Pictures, pictures_of, start_seconds
 from simpletuner_gh200.plan.steps import sharding_notes
 from simpletuner_gh200.plan.variants import Bucket, OnNodes, buckets, node_of, on_nodes, spread, too_many, usual_flops
 from simpletuner_gh200.plan.whole import WholeRun, whole_run
 from simpletuner_gh200.telemetry.sink import read_whole, write_whole
+from simpletuner_gh200.upstream.option_table import OptionTable
 
 PATIENCE = 0.3
 """Seconds for looking at files in a quick plan; what is not seen by then is not counted, which lowers the bound."""
@@ -115,8 +114,10 @@ def make_plan(
     nodes: int | None = None,
     trace: bool = True,
     patience: float | None = None,
+    pictures: Pictures | None = None,
 ) -> Plan:
     """``trace`` False: only what was traced before, without torch. ``patience``: seconds for looking at files.
+    ``pictures``: of a data set that is not here.
 
     ``ranks`` are those of all ``nodes``.
     """
@@ -138,10 +139,11 @@ def make_plan(
     others = on_nodes(lambda count: _placed(read_facts(training, ranks=count), sizes, one), sizes, one, job)
     found = buckets(facts, sizes, one)
     evaluated = evaluate(facts, sizes, one)
-    cores = usable_cores() if machine.name == "this" else MOST_WORKERS * one.devices
-    start = start_seconds(training, cores) if patience is None else {}
+    pictures = pictures or (pictures_of(training) if patience is None else None)
+    start = start_seconds(training, pictures, sizes, one) if pictures is not None else {}
     disk = one.disk if one.disk is not None else free_disk(str(training.values.get("output_dir") or "."))
-    whole = whole_run(training, facts, evaluated.least, sizes.data.samples)
+    samples = pictures.samples if pictures is not None and not sizes.data.samples else sizes.data.samples
+    whole = whole_run(training, facts, evaluated.least, samples)
     return Plan(one, sizes, evaluated, decision, tuple(notes), found, tuple(others), start, whole, disk)
 
 
@@ -193,7 +195,7 @@ def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
     if path.suffix == ".env":
         raise UsageError(
             f"{path}: a plan can't be applied to a .env file, which holds more than we read of it",
-            remedy=f"set there by hand: {text.in_words(settings)}",
+            remedy=f"set there by hand: {in_words(settings)}",
         )
     target = path.with_suffix(".planned.json")
     try:
@@ -207,17 +209,17 @@ def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
 def too_much(values: Mapping[str, Any], machine: Machine) -> str | None:
     """Why a configuration that is in no file yet does not fit, and what would help; None where nothing is known."""
     try:
-        plan = quick_plan(_unwritten(values), machine)
+        plan = quick_plan(unwritten(values), machine)
     except GH200Error:
         return None
     return None if plan.fits else text.too_much(plan, cheapest(plan.changes))
 
 
-def _unwritten(values: Mapping[str, Any]) -> Training:
+def unwritten(values: Mapping[str, Any], options: OptionTable | None = None) -> Training:
     """A configuration that is in no file yet; its dataset list, neither."""
     flags = [
         f"--{key}={json.dumps(value) if isinstance(value, dict) else value}"
         for key, value in values.items()
         if value is not None and key != "data_backend_config"
     ]
-    return read_training(Located("cmd", None), {}, flags=flags)
+    return read_training(Located("cmd", None), {}, flags=flags, options=options)

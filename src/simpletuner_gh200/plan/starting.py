@@ -1,16 +1,22 @@
-"""What a first start takes before its first step: looking through pictures, encoding them, and their captions."""
+"""What a first start takes before its first step: reading models, looking through pictures, encoding them and their
+captions."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from simpletuner_gh200.config.blocks import MOST_WORKERS
 from simpletuner_gh200.config.datasets import IMAGES
 from simpletuner_gh200.config.training import Training
+from simpletuner_gh200.memory.host import usable_cores
 from simpletuner_gh200.plan.data import shapes_of
+from simpletuner_gh200.plan.facts import ELEMENT
+from simpletuner_gh200.plan.machines import Machine
+from simpletuner_gh200.plan.sizes import ModelSizes
 
 SCAN_SECONDS = 0.0015
 """For each picture, of which SimpleTuner 4 reads the header; ``gh200 bench caching`` measures it."""
@@ -29,18 +35,31 @@ LOOKED_AT = 16
 """Pictures of each data set whose size is read."""
 
 
-def start_seconds(training: Training, cores: int) -> dict[str, float]:
-    """``scan``, ``pictures`` and ``captions``, for caches that are empty, on one node with so many ``cores``."""
-    megapixels = float(sum(_megapixels(folder) for folder in _folders(training)))
-    samples = sum(len(_pictures(folder)) for folder in _folders(training))
+@dataclass(frozen=True)
+class Pictures:
+    samples: int
+    megapixels: float
+    """Of all of them together."""
+
+
+def pictures_of(training: Training) -> Pictures:
+    folders = list(_folders(training))
+    return Pictures(sum(len(_pictures(folder)) for folder in folders), float(sum(map(_megapixels, folders))))
+
+
+def start_seconds(training: Training, given: Pictures, sizes: ModelSizes, machine: Machine) -> dict[str, float]:
+    """``scan``, ``pictures``, ``captions`` for empty caches, and ``models``, read from the disk; on one node."""
     goal = max(shape.area for shape in shapes_of(training)) / 1e6
     parallel = training.settings is not None and training.settings.caching_in_parallel
-    vae = samples * goal * VAE_SECONDS
-    prepared = megapixels * (PARALLEL_SECONDS / min(cores, MOST_WORKERS) if parallel else STOCK_SECONDS)
+    cores = usable_cores() if machine.name == "this" else MOST_WORKERS * machine.devices
+    vae = given.samples * goal * VAE_SECONDS
+    prepared = given.megapixels * (PARALLEL_SECONDS / min(cores, MOST_WORKERS) if parallel else STOCK_SECONDS)
+    parts = [sizes.denoiser, *sizes.encoders, *([sizes.vae] if sizes.vae is not None else [])]
     return {
-        "scan": samples * SCAN_SECONDS,
+        "scan": given.samples * SCAN_SECONDS,
         "pictures": max(vae, prepared) if parallel else vae + prepared,
-        "captions": samples * CAPTION_SECONDS,
+        "captions": given.samples * CAPTION_SECONDS,
+        "models": sum(part.parameters for part in parts) * ELEMENT["bf16"] / machine.disk_rate,
     }
 
 

@@ -6,9 +6,10 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simpletuner_gh200.errors import UsageError
+from simpletuner_gh200.plan.changes import SettingChange, in_words
 from simpletuner_gh200.plan.models import model_of
 from simpletuner_gh200.plan.rows import POOLS, Pool
 from simpletuner_gh200.plan.sizes import named
@@ -17,7 +18,6 @@ from simpletuner_gh200.units import counted, format_bytes, format_seconds
 from simpletuner_gh200.upstream.flavours import families, flavours_of
 
 if TYPE_CHECKING:
-    from simpletuner_gh200.plan.changes import SettingChange
     from simpletuner_gh200.plan.planning import Plan
 
 POOL_NAMES: Mapping[str, str] = {"hbm": "HBM", "grace": "CPU memory", "disk": "the disk"}
@@ -45,8 +45,8 @@ def whole_line(plan: Plan) -> Iterator[str]:
     seen = f", {whole.passes:.3g} passes over the data" if whole.passes is not None else ""
     of = f"{counted(whole.steps, 'step')}, {counted(whole.samples, 'sample')}{seen}"
     first, training = sum(plan.start.values()), format_seconds(whole.seconds)
-    parts = f"{training} of training after {format_seconds(first)} of caching" if first else f"{training} of training"
-    least = f"in all at least {format_seconds(first + whole.seconds)}: {parts}"
+    before = f", {format_seconds(first)} before its first step" if first else ""
+    least = f"in all at least {format_seconds(first + whole.seconds)}: {training} of training{before}"
     untraced = "" if plan.sizes.traces else "; computing is not in it, since the step was not traced"
     yield f"{least}; {of}; validation and saving come on top{untraced}"
 
@@ -74,6 +74,8 @@ def summary(plan: Plan) -> Iterator[str]:
         if pool == "disk" and plan.free_disk is not None:
             of = f" of {format_bytes(plan.free_disk)} free" + ("" if capacity is not None else " here")
         over = _TOO_MUCH if capacity is not None and used > capacity else ""
+        if not over and pool == "disk" and used > (plan.free_disk or used):
+            over = "; more than is free here"
         if used:
             yield f"{POOL_NAMES[pool]}: {format_bytes(used)}{of} in {_phase_and_most(plan, pool)}{over}"
 
@@ -131,10 +133,6 @@ def _on_nodes(found: OnNodes) -> str:
     fits = "fits" if found.fits else "too much"
     nodes = f"{found.nodes} node{'s' * (found.nodes > 1)}, {ranks} rank{'s' * (ranks > 1)}"
     return f"{nodes}: {fits}, {used} a rank, a step at least {format_seconds(run.least)} ({run.binding}){needs}"
-
-
-def in_words(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def refusal(plan: Plan) -> str | None:

@@ -14,6 +14,7 @@ from scripts.dev.plan_table import rows
 from simpletuner_gh200.config.training import Training
 from simpletuner_gh200.errors import RunFailed, UsageError
 from simpletuner_gh200.plan import calibration, planning, text, traces
+from simpletuner_gh200.plan.changes import in_words
 from simpletuner_gh200.plan.data import SampleShape, read_data, shapes_of
 from simpletuner_gh200.plan.facts import read_facts
 from simpletuner_gh200.plan.machines import MACHINES, RATES, machine, this_machine
@@ -147,7 +148,7 @@ def test_memory_auto_places_what_does_not_fit_and_the_plan_shows_it(config):
     (moved,) = (row for row in found["placement"] if (row["what"], row["pool"]) == ("optimizer", "grace"))
     assert moved["why"] == "each byte is used 2 times a step" and moved["bytes"] > 40 * GIB
     (line,) = text.decision_line(plan)
-    assert line.startswith("memory auto: HBM lacks ") and line.endswith(": " + text.in_words(settings))
+    assert line.startswith("memory auto: HBM lacks ") and line.endswith(": " + in_words(settings))
 
 
 def test_memory_auto_leaves_what_was_given(config):
@@ -335,7 +336,7 @@ def test_how_long_the_whole_run_is(config, tmp_path):
     assert whole(max_train_steps=0, num_train_epochs=0) is None
     training_of(config, max_train_steps=20, gh200_optimizations={})
     shown = " ".join(run(config, "--machine", "h100", code=1).split())
-    assert "of training after " in shown and "; 20 steps, 40 samples, 2 passes over the data" in shown
+    assert " of training, " in shown and " before its first step; " in shown and "; 20 steps, 40 samples, 2 passes over the data" in shown
     assert " free here in " in shown, "the disk of the output folder, though the machine is another"
 
 
@@ -387,3 +388,42 @@ def test_families_are_those_of_the_newest_release():
     if installed_version("simpletuner") == known["release"]:
         assert set(known["families"]) == families()
     assert {plain(model["family"]) for model in known["models"]} <= set(map(plain, known["families"]))
+
+
+# -- N pictures of M pixels, model X, machine Y ----------------------------------------------------------------------
+
+
+def asked(*words: object) -> dict:
+    return json.loads(command("--model", "flux=black-forest-labs/FLUX.1-dev", *words, "--json").stdout)
+
+
+@pytest.mark.usefixtures("few_options")
+def test_a_question_without_a_configuration_has_an_answer_with_and_without_us():
+    found = asked("--pictures", 1000, "--machine", "gh200-96")
+    without, with_us = found["without"], found["with"]
+    assert found["pictures"] == 1000 and without["fits"] and with_us["fits"]
+    assert without["start"]["pictures"] > with_us["start"]["pictures"] > 0
+    assert without["start"]["scan"] == with_us["start"]["scan"] == pytest.approx(1.5)
+    assert without["a_pass"] > with_us["a_pass"] > 0, "blocks are not computed again where HBM has room"
+    assert with_us["rates"]["flops"].startswith("assumed")
+    twice = asked("--pictures", 2000, "--machine", "gh200-96")["with"]
+    assert twice["a_pass"] == pytest.approx(2 * with_us["a_pass"])
+    smaller = asked("--pictures", 1000, "--pixels", 512, "--machine", "gh200-96")["with"]
+    assert smaller["a_pass"] < with_us["a_pass"] / 3
+    assert smaller["start"]["models"] == with_us["start"]["models"] > 0
+
+
+@pytest.mark.usefixtures("few_options")
+def test_what_does_not_fit_has_no_time():
+    found = asked("--pictures", 1000, "--full", "--machine", "gh200-96")
+    assert (found["without"]["fits"], found["without"]["a_pass"]) == (False, None)
+    assert found["with"]["fits"] and found["with"]["a_pass"] > 0
+    shown = command("--model", "flux=black-forest-labs/FLUX.1-dev", "--pictures", 9, "--full", "--machine", "gh200-96")
+    assert "does not fit" in shown.stdout and "nothing of this was measured on that machine" in shown.stdout
+
+
+@pytest.mark.usefixtures("few_options")
+def test_a_question_needs_pictures_and_a_family_that_there_is():
+    for words, named in (((), "--pictures"), (("--pictures", 9, "--model", "nowhere"), "'nowhere'")):
+        refused = command(*words).exception
+        assert isinstance(refused, UsageError) and named in f"{refused} {refused.remedy}"

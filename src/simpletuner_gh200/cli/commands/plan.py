@@ -5,28 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from simpletuner_gh200.cli.command import AsJson, Command, Configuration, conclude
+from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
 from simpletuner_gh200.cli.terminal import say, say_on_a_terminal, screen
 from simpletuner_gh200.draw import save
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.units import format_bytes
+from simpletuner_gh200.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from simpletuner_gh200.plan.machines import Machine
     from simpletuner_gh200.plan.planning import Plan
 
 SHOWN_CHANGES = 6
 
 
 def plan(
-    config: Configuration,
+    config: Annotated[
+        Path | None, typer.Argument(help="Training configuration: JSON, TOML or ENV. None: --pictures, --pixels.")
+    ] = None,
     machine: Annotated[
         str | None, typer.Option(help="gh200-96, gh200-144, gb200, gb10, h100 or this (default, where it has a GPU).")
     ] = None,
@@ -35,6 +38,11 @@ def plan(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it: .html or .svg.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Write the advice into CONFIG.planned.json.")] = False,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that is new here.")] = True,
+    pictures: Annotated[int | None, typer.Option(min=1, help="Without CONFIG: how many there are.")] = None,
+    pixels: Annotated[int, typer.Option(min=64, help="Their edge, and that of what is trained on.")] = 1024,
+    model: Annotated[str, typer.Option(help="FAMILY, FAMILY:FLAVOUR or FAMILY=REPOSITORY.")] = "flux",
+    full: Annotated[bool, typer.Option("--full", help="All weights instead of a LoRA.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Samples of a micro-batch.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Say before a run whether it fits, per pool and phase, what bounds a step, and what to change.
@@ -51,24 +59,37 @@ def plan(
       gh200 plan config/config.json --machine gh200-96 --apply
 
       gh200 plan config/config.json --machine gh200-96 --ranks 8 --nodes 2
+
+      gh200 plan --pictures 1000 --pixels 1024 --model flux --machine gh200-96
     """
     from simpletuner_gh200.config.files import locate_training_config
     from simpletuner_gh200.config.training import read_training
+    from simpletuner_gh200.operate.models import choose_model
     from simpletuner_gh200.operate.preflight import check_installation
-    from simpletuner_gh200.plan.machines import machine as machine_named
+    from simpletuner_gh200.plan import question
     from simpletuner_gh200.plan.pictures import as_html, as_svg
     from simpletuner_gh200.plan.planning import make_plan, write_copy
     from simpletuner_gh200.plan.text import unknown_model
 
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
         raise UsageError(f"-o {output}: unknown kind of picture", remedy="end the name in .html or .svg")
-    located = locate_training_config({}, explicit=str(config), env_name=None)
     options = check_installation(say_on_a_terminal).table
+    if config is None:
+        if pictures is None:
+            raise UsageError("no CONFIG", remedy="name one, or ask by --pictures, --pixels, --model and --machine")
+        chosen = choose_model(model, options.families if options is not None else {})
+        named = {"model_family": chosen.family, "pretrained_model_name_or_path": chosen.weights}
+        on = _machine(machine, ".")
+        sized = {"pictures": pictures, "pixels": pixels, "full": full, "batch": batch}
+        found = question.asked(
+            *(named, on), pictures=pictures, pixels=pixels, full=full, batch=batch, trace=trace, options=options
+        )
+        _answer(found, as_json, sized)
+        return
+    located = locate_training_config({}, explicit=str(config), env_name=None)
     training = read_training(located, os.environ, options=options)
     where = str(training.values.get("output_dir") or ".")
-    here = machine_named(machine or "this", output=where)
-    if machine is None and not here.has_device:
-        here = machine_named("gh200-96")
+    here = _machine(machine, where)
     if sys.stderr.isatty():
         say("gh200: planning; a model that is new here is traced first, up to a minute", error=True)
     made = make_plan(training, here, ranks=ranks, nodes=nodes, trace=trace)
@@ -86,6 +107,36 @@ def plan(
             say(_applied(made, applied))
 
     conclude({**made.to_json(), "applied": str(applied) if applied else None}, as_json, show, ok=made.fits)
+
+
+def _machine(name: str | None, output: str) -> Machine:
+    """This one, where it has a GPU."""
+    from simpletuner_gh200.plan.machines import machine as machine_named
+
+    here = machine_named(name or "this", output=output)
+    return machine_named("gh200-96") if name is None and not here.has_device else here
+
+
+def _answer(found: dict[str, Plan], as_json: bool, sized: dict[str, Any]) -> None:
+    """How long N pictures of M pixels take."""
+    from simpletuner_gh200.plan import question
+    from simpletuner_gh200.plan.text import unknown_model
+
+    made = found["with"]
+    if (unknown := unknown_model(made)) is not None:
+        raise unknown
+
+    def show() -> None:
+        facts, console = made.evaluated.facts, screen()
+        way = f"{facts.family} {'full' if facts.full else 'LoRA'}"
+        way += f", {counted(sized['pictures'], 'picture')} of {sized['pixels']} pixels"
+        headings = ("seconds, by arithmetic", "stock SimpleTuner", "with caches and memory auto")
+        show_table(console, headings, list(question.rows(found)), title=f"{way}, {made.machine.title}", right=(1, 2))
+        paragraph(console, "nothing of this was measured on that machine: rates are " + question.sources(made))
+        for note in made.notes:
+            paragraph(console, f"note: {note}")
+
+    conclude({**sized, "machine": made.machine.name, **question.to_json(found)}, as_json, show, ok=made.fits)
 
 
 def _applied(made: Plan, path: Path | None) -> str:
@@ -116,7 +167,7 @@ def _print(made: Plan, console: Console) -> None:
     times = (*text.decision_line(made), text.step_line(made), *text.start_line(made), *text.whole_line(made))
     for line in (*text.summary(made), *times, *text.nodes_lines(made)):
         paragraph(console, line)
-    useful = [change for change in made.changes if not made.fits or (change.fits and change.cost < 0)]
+    useful = [change for change in made.changes if not made.fits or (change.fits and change.faster)]
     if useful:
         paragraph(console, text.order_of_changes(made))
     for change in useful[:SHOWN_CHANGES]:
