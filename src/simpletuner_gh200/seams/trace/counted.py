@@ -35,7 +35,6 @@ class Counted:
 
 _TEXT_WIDTHS = (
     *("joint_attention_dim", "caption_channels", "text_dim", "text_embed_dim", "cap_feat_dim"),
-    "in_text_dim",
     "cross_attention_dim",
 )
 """What models call the width of a text embed in their configuration; the first that is there counts."""
