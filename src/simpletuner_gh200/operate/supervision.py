@@ -20,9 +20,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import psutil
 
 from simpletuner_gh200.config.environment import LIFELINE
 from simpletuner_gh200.memory.sharing import peer_of
@@ -294,9 +295,8 @@ class _Supervisor:
         for rank in self._ranks:
             rank.signal(signal.SIGKILL)
         deadline = time.monotonic() + SWEEP_SECONDS
-        mark = f"{LIFELINE}={self._token}".encode()
         # One that is dying shows no environment any more, and is still there.
-        while kill_marked(mark) or not all(_ended(rank.process) for rank in self._ranks):
+        while _kill_marked(self._token) or not all(_ended(rank.process) for rank in self._ranks):
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.02)
@@ -307,20 +307,14 @@ def _begin_middle() -> None:
     hear_no_stops()
 
 
-def kill_marked(mark: bytes) -> int:
-    """Kill every process of this user that was started with ``mark`` in its environment; how many there were."""
+def _kill_marked(token: str) -> int:
+    """Kill every process of this user that was started with ``token`` in its environment; how many there were."""
     found = 0
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            process = os.pidfd_open(int(entry.name))
-            try:
-                if mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
-                    found += 1
-                    _signal(process, signal.SIGKILL)
-            finally:
-                os.close(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(LIFELINE) == token:
+                process.kill()
+                found += 1
     return found
 
 

@@ -98,8 +98,6 @@ CASES = [
     ("GH312", docker_filter, "warn", "--cap-add SYS_NICE"),
     ("GH407", training(ramtorch=True, gradient_accumulation_steps=4), "warn", "gradient_accumulation_steps is 4"),
     ("GH407", training(ramtorch="true", **ramp(4, 8)), "warn", "the batch ramp accumulates"),
-    ("GH408", training(ramtorch=True, num_processes=4), "warn", "ramtorch with 4 ranks"),
-    ("GH408", training(musubi_blocks_to_swap=10, num_processes=2), "warn", "musubi_blocks_to_swap with 2 ranks"),
     ("GH101", lambda m: m.torch("2.9.0", cuda=None), "fail", "CPU build on a machine with an NVIDIA GPU"),
     ("GH102", uvm_keys, "warn", "use_uvm"),
     ("GH103", lambda m: m.without("pynvml"), "fail", "nvidia-ml-py"),
@@ -206,7 +204,6 @@ def test_codes_are_unique_and_explained() -> None:
     ("code", "spoil", "says"),
     [
         ("GH407", training(ramtorch=True), "without accumulation"),
-        ("GH408", training(ramtorch=True), "with one rank"),
         ("GH310", lambda machine: machine.put("sys/kernel/mm/transparent_hugepage/enabled", "[never]"), "none wanted"),
         ("GH312", lambda machine: machine.refused_placement.update(mbind="no"), "not needed with one memory node"),
     ],
