@@ -63,7 +63,7 @@ def _redacted(result: CheckResult) -> CheckResult:
 
 
 # -- what was examined: when, where, which hardware and which versions, for whoever audits --------------------
-# A GPU is known by its name, its PCI device id and its place on the bus: no serial number and no UUID is read.
+# A GPU is known by its name or its PCI device id: no serial number, no UUID and no place on the bus is told.
 
 
 def describe(context: Context) -> dict[str, Any]:
@@ -102,19 +102,8 @@ def _memory(context: Context) -> dict[str, Any] | None:
 
 def _gpus(context: Context) -> list[dict[str, Any]]:
     """The driver's devices; what only the PCI bus knows of, where no driver answers."""
-    places: list[str | None] = list(context.nvidia_gpus)
-    names: list[tuple[str | None, int | None]] = [(None, None)] * len(places)
     if context.has_device:
         devices = [context.driver.capabilities(ordinal) for ordinal in range(context.driver.device_count())]
-        names = [(device.name, device.device_total) for device in devices]
-        if len(places) != len(names):  # device numbers follow the bus only where every device is visible
-            places = [None] * len(names)
-    return [
-        {
-            "name": name,
-            "memory_bytes": size,
-            "pci_address": place,
-            "pci_device": context.read(f"sys/bus/pci/devices/{place}/device") if place else None,
-        }
-        for (name, size), place in zip(names, places, strict=True)
-    ]
+        return [{"name": device.name, "memory_bytes": device.device_total} for device in devices]
+    ids = (context.read(f"sys/bus/pci/devices/{place}/device") for place in context.nvidia_gpus)
+    return [{"name": None, "memory_bytes": None, "pci_device": each} for each in ids]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 import re
 import time
 from collections.abc import Iterator
@@ -76,33 +75,19 @@ def _sweep(folder: Path) -> None:
 
 
 def _holders(fd: int) -> str:
-    """Who has the folder open as a job has, in words."""
-    wanted = os.fstat(fd)
-    found = []
-    for process in psutil.process_iter():
-        if process.pid != os.getpid() and _has_open(process.pid, wanted):
-            found.append(process)
-    return ", ".join(_in_words(process) for process in found)
+    """Who locked the folder, in words."""
+    place = f":{os.fstat(fd).st_ino}"
+    rows = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
+    pids = {int(row[4]) for row in rows if row[1] == "FLOCK" and row[5].endswith(place)}
+    return ", ".join(_in_words(pid) for pid in sorted(pids - {os.getpid(), 0}))
 
 
-def _has_open(pid: int, wanted: os.stat_result) -> bool:
+def _in_words(pid: int) -> str:
     try:
-        for name in os.listdir(f"/proc/{pid}/fdinfo"):
-            with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as info:
-                locked = any(line.startswith("lock:") and f":{wanted.st_ino} " in line for line in info)
-            if locked and os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
-                return True
-    except OSError:
-        return False  # gone meanwhile, or another user's
-    return False
-
-
-def _in_words(process: psutil.Process) -> str:
-    try:
+        process = psutil.Process(pid)
         with process.oneshot():
             since = time.strftime("%Y-%m-%d %H:%M", time.localtime(process.create_time()))
-            user = pwd.getpwuid(process.uids().real).pw_name
             what = " ".join(Path(word).name if word.startswith("/") else word for word in process.cmdline()[:4])
-    except (psutil.Error, KeyError):
-        return f"process {process.pid}"
-    return f"process {process.pid} of {user} since {since} ({what})"
+            return f"process {pid} of {process.username()} since {since} ({what})"
+    except psutil.Error:  # its ranks may outlive it for a moment
+        return f"what process {pid} has started"

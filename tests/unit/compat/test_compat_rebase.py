@@ -81,8 +81,7 @@ def test_the_fresh_branch_is_upstream_plus_one_commit_per_component(finished: Fi
     root = finished.root
     assert finished.journal.finished
     assert run_git(root, "branch", "--show-current") == checklist.BRANCH
-    rooms = sorted(path.name for path in finished.package.iterdir() if path.is_dir())
-    assert components(root, "v2..HEAD") == ["foundation", *rooms, "entry", "hook", "operator files", "manifest"]
+    assert components(root, "v2..HEAD") == ["package", "entry", "hook", "operator files", "manifest"]
     changed = run_git(root, "diff", "--name-status", "v2", "HEAD").splitlines()
     assert [line for line in changed if not line.startswith("A")] == ["M\tsimpletuner/__init__.py"]
     assert run_git(root, "status", "--porcelain") == ""
@@ -94,12 +93,6 @@ def test_every_file_of_the_package_arrives_even_from_rooms_nobody_listed(finishe
     package = finished.package
     assert arrived == {p.relative_to(package) for p in package.rglob("*") if p.is_file() and p.suffix != ".pyc"}
     assert Path("brand_new_room/__init__.py") in arrived
-
-
-def test_every_room_of_the_real_package_says_what_it_is_for() -> None:
-    rooms = [part for part in tree.all_components() if part.step.startswith("vendor")]
-    assert len(rooms) > 10
-    assert all(room.purpose.endswith(".") for room in rooms)
 
 
 def test_an_operator_finds_what_the_guides_name(finished: Finished) -> None:
@@ -164,7 +157,7 @@ def test_what_is_left_for_the_way_back(finished: Finished, tmp_path: Path) -> No
 
 def test_the_manifest_lists_every_component_with_its_size(finished: Finished) -> None:
     text = (finished.root / workflow.MANIFEST).read_text(encoding="utf-8")
-    assert "| cache | The purpose of cache. | 1 | 1 | none: new files |" in text
+    assert "| package | `simpletuner_gh200`, all of it | 13 | 13 | none: new files |" in text
     assert "| hook | end of `simpletuner/__init__.py` | 1 | 5 |" in text
 
 
@@ -173,7 +166,7 @@ def test_the_checklist_has_a_box_for_every_file_that_the_fork_had_changed(finish
     files = ["gone.py", "helpers/plain.py", "helpers/training/trainer.py"]
     boxes = [line for line in lines if line.startswith("- [ ] ") and " " not in line[6:]]
     assert boxes == [*(f"- [ ] simpletuner/{name}" for name in files), "- [ ] tools/mine.sh"]
-    assert any("| [x] | vendor cache | done |" in line for line in lines)
+    assert any("| [x] | vendor package | done |" in line for line in lines)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------
@@ -364,7 +357,7 @@ def test_uncommitted_changes_are_kept_and_come_back(repository: Path) -> None:
 
 def test_uncommitted_changes_survive_a_kill(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(repository, {"simpletuner/helpers/plain.py": EDITED})
-    interrupted(repository, "vendor config", monkeypatch)
+    interrupted(repository, "vendor package", monkeypatch)
     workflow.go_on(repository, silent)
     script = repository / checklist.ROLLBACK
     assert subprocess.run([script], input="n\n", capture_output=True, text=True).returncode == 1
@@ -377,7 +370,7 @@ def test_uncommitted_changes_survive_a_kill(repository: Path, monkeypatch: pytes
 # -- back -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["backup", "fresh branch", "vendor config"])
+@pytest.mark.parametrize("step", ["backup", "fresh branch", "vendor package"])
 def test_rollback_after_any_step(repository: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     original = run_git(repository, "rev-parse", "HEAD")
     interrupted(repository, step, monkeypatch)

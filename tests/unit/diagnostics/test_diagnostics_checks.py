@@ -223,8 +223,7 @@ def test_the_report_says_what_was_examined_as_fields(machine: Machine) -> None:
     assert (found["host"], found["architecture"], found["kernel"]) == ("node-7", "aarch64", "6.8.0-1013-nvidia-64k")
     assert found["driver"], "the kernel's driver is told without CUDA, too"
     (gpu,) = found["gpus"]
-    assert set(gpu) == {"name", "memory_bytes", "pci_address", "pci_device"}, "no serial number, no UUID"
-    assert gpu["pci_address"]
+    assert set(gpu) == {"name", "memory_bytes", "pci_device"}, "no serial number, no UUID"
     assert found["memory"]["total_bytes"] > found["memory"]["available_bytes"] > 0
     assert found["versions"]["simpletuner"] == "4.10.1"
     assert found["versions"]["diffusers"] is None

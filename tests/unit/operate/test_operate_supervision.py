@@ -430,7 +430,7 @@ def test_the_lock_is_held_until_the_last_rank_is_gone_and_its_holder_named(tmp_p
     (pid,) = pids(tmp_path, "0")
     launcher.kill()
     launcher.wait()
-    with pytest.raises(UsageError, match=f"process {pid} of "), run_lock.held(output):
+    with pytest.raises(UsageError, match=f"what process {launcher.pid} has started"), run_lock.held(output):
         pass
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: gone(pid))

@@ -142,9 +142,6 @@ def owner_names() -> list[str]:
 def machine_json(machine: Mapping[str, Any]) -> dict[str, Any]:
     """What kind of machine it is, and nothing that tells it from its neighbours."""
     kept = {key: value for key, value in machine.items() if key not in ("host", "date")}
-    kept["gpus"] = [
-        {key: value for key, value in gpu.items() if key != "pci_address"} for gpu in machine.get("gpus") or []
-    ]
     if isinstance(kept.get("memory"), Mapping):
         kept["memory"] = {"total_bytes": kept["memory"].get("total_bytes")}
     return kept

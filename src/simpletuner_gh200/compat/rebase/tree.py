@@ -1,10 +1,10 @@
-"""What is brought into a tree: the package, room by room; the way in; the hook; and what an operator types there."""
+"""What is brought into a tree: the package; the way in; the hook; and what an operator types there."""
 
 from __future__ import annotations
 
 import ast
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -96,11 +96,10 @@ class Component:
 
 
 def all_components() -> tuple[Component, ...]:
-    """Nothing is listed here: the rooms are the package's folders, their purpose the first line that they say."""
     on = "low: registers import hooks, `SIMPLETUNER_GH200=0` disables"
     operators = f"`scripts`, `config`, `{PAGES}`, `gh200` and the programs of the guides"
     return (
-        *_rooms(package_folder()),
+        Component("package", "`simpletuner_gh200`, all of it", partial(_write_all, package_files), "vendor package"),
         Component("entry", "`simpletuner.gh200`, the way in", partial(_write_all, entry_files), "entry"),
         Component("hook", f"end of `{HOOKED}`", add_hook, "hook", on),
         Component("operator files", operators, write_operator_files, "operator files"),
@@ -111,26 +110,12 @@ def package_folder() -> Path:
     return Path(next(iter(simpletuner_gh200.__path__)))
 
 
-def _rooms(package: Path) -> Iterator[Component]:
-    # What a wheel ships beside the code is copied to where an operator looks for it.
-    folders = [path for path in sorted(package.iterdir()) if path.is_dir() and path.name != shipped.FOLDER]
-    rooms = {"foundation": sorted(path for path in package.iterdir() if path.is_file())}
-    rooms |= {folder.name: sorted(path for path in folder.rglob("*") if path.is_file()) for folder in folders}
-    for name, files in rooms.items():
-        kept = [path for path in files if "__pycache__" not in path.parts]
-        purpose = "What everything else uses." if name == "foundation" else _purpose(package / name / "__init__.py")
-        if kept:
-            yield Component(name, purpose, partial(_vendor, package, kept), f"vendor {name}")
-
-
-def _purpose(description: Path) -> str:
-    text = ast.get_docstring(ast.parse(description.read_bytes())) if description.is_file() else None
-    return text.splitlines()[0] if text else ""
-
-
-def _vendor(package: Path, files: list[Path], root: Path) -> list[str]:
-    where = f"{VENDOR}/{simpletuner_gh200.__name__}"
-    return _write_all(lambda: {f"{where}/{path.relative_to(package)}": path.read_bytes() for path in files}, root)
+def package_files() -> dict[str, bytes]:
+    """But for what a wheel ships beside the code, which is copied to where an operator looks for it."""
+    package = package_folder()
+    files = (path.relative_to(package) for path in sorted(package.rglob("*")) if path.is_file())
+    kept = [path for path in files if "__pycache__" not in path.parts and path.parts[0] != shipped.FOLDER]
+    return {f"{VENDOR}/{simpletuner_gh200.__name__}/{path}": (package / path).read_bytes() for path in kept}
 
 
 def _write_all(contents: Callable[[], dict[str, bytes]], root: Path) -> list[str]:
