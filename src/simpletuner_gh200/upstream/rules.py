@@ -58,7 +58,8 @@ def broken_rules(
         last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
         return [], [f"SimpleTuner's own rules were not asked: {last[0][:200]}"]
     known = frozenset(options)
-    return [problem(refusal["where"], refusal["what"], known) for refusal in refusals], []
+    problems = (problem(refusal["where"], refusal["what"], known) for refusal in refusals)
+    return list(dict.fromkeys(problems)), []
 
 
 def problem(where: str, words: str, options: frozenset[str]) -> Problem:
