@@ -260,9 +260,7 @@ class Dataset:
     def _uncaptioned(self, folder: Path, found: Survey) -> Problem:
         lacking = found.samples - found.captioned
         names = ", ".join(found.without_caption) + (", ..." if lacking > len(found.without_caption) else "")
-        message = (
-            f"'textfile', but {lacking} of {found.samples} files in {str(folder)!r} have no .txt beside them: {names}"
-        )
+        message = f"'textfile', but {lacking} of {found.samples} files in {str(folder)!r} have no .txt caption: {names}"
         remedy = "write the captions, or set it to 'filename' or 'instanceprompt'"
         return Problem(f"{self.where}.caption_strategy", message, remedy)
 

@@ -139,7 +139,7 @@ def drain(folder: MemoryFolder, order: Order, *, begun: bool = False) -> int:
     there = dict(_files(source))
     for name, size in (order.files or {}).items():
         if name not in there or there[name].st_size < size:
-            raise Lost(f"{source / name} is gone from memory: somebody else has removed it")
+            raise Lost(f"{source / name} is no longer in memory: another process removed it")
     _check_place(order)
     given = there if order.files is None else order.files
     files = {name: found for name, found in there.items() if name in given or stat.S_ISDIR(found.st_mode)}

@@ -120,7 +120,7 @@ def _of_elsewhere(draft: Draft, say: Callable[[str], None], until: float | None)
     if goes:
         disclaim(draft.path.parent, draft.run)
     whose = f"{draft.name} was on its way from the memory of {draft.node}"
-    return [f"{whose}, where nobody goes on with it: what the disk had of it is cleared"] if goes else []
+    return [f"{whose}, and its writer is gone: its partial copy on disk is deleted"] if goes else []
 
 
 def _follow(draft: Draft, say: Callable[[str], None], until: float | None) -> list[str] | None:

@@ -176,7 +176,7 @@ class _Run:
             try:
                 self._wait([pool.submit(self._thread, waiting, shown) for _ in range(count)], tick)
                 if self._pace.ended:
-                    raise StagingStopped("staging was told to end")
+                    raise StagingStopped("staging was ended")
             except BaseException:
                 self._stop.set()
                 raise

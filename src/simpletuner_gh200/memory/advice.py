@@ -55,14 +55,14 @@ def _advise(
     except DriverError as failed:
         return HintResult(False, f"the driver refused: {failed.message}")
     if not shows:
-        unseen = "the driver accepted it but can't be asked about system memory; a prefetch can be checked"
+        unseen = "the driver accepted it but can't be queried about system memory; a prefetch can be checked"
         return HintResult(False, unseen)
     found = nodes_of_pages(*pages, caps.page_size)
     if not found:
         return HintResult(False, "the driver accepted it, but the kernel has no pages there yet or doesn't tell")
     where = "device memory" if side == "gpu" else "host memory"
     if all((node == caps.device_node) == (side == "gpu") for node in found):
-        unseen = "" if side == "gpu" else "; whether a preference is in force can't be asked for system memory"
+        unseen = "" if side == "gpu" else "; whether a preference is in force can't be queried for system memory"
         return HintResult(True, f"resident in {where}, as the kernel tells{unseen}")
     nodes = ", ".join(f"node {node}" for node in sorted(found))
     return HintResult(False, f"the driver accepted it but the kernel has its pages on {nodes}, not in {where}")

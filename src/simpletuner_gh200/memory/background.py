@@ -169,7 +169,7 @@ class BackgroundJob:
             if self._pace.silent_for() >= patience:
                 self.state = "left behind"
                 _left_behind.append(self._thread.name)
-                words = "gh200: %s was told to stop and has not responded for %s: it is abandoned"
+                words = "gh200: %s does not stop: no response for %s; it is abandoned"
                 logger.warning(words, self._thread.name, format_seconds(patience))
         return self.state != "left behind"
 

@@ -116,7 +116,7 @@ def _hint(name: str, tensor: Any, act: Callable[..., HintResult], device_index: 
         try:
             result = act(driver, driver.capabilities(_ordinal(tensor, device_index, driver.home)), span)
         except MemoryRoomError as unknown:
-            result = HintResult(False, f"the device can't be asked: {unknown.message}")
+            result = HintResult(False, f"the device can't be queried: {unknown.message}")
     if not result and (name, result.reason) not in _reported:
         _reported.add((name, result.reason))
         logger.info("gh200: %s did nothing: %s (said once)", name, result.reason)

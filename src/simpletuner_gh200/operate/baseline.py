@@ -108,7 +108,7 @@ def pair(first: Path, second: Path | None) -> tuple[Path, Path]:
     kept = first.with_name(BESIDE) / TELEMETRY
     if not kept.is_file():
         remedy = "capture one with `gh200 baseline capture`, or name two runs"
-        raise UsageError(f"no baseline beside {first}", remedy=remedy)
+        raise UsageError(f"no baseline next to {first}", remedy=remedy)
     return kept, first
 
 

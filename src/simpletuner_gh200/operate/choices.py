@@ -166,9 +166,9 @@ def _length(wish: Wish, data: Survey) -> tuple[int, str]:
 
 def _captions(data: Survey) -> Decision:
     if data.captioned == data.samples and data.captioned:
-        why, strategy = "each image has one beside it", {"caption_strategy": "textfile"}
+        why, strategy = "each image has one", {"caption_strategy": "textfile"}
         return Decision("captions from .txt files", why, dataset=strategy)
-    why = "no .txt lies beside an image"
+    why = "no image has a .txt caption"
     if data.captioned:
         why = (
             f"only {data.captioned} of {data.samples} images have a .txt beside them, and SimpleTuner stops at the "
@@ -204,7 +204,7 @@ def _trained(wish: Wish) -> Decision:
     optimizer = "torch-adamw" if wish.sharded else "optimi-adamw" if wish.cpu else "adamw_bf16"
     each = f", the whole model on each of {wish.ranks} ranks" if wish.ranks > 1 else ""
     if not wish.full:
-        why = "a small part is trained beside frozen weights; --full trains them all"
+        why = "a small adapter is trained, the weights stay frozen; --full trains them all"
         if each:
             why += ". FSDP2 is for those: SimpleTuner 4.10.1 saves no LoRA that it shards"
         lora = {"model_type": "lora", "lora_type": "standard", "lora_rank": 16}

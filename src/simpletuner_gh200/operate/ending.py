@@ -266,7 +266,7 @@ def _weights(weights: Mapping[str, Any]) -> Iterator[Line]:
         brought, size = format_bytes(weights["streamed"]), format_bytes(weights["bytes"])
         yield (
             "blocks",
-            f"{size} of {counted(weights['blocks'], 'block')} in Grace; {brought} brought ahead of their use",
+            f"{size} of {counted(weights['blocks'], 'block')} in Grace; {brought} copied ahead of use",
         )
 
 

@@ -222,7 +222,7 @@ def forgotten_positions(release: str, *, sharded: bool) -> str | None:
         return None
     return (
         f"SimpleTuner {release} forgets where ranks after the first were in the dataset: after a resume in the middle "
-        f"of an epoch they may wait for each other for ever. Use {mended} or later, or set ignore_final_epochs"
+        f"of an epoch they may wait for each other without end. Use {mended} or later, or set ignore_final_epochs"
     )
 
 

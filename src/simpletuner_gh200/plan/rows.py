@@ -86,7 +86,7 @@ def _weights(run: Placed) -> Iterator[Row]:
     yield Row("weights", "hbm", "load", loading, source, note)
     for phase in TRAINED:
         yield Row("weights", "hbm", phase, run.step.weights, source)
-        yield Row("weights", "grace", phase, run.weights_in_grace, source, "blocks, brought ahead of their use")
+        yield Row("weights", "grace", phase, run.weights_in_grace, source, "blocks, copied ahead of use")
     read = "read into CPU memory first; mapped files may do with less"
     if run.step.whole:
         read = "every rank reads the whole model before it is sharded"

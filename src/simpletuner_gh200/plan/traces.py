@@ -171,7 +171,7 @@ def _run_child(requests: Sequence[Mapping[str, Any]], timeout: float) -> list[di
         raise RunFailed(f"tracing took more than {timeout:.0f} s", remedy="plan without it: --no-trace") from None
     answers = child.stdout.splitlines()
     if len(answers) != len(requests):
-        last = child.stderr.strip().splitlines()[-1:] or ["no word of why"]
+        last = child.stderr.strip().splitlines()[-1:] or ["without a reason"]
         raise RunFailed(f"tracing ended early: {last[0]}", remedy="plan without it: --no-trace")
     return [json.loads(line) for line in answers]
 

@@ -12,7 +12,7 @@ ORIGIN = "memory: auto"
 """Of a setting that was decided, not given: where it can't work, it is off with the reason."""
 
 _NOT_PLANNED = {
-    "why": "there was no plan, since `gh200 train` did not start this run, or was told --no-plan",
+    "why": "there was no plan, since `gh200 train` did not start this run, or --no-plan was given",
     "then": list(PLACED),
 }
 

@@ -82,7 +82,7 @@ class Lifeline:
         except OSError as refused:
             connection.close()
             raise RunFailed(
-                f"`gh200 train`, which started this rank, is gone: {refused}",
+                f"`gh200 train`, which started this rank, has ended: {refused}",
                 remedy=f"start it again; where ranks run in a network namespace of their own, unset {LIFELINE} in it",
             ) from refused
         connection.settimeout(None)

@@ -116,7 +116,7 @@ NUMBERS = (
     Number("model state in Grace", "features/state/bytes", format_bytes, "most"),
     Number("reserve in use", "features/state/oom_reserve/most", format_bytes, "most"),
     Number("times the reserve was in use", "features/state/oom_reserve/times", plain),
-    Number("weights brought", "features/weights/streamed", format_bytes),
+    Number("weights copied in", "features/weights/streamed", format_bytes),
     Number("gradients in Grace", "features/gradients/bytes", format_bytes, "most"),
     Number("activations moved", "features/activations/moved_bytes", format_bytes),
     Number("lost to checkpoints", "features/behind/stall_seconds", format_seconds),

@@ -146,7 +146,7 @@ def _state(run: Recorded, now: float, here: str) -> tuple[State, str]:
         return "running", f"running, process {pid}"
     if silent < max(PATIENCE, 3 * median(_pace(run) or [0.0])):
         return "unseen", f"running {format_seconds(silent)} ago; its process {pid} is not one of this system's"
-    return "gone", f"its process {pid} is gone without an end recorded: killed, or the machine was restarted"
+    return "gone", f"its process {pid} ended without recording it: killed, or the machine was restarted"
 
 
 def _alive(pid: int, began: float | None) -> bool:

@@ -37,7 +37,7 @@ def broken_rules(
 
     ``values`` and ``datasets`` as SimpleTuner is to see them, with nothing of ours; ``options`` are the names it knows.
     """
-    say("asking SimpleTuner for its own rules ...")
+    say("running SimpleTuner's own checks ...")
     question = {"folder": os.getcwd(), "values": values, "datasets": datasets, "ranks": ranks}
     try:
         with tempfile.TemporaryDirectory(prefix="gh200-rules-") as folder:  # SimpleTuner leaves files behind
@@ -51,12 +51,12 @@ def broken_rules(
             )
         refusals = json.loads(ended.stdout.decode(errors="replace").strip().splitlines()[-1])["refusals"]
     except subprocess.TimeoutExpired:
-        return [], [f"SimpleTuner's own rules were not asked: no answer after {DEADLINE_SECONDS:g} s"]
+        return [], [f"SimpleTuner's own rules were not checked: no answer after {DEADLINE_SECONDS:g} s"]
     except OSError as refused:
-        return [], [f"SimpleTuner's own rules were not asked: no process could be started: {refused}"]
+        return [], [f"SimpleTuner's own rules were not checked: no process could be started: {refused}"]
     except (IndexError, KeyError, TypeError, ValueError):
         last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-        return [], [f"SimpleTuner's own rules were not asked: {last[0][:200]}"]
+        return [], [f"SimpleTuner's own rules were not checked: {last[0][:200]}"]
     known = frozenset(options)
     problems = (problem(refusal["where"], refusal["what"], known) for refusal in refusals)
     return list(dict.fromkeys(problems)), []

@@ -143,7 +143,7 @@ def missing(folder: Path, run: dict[str, Any] | None = None, **entry: Any) -> li
 
 def test_a_sample_without_a_caption_is_named_where_simpletuner_would_stop_at_it(pictures: Path) -> None:
     (problem,) = missing(pictures, caption_strategy="textfile")
-    assert "1 of 3 files" in problem and "no .txt beside them: b.JPG (write the captions" in problem
+    assert "1 of 3 files" in problem and "no .txt caption: b.JPG (write the captions" in problem
     assert missing(pictures, {"caption_strategy": "textfile"}) == [problem]
     assert missing(pictures, {"caption_strategy": "textfile"}, caption_strategy="filename") == []
     assert missing(pictures) == []

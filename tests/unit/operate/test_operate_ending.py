@@ -114,7 +114,7 @@ def test_weights_and_gradients_are_told_where_some_live_in_grace(tmp_path: Path)
     }
     found = closing_lines({"output_dir": str(tmp_path), "details": details})[1:]
     assert found == [
-        ("blocks", "3 MiB of 3 blocks in Grace; 7 MiB brought ahead of their use"),
+        ("blocks", "3 MiB of 3 blocks in Grace; 7 MiB copied ahead of use"),
         ("gradients", "2 MiB of 40 tensors in Grace"),
     ]
     details = {"weights": {"blocks": 0, "bytes": 0, "streamed": 0}, "gradients": {"tensors": 0, "bytes": 0}}
@@ -145,8 +145,8 @@ def test_nothing_that_is_said_afterwards_changes_the_exit_code(
     monkeypatch.setattr(planned, "learn", broken)
     (tmp_path / "config.json").write_text("{}")
     assert gh200("train", "--config", tmp_path / "config.json")[0] == code
-    assert "what the run did can't be told: KeyError: 'entries'" in caplog.text
-    assert "what the plan can learn from the run can't be told: KeyError: 'bytes'" in caplog.text
+    assert "what the run did can't be shown: KeyError: 'entries'" in caplog.text
+    assert "what the plan can learn from the run can't be shown: KeyError: 'bytes'" in caplog.text
 
 
 # -- runs that did not complete ---------------------------------------------------------------------------

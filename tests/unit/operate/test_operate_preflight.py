@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,7 +70,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def refused_alike(run: Run, config: str, *flags: str) -> str:
     """All three ways in say the same, and exit with 2."""
     ways = (("config", "check", config), ("train", "--config", config), ("train", "--config", config, "--dry-run"))
-    answers = {run(*way, *flags) for way in ways}
+    answers = set()
+    for way in ways:
+        code, out, err = run(*way, *flags)
+        answers.add((code, out, re.sub(r"has [^ ]+ [A-Za-z]+ free", "has some free", err)))  # others write to that disk
     assert len(answers) == 1, answers
     ((code, out, err),) = answers
     assert code == 2 and out == ""
@@ -139,7 +143,7 @@ def test_a_key_of_simpletuner(write: Write, run: Run, keys: dict[str, Any], word
         ({"instance_data_dir": "nowhere"}, "'nowhere': no such folder"),
         ({"instance_data_dir": "empty"}, "'empty': no files in it"),
         ({"instance_data_dir": "texts"}, "'texts': 1 file, none of them an image"),
-        ({"instance_data_dir": "bare"}, "1 of 1 files in 'bare' have no .txt beside them: sub/c.png"),
+        ({"instance_data_dir": "bare"}, "1 of 1 files in 'bare' have no .txt caption: sub/c.png"),
         ({"in_memory": {"memory_limit_gb": 1e-6}}, "cats'.in_memory.memory_limit_gb: the dataset needs 1.97 KiB"),
     ],
 )

@@ -238,7 +238,7 @@ def test_what_does_not_fit_in_any_way_is_said(tmp_path: Path, data: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "chosen"),
     [
-        ((), "a LoRA of rank 16 trained with adamw_bf16: a small part"),
+        ((), "a LoRA of rank 16 trained with adamw_bf16: a small adapter"),
         (("--gpus-per-node", "4"), "adamw_bf16, the whole model on each of 4 ranks: .* saves no LoRA that it shards"),
         (("--full",), "all weights trained with adamw_bf16: .* in bf16"),
         (("--full", "--gpus-per-node", "4"), "torch-adamw, sharded over 4 GPUs by FSDP2: .*adamw_bf16 refuses to step"),

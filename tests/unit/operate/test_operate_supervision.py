@@ -147,7 +147,7 @@ def test_a_rank_that_finds_its_launcher_gone_does_not_start(monkeypatch):
     monkeypatch.setenv(LIFELINE, "0" * 32)
     said: list[str] = []
     assert run_rank([], said.append) == 1
-    assert "`gh200 train`, which started this rank, is gone" in said[0]
+    assert "`gh200 train`, which started this rank, has ended" in said[0]
 
 
 SPOKEN_AND_KILLED = """

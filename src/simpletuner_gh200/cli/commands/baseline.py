@@ -23,7 +23,7 @@ def capture(
         list[str] | None, typer.Argument(metavar="[RUN] [-- OPTIONS]", help="A run, and options of `gh200 train`.")
     ] = None,
     steps: Annotated[int, typer.Option(min=5, help="Optimizer steps.")] = 1000,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: beside the run's records.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: with the run's records.")] = None,
     nsys: Annotated[bool, typer.Option("--nsys", help="Also trace with NVIDIA Nsight Systems.")] = False,
     as_json: AsJson = False,
 ) -> None:

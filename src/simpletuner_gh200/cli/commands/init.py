@@ -22,7 +22,7 @@ from simpletuner_gh200.units import counted, format_bytes
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder for the project, created if needed.")],
-    data: Annotated[Path, typer.Option(help="Folder with images, and captions as .txt beside them.")],
+    data: Annotated[Path, typer.Option(help="Folder with images, and a .txt caption next to each.")],
     model: Annotated[
         str | None, typer.Option(help="FAMILY, FAMILY:FLAVOUR, FAMILY=REPOSITORY or a folder. Default: flux.")
     ] = None,

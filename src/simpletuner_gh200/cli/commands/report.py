@@ -17,7 +17,7 @@ from simpletuner_gh200.operate.run_folder import telemetry_of
 def report(
     run: Run = None,
     nodes: Annotated[list[Path] | None, typer.Argument(help="Output folders of the run's other nodes.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: beside the run's records.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: with the run's records.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page: findings, summary, plots, ranks, settings with their origins, versions.

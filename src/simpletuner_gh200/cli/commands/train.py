@@ -123,7 +123,7 @@ def _whatever_becomes_of(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as failure:  # noqa: BLE001 - said right here
-        logger.warning("gh200: %s can't be told: %s: %s", what, type(failure).__name__, failure)
+        logger.warning("gh200: %s can't be shown: %s: %s", what, type(failure).__name__, failure)
 
 
 def _say(words: str) -> None:

@@ -69,7 +69,7 @@ class CachesFeature(Feature):
                 remedy="remove cache_config.hbm_limit_gb, or set it to 0",
             )
         if not on and self.settings.given(ENABLE_PREFETCH):
-            logger.warning("gh200: enable_prefetch works on batches of unified caches, and none are asked for")
+            logger.warning("gh200: enable_prefetch works on batches of unified caches, and none are on")
 
     def summary(self) -> dict[str, Any]:
         if self._final or self._caches is None:
