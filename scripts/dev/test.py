@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -56,6 +58,12 @@ class Part:
     def results(self) -> Path:
         """Where pytest writes what became of each test."""
         return ROOT / ".cache" / f"tests-{self.slug}.xml"
+
+    @property
+    def temporary(self) -> Path:
+        """For the files of its tests. pytest's own place is closed to other users at every start of another pytest, and
+        some tests look at their files as another user."""
+        return Path(tempfile.gettempdir()) / f"gh200-tests-{os.getpid()}-{self.slug}"
 
     @property
     def slug(self) -> str:
@@ -161,6 +169,8 @@ def run_side_by_side(chosen: list[Part], what: str, variables: dict[str, str]) -
                 print(f"... {part.name}: no test ran, so nothing has passed", flush=True)
             if process.returncode or idle(part.results):
                 failed.append(part)
+            else:
+                shutil.rmtree(part.temporary, ignore_errors=True)
     return failed
 
 
@@ -180,6 +190,7 @@ def start(part: Part, what: str, variables: dict[str, str]) -> subprocess.Popen[
     command += [
         f"tests/{what}" if what in {"chaos", "cluster"} else "tests",
         f"--junitxml={part.results}",
+        f"--basetemp={part.temporary}",
         "-m",
         part.marks,
     ]

@@ -56,7 +56,7 @@ def _run(name: str, *, cuda12: bool) -> Counter[str]:
 def _report(name: str, *, cuda12: bool) -> dict[str, Any] | str:
     surroundings = environment(cuda12=cuda12, torch_runtime=installed_runtime(), personality=name)
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(COMMAND, env=surroundings, capture_output=True, text=True, cwd=folder, timeout=300)
+        done = subprocess.run(COMMAND, env=surroundings, capture_output=True, text=True, cwd=folder, timeout=1800)
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):

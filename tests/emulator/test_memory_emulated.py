@@ -17,7 +17,7 @@ needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to bu
 
 def passed(folder: Path, surroundings: dict[str, str]) -> int:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", str(folder)]
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     counted = re.search(r"(\d+) passed", done.stdout)
     assert counted is not None, done.stdout

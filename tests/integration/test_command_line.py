@@ -206,7 +206,7 @@ def test_one_job_at_a_time_and_an_interrupt_is_one_line(workbench, tmp_path):
     assert f"output_dir {str(output)!r} is in use: process " in second.stdout
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=300) == 130
+    assert process.wait(timeout=1800) == 130
     assert [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE] == []
     reported = (tmp_path / "log").read_text(errors="replace")
     last = reported.splitlines()[-1]
