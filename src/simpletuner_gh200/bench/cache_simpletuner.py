@@ -7,12 +7,13 @@ import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from simpletuner_gh200.bench.suite import measure
-from simpletuner_gh200.held.batch import HostDelivery
+from simpletuner_gh200.held.batch import assemble
 from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.cache import HeldCache
 from simpletuner_gh200.held.caches import Wanted, opened
@@ -162,7 +163,7 @@ def _served(vae: Any, text: Any, caches: Mapping[str, HeldCache]) -> AbstractCon
     from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
     from simpletuner_gh200.seams.points.caching import SEAMS
 
-    path = BatchPath(collate, {DATASET: caches["vae"]}, HostDelivery(BufferPool()))
+    path = BatchPath(collate, {DATASET: caches["vae"]}, partial(assemble, pool=BufferPool()))
     runtime: Any = SimpleNamespace(batch_path=path)
     return _patched(
         *ServedBackend(vae.cache_data_backend, [Route(vae.cache_dir, caches["vae"])]).patches,

@@ -4,10 +4,10 @@ to the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from simpletuner_gh200.held.buffers import BufferPool, address_of, copy_rows
 from simpletuner_gh200.held.cache import Found
@@ -118,20 +118,8 @@ def _stack_of(leaves: Sequence[Leaf]) -> _Stack:
     return _Stack(dtype, shape, strides, leaf.count * dtype.itemsize, by_row)
 
 
-class Delivery(Protocol):
-    """Given entries and, for each, the tensor in it: what ``torch.stack`` would give. None where it can't."""
-
-    def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None: ...
-
-
-class HostDelivery:
-    """Into buffers on the CPU that are used again."""
-
-    def __init__(self, pool: BufferPool) -> None:
-        self.pool = pool
-
-    def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
-        return assemble(entries, leaves, self.pool)
+Delivery = Callable[[Sequence[Found], Sequence[Leaf]], "torch.Tensor | None"]
+"""Given entries and, for each, the tensor in it: what ``torch.stack`` would give. None where it can't."""
 
 
 class DeviceDelivery:
@@ -141,7 +129,7 @@ class DeviceDelivery:
         self._copier = copier
         self._pool = BufferPool()
 
-    def rows(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
+    def __call__(self, entries: Sequence[Found], leaves: Sequence[Leaf]) -> torch.Tensor | None:
         import torch
 
         dtype: torch.dtype = getattr(torch, leaves[0].dtype)

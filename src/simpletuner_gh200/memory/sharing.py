@@ -7,9 +7,8 @@ barriers of a training framework. A leader that dies is noticed at once, one tha
 at long work beats.
 The way back, ``tell`` and ``hear``, is for moments that all ranks reach together: there the leader does wait.
 
-They meet at a socket in the abstract namespace, which is gone with the leader, whatever ends it. Its name begins as
-every rank of the run knows it and ends at random, so that nobody can take it beforehand. The others look for it by the
-beginning, and each side believes only a peer of its own user, as the kernel knows it.
+They meet at a socket in the abstract namespace, under a name that every rank of the run knows; it is gone with the
+leader, whatever ends it. Each side believes only a peer of its own user, as the kernel knows it.
 
 Changes that any rank makes show in shared memory: share a memfd and write into its mapping.
 """
@@ -21,7 +20,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
 import select
 import socket
 import struct
@@ -29,7 +27,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.environment import local_rank, local_size, node_identity
@@ -46,9 +43,6 @@ PATIENCE_SECONDS = 600.0
 BEAT_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LARGEST_MESSAGE = 64 * 1024
-_NAMES = Path("/proc/net/unix")
-_LISTENING = "00010000"
-"""As the kernel shows the flags of a socket that others can connect to."""
 
 Message = tuple[dict[str, Any], list[int]]
 """A note, and the descriptors that came with it."""
@@ -174,14 +168,8 @@ class NodeGroup:
     # -- meeting -------------------------------------------------------------------------------------------
 
     @property
-    def _beginning(self) -> str:
-        return f"simpletuner-gh200-{os.getuid()}-{self.identity}-"
-
-    def _addresses(self) -> list[str]:
-        """Of whatever listens under a name that begins as this group's does."""
-        rows = [line.split() for line in _NAMES.read_text(errors="replace").splitlines()]
-        names = [row[7] for row in rows if len(row) == 8 and row[3] == _LISTENING]
-        return [f"\0{name[1:]}" for name in names if name.startswith(f"@{self._beginning}")]
+    def _address(self) -> str:
+        return f"\0simpletuner-gh200-{os.getuid()}-{self.identity}"
 
     def _gather(self, deadline: float) -> list[socket.socket]:
         came: dict[int, socket.socket] = {}
@@ -203,17 +191,15 @@ class NodeGroup:
         return [came[rank] for rank in sorted(came)]
 
     def _listener(self) -> socket.socket:
-        for address in self._addresses():
-            connection = _call(address)
-            if connection is not None:  # another living run under the same name: its ranks and ours would mix
-                connection.close()
-                raise SharingError(
-                    f"the meeting place {address[1:]} is taken by another run of yours",
-                    remedy="let the other run end, or use another MASTER_PORT",
-                )
-            logger.warning("gh200: another user listens at %s; the ranks use another address", address[1:])
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(f"\0{self._beginning}{secrets.token_hex(8)}")
+        try:
+            listener.bind(self._address)
+        except OSError as taken:
+            listener.close()
+            raise SharingError(
+                f"the meeting place {self._address[1:]} is taken by another run: {taken.strerror}",
+                remedy="let the other run end, or use another MASTER_PORT",
+            ) from taken
         listener.listen(64)
         return listener
 
@@ -232,7 +218,7 @@ class NodeGroup:
         came[rank] = connection
 
     def _reach_leader(self, deadline: float) -> socket.socket:
-        while (connection := next(filter(None, map(_call, self._addresses())), None)) is None:
+        while (connection := _call(self._address)) is None:
             if time.monotonic() >= deadline:
                 raise SharingError(
                     f"local rank {self.local_rank} did not find local rank 0 of its node",

@@ -52,7 +52,7 @@ def test_a_batch_of_latents_arrives_on_the_device(
     assert {entry.segment.slab.kind for entry in entries} == {"registered"}
     delivery = DeviceDelivery(copier)
     for order in ([0, 1, 2, 3], [3, 1]):
-        batch = delivery.rows([entries[at] for at in order], [entries[at].layout.single for at in order])
+        batch = delivery([entries[at] for at in order], [entries[at].layout.single for at in order])
         assert batch is not None and batch.is_cuda
         expected = torch.stack([latents[at] for at in order])
         assert batch.cpu().view(torch.uint8).equal(expected.view(torch.uint8))
@@ -88,7 +88,7 @@ def test_what_is_staged_next_never_overwrites_what_is_being_read(
     emulator.defer()
 
     def stage(number: int) -> torch.Tensor:
-        batch = delivery.rows([entries[number]], [entries[number].layout.single])
+        batch = delivery([entries[number]], [entries[number].layout.single])
         assert batch is not None
         return batch
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from simpletuner_gh200.held import buffers
-from simpletuner_gh200.held.batch import DeviceDelivery, HostDelivery, assemble, same_tensor
+from simpletuner_gh200.held.batch import DeviceDelivery, assemble, same_tensor
 from simpletuner_gh200.held.buffers import SMALLEST, BufferPool
 from simpletuner_gh200.memory.lane import Copier, Lane
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
@@ -46,8 +47,8 @@ def test_rows_are_what_stack_gives(cache, held, copier, make, how):
     entries = cache.find_all(paths)
     leaves = [entry.layout.single for entry in entries]
     assert same_tensor(leaves) is not None
-    delivery = HostDelivery(BufferPool()) if how == "host" else DeviceDelivery(copier)
-    batch = delivery.rows(entries, leaves)
+    delivery = partial(assemble, pool=BufferPool()) if how == "host" else DeviceDelivery(copier)
+    batch = delivery(entries, leaves)
     expected = torch.stack(values)
     assert torch.equal(batch, expected)
     assert batch.stride() == expected.stride()
@@ -57,7 +58,7 @@ def batch_path(cache):
     names = SimpleNamespace(generate_vae_cache_filename=lambda path: (path, path))
     arguments = SimpleNamespace(model_family="sdxl")
     collate = SimpleNamespace(StateTracker=SimpleNamespace(get_vaecache=lambda id: names, get_args=lambda: arguments))
-    return BatchPath(collate, {"x": cache}, HostDelivery(BufferPool()))
+    return BatchPath(collate, {"x": cache}, partial(assemble, pool=BufferPool()))
 
 
 def test_a_batch_that_is_left_to_simpletuner_is_counted_with_the_reason(cache, held, tmp_path):

@@ -93,7 +93,7 @@ def test_batches_are_read_from_packs_and_are_joined_on_the_host(tmp_path, saved)
         assert [entry.address is None for entry in entries] == [True] * 4 + [False] * 2
         leaves = [entry.layout.single or entry.layout.named["latents"] for entry in entries]
         assert torch.equal(assemble(entries, leaves, BufferPool()), torch.stack(latents))
-        assert torch.equal(DeviceDelivery(copier=None).rows(entries, leaves), torch.stack(latents))
+        assert torch.equal(DeviceDelivery(copier=None)(entries, leaves), torch.stack(latents))
 
 
 def test_entries_whose_source_changed_or_vanished_are_not_served(packed):

@@ -57,7 +57,7 @@ def test_descriptors_reach_every_rank_by_name_in_any_order(tmp_path: Path) -> No
     ranks = [start(read_shared, rank, tmp_path) for rank in (1, 2)]
     leader = group(0, 3, tmp_path)
     leader.join(10)
-    assert leader._addresses() == [], "the meeting place is gone as soon as everybody is there"
+    assert sharing._call(leader._address) is None, "the meeting place is gone as soon as everybody is there"
     data, other, table = create_memfd("data"), create_memfd("other"), create_memfd("table", 4096)
     os.write(data, b"dataset")
     os.write(other, b"other")
@@ -141,9 +141,10 @@ def wait_for_ever(folder: Path) -> None:
 
 def test_a_leader_killed_while_meeting_leaves_the_name_to_the_next_start(tmp_path: Path) -> None:
     leader, next_start = start(wait_for_ever, tmp_path), group(0, 2, tmp_path)
-    while not next_start._addresses():
+    while (reached := sharing._call(next_start._address)) is None:
         time.sleep(0.01)
-    with pytest.raises(SharingError, match="taken by another run of yours"):
+    reached.close()
+    with pytest.raises(SharingError, match="taken by another run"):
         next_start.join(10)
     assert leader.pid is not None
     os.kill(leader.pid, signal.SIGKILL)
@@ -162,27 +163,6 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
 def test_a_missing_leader_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SharingError, match="did not find local rank 0"):
         group(1, 2, tmp_path).join(0.1)
-
-
-def test_whoever_knows_port_and_run_can_not_keep_the_ranks_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another user listens under a name that begins as theirs does; the ranks meet under one of their own."""
-    leader, real = group(0, 2, tmp_path), sharing._peer_user
-    taken = f"\0{leader._beginning}{'0' * 16}"
-
-    def user_of(connection: socket.socket) -> int:
-        return os.getuid() + 1 if connection.getpeername() == taken.encode() else real(connection)
-
-    monkeypatch.setattr(sharing, "_peer_user", user_of)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as planted:
-        planted.bind(taken)
-        planted.listen()
-        other = start(join_and_end, 1, tmp_path)
-        leader.join(10)
-        assert ended_well(other)
-    leader.close()
-    assert caplog.text.count("another user listens at") == 1
 
 
 def join_and_end(rank: int, folder: Path) -> None:

@@ -67,7 +67,7 @@ class BatchPath:
             cache.statistics.decline("latents of different shapes or types")
             return None
         try:
-            batch = self._latents.rows(entries, [leaf for leaf in leaves if leaf is not None])
+            batch = self._latents(entries, [leaf for leaf in leaves if leaf is not None])
         except DamagedEntry:  # upstream asks for them one by one, which tells the one that it is
             cache.statistics.decline(DAMAGED)
             return None

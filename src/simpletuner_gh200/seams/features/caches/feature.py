@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.blocks import CacheSettings, HintSettings, PrefetchSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import FeatureUnavailable
-from simpletuner_gh200.held.batch import Delivery, DeviceDelivery, HostDelivery
+from simpletuner_gh200.held.batch import Delivery, DeviceDelivery, assemble
 from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.bulk import inflating_library
 from simpletuner_gh200.held.cache import HeldCache
@@ -194,11 +195,11 @@ class CachesFeature(Feature):
 
         prefetch = self.settings.part(PrefetchSettings)
         if not prefetch.enable_prefetch:
-            return HostDelivery(BufferPool())
+            return partial(assemble, pool=BufferPool())
         if not torch.cuda.is_available():
             if self.settings.given(ENABLE_PREFETCH):
                 logger.warning("gh200: no CUDA device: enable_prefetch has no effect here")
-            return HostDelivery(BufferPool())
+            return partial(assemble, pool=BufferPool())
         self._copier = Copier(CudaLane(torch.device("cuda", torch.cuda.current_device())))
         return DeviceDelivery(self._copier)
 
