@@ -104,6 +104,20 @@ def find_blocks(models: Iterable[nn.Module], smallest: int = 0) -> list[ModelBlo
     return found
 
 
+def without_plain_weights(blocks: Iterable[ModelBlock]) -> str | None:
+    """Why these blocks, as they were found, are not worth bringing; None where they are."""
+    blocks = list(blocks)
+    if not blocks:
+        return "no block of the model has weights that are plain tensors of uvm_min_tensor_kb or more, and its own"
+    wrapped = Counter[str]()
+    for parameter in {id(one): one for block in blocks for one in block.module.parameters()}.values():
+        if not _is_plain(parameter):
+            wrapped[type(parameter.data).__name__] += size_of(parameter)
+    if wrapped.total() > sum(piece.size for block in blocks for piece in block.pieces):
+        return f"most bytes of the blocks are quantised, and in {', '.join(wrapped)}: not one plain tensor each"
+    return None
+
+
 def _modules(models: Iterable[nn.Module]) -> Iterator[nn.Module]:
     seen = set[int]()
     for model in models:
@@ -140,8 +154,12 @@ def _bytes(module: nn.Module) -> int:
     return sum(size_of(parameter) for parameter in module.parameters())
 
 
+def _is_plain(parameter: nn.Parameter) -> bool:
+    return type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
+
+
 def _may_leave(parameter: nn.Parameter, smallest: int, storages: Counter[int]) -> bool:
-    if type(parameter) is not nn.Parameter or type(parameter.data) is not torch.Tensor:
+    if not _is_plain(parameter):
         return False
     if parameter.layout is not torch.strided or parameter.is_meta or not size_of(parameter):
         return False

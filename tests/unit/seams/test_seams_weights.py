@@ -56,6 +56,21 @@ def test_a_model_without_a_block_that_may_leave_is_refused() -> None:
             runtime.call("hooks_ready", trainer_with())
 
 
+class Wrapped(torch.Tensor):
+    """As quantised weights are that keep their bytes inside."""
+
+
+def test_blocks_that_are_mostly_quantised_are_refused() -> None:
+    model = nn.ModuleList(nn.ModuleDict({"one": nn.Linear(8, 8)}) for _ in range(3))
+    for block in model:
+        block["one"].weight = nn.Parameter(torch.randn(8, 8).as_subclass(Wrapped))
+    runtime = runtime_with(weights="grace", uvm_min_tensor_kb=0)
+    with detect.using(NullDriver("a test")):
+        runtime.call("start", trainer_with(nn.ModuleDict({"blocks": model})))
+        with pytest.raises(FeatureUnavailable, match="quantised, and in Wrapped"):
+            runtime.call("hooks_ready", trainer_with(nn.ModuleDict({"blocks": model})))
+
+
 def test_a_budget_of_nothing_is_said() -> None:
     with pytest.raises(ConfigError, match=r"weights_hbm_budget_gb.*no effect"):
         resolve({"gh200_optimizations": {"weights_hbm_budget_gb": 3}}, {})

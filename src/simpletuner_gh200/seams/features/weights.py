@@ -82,15 +82,14 @@ class WeightsFeature(Feature):
         import torch
 
         from simpletuner_gh200.memory.lane import lanes
-        from simpletuner_gh200.model.blocks import find_blocks
+        from simpletuner_gh200.model.blocks import find_blocks, without_plain_weights
         from simpletuner_gh200.model.slots import WeightStream
 
         models = denoisers(trainer)
         self._blocks = find_blocks(models, self._smallest)
-        if not self._blocks:
-            self._give_up(
-                "no block of the model has weights that are plain tensors of uvm_min_tensor_kb or more, and its own"
-            )
+        reason = without_plain_weights(self._blocks)
+        if reason is not None:
+            self._give_up(reason)
             return
         for block in self._blocks:
             self._take_home(block, trainer)
