@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
-import os
 import platform
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from simpletuner_gh200.config.environment import NO_BYTECODE, SWITCH, for_child, text
+from simpletuner_gh200.config.environment import text
 from simpletuner_gh200.config.files import find_package
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.upstream import user_cache
+from simpletuner_gh200.upstream.child import NoAnswer, ask
 from simpletuner_gh200.upstream.option_table import TABLES, OptionTable
 from simpletuner_gh200.upstream.source import installed_version
 from simpletuner_gh200.upstream.tested import differing, installed_distributions, setup_command, versions_in_words
@@ -37,9 +34,6 @@ from simpletuner_gh200.upstream.tested import differing, installed_distributions
 SCHEMA = "7"
 KIND = "imports"
 PROBE = (sys.executable, "-m", "simpletuner_gh200.seams.probe")
-
-DEADLINE_SECONDS = 300.0
-"""A file system that takes longer to import SimpleTuner from has other problems than a misspelt key."""
 
 NOT_INSTALLED = "SimpleTuner is not installed"
 
@@ -118,38 +112,13 @@ def check_import(say: Say = lambda _words: None, *, refresh: bool = False, trust
 
 
 def _ask() -> dict[str, Any]:
-    """The child's answer, see ``seams/probe.py``; ``undecided`` where it gave none. SimpleTuner leaves files behind."""
+    """The child's answer, see ``seams/probe.py``; ``undecided`` where it gave none."""
     started = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory(prefix="gh200-probe-") as folder:
-            ended = subprocess.run(
-                PROBE,
-                cwd=folder,
-                env=child_environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=DEADLINE_SECONDS,
-            )
-        answer = _answer(ended)
-    except subprocess.TimeoutExpired:
-        answer = {"undecided": f"importing it was not done after {DEADLINE_SECONDS:g} s"}
-    except OSError as refused:
-        answer = {"undecided": f"no process could be started to import it: {refused}"}
+        answer = ask(PROBE, "cause")
+    except NoAnswer as none:
+        answer = {"cause": str(none)} if none.killed else {"undecided": f"asking failed: {none}"}
     return {**answer, "seconds": time.monotonic() - started}
-
-
-def _answer(ended: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
-    if ended.returncode < 0:
-        return {"cause": f"the process that imported it was ended by signal {-ended.returncode}"}
-    lines = ended.stdout.decode(errors="replace").strip().splitlines() or [""]
-    try:
-        found = json.loads(lines[-1])
-    except json.JSONDecodeError:
-        found = None
-    if isinstance(found, dict) and "cause" in found:
-        return found
-    last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or lines[-1:]
-    return {"undecided": f"asking failed with exit code {ended.returncode}: {last[0][:200]}"}
 
 
 def _verdict(answer: Mapping[str, Any], version: str) -> ImportVerdict:
@@ -169,12 +138,6 @@ def _kept(entry: str, version: str) -> ImportVerdict | None:
     answer = user_cache.load(KIND, entry)
     verdict = _verdict(answer if isinstance(answer, Mapping) else {}, version)
     return verdict if verdict.table is not None else None
-
-
-def child_environment() -> dict[str, str]:
-    """The child finds the same packages in the same order as we do, and no extension in SimpleTuner."""
-    found = os.pathsep.join(dict.fromkeys(os.path.abspath(place) for place in sys.path))
-    return for_child({SWITCH: "0", "PYTHONPATH": found}, without=("SIMPLETUNER_SKIP_TORCH", NO_BYTECODE))
 
 
 def _key(package: Path, version: str) -> str:

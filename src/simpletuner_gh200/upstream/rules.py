@@ -6,17 +6,15 @@ check`` asks: a start runs into the same rules some seconds later, in the rank, 
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from simpletuner_gh200.errors import Problem
-from simpletuner_gh200.upstream.importing import DEADLINE_SECONDS, Say, child_environment
+from simpletuner_gh200.upstream.child import NoAnswer, ask
+from simpletuner_gh200.upstream.importing import Say
 from simpletuner_gh200.upstream.source import installed_version
 
 RULES = (sys.executable, "-m", "simpletuner_gh200.seams.rules")
@@ -40,23 +38,9 @@ def broken_rules(
     say("running SimpleTuner's own checks ...")
     question = {"folder": os.getcwd(), "values": values, "datasets": datasets, "ranks": ranks}
     try:
-        with tempfile.TemporaryDirectory(prefix="gh200-rules-") as folder:  # SimpleTuner leaves files behind
-            ended = subprocess.run(
-                RULES,
-                cwd=folder,
-                env={**child_environment(), "HF_HUB_OFFLINE": "1"},
-                input=json.dumps(question, default=str).encode(),
-                capture_output=True,
-                timeout=DEADLINE_SECONDS,
-            )
-        refusals = json.loads(ended.stdout.decode(errors="replace").strip().splitlines()[-1])["refusals"]
-    except subprocess.TimeoutExpired:
-        return [], [f"SimpleTuner's own rules were not checked: no answer after {DEADLINE_SECONDS:g} s"]
-    except OSError as refused:
-        return [], [f"SimpleTuner's own rules were not checked: no process could be started: {refused}"]
-    except (IndexError, KeyError, TypeError, ValueError):
-        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-        return [], [f"SimpleTuner's own rules were not checked: {last[0][:200]}"]
+        refusals = ask(RULES, "refusals", question, HF_HUB_OFFLINE="1")["refusals"]
+    except NoAnswer as none:
+        return [], [f"SimpleTuner's own rules were not checked: {none}"]
     known = frozenset(options)
     problems = (problem(refusal["where"], refusal["what"], known) for refusal in refusals)
     return list(dict.fromkeys(problems)), []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simpletuner_gh200.upstream import importing
+from simpletuner_gh200.upstream import child, importing
 from tests.unit.broken_site import HIDDEN, LAZILY_BROKEN, write_site
 
 Run = Callable[..., tuple[int, str, str]]
@@ -98,7 +98,7 @@ def test_what_failed_is_looked_at_again_by_every_command(run: Run, tmp_path: Pat
 def test_an_import_without_end_is_a_failure_of_the_doctor_and_stops_nothing_else(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(child, "DEADLINE_SECONDS", 0.2)
     write_site(tmp_path / "site", trainer="import time; time.sleep(600)")
     (found,) = [check for check in json.loads(run("doctor", "--json")[1])["checks"] if check["code"] == "GH109"]
     assert found["status"] == "fail" and "not done after 0.2 s" in found["found"] and "importtime" in found["fix"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.errors import UsageError
-from simpletuner_gh200.upstream import importing, user_cache
+from simpletuner_gh200.upstream import child, importing, user_cache
 from simpletuner_gh200.upstream import tested as versions
 from simpletuner_gh200.upstream.importing import check_import
 from tests.unit.broken_site import HIDDEN, LAZILY_BROKEN, write_site
@@ -70,7 +70,7 @@ def test_a_failure_is_never_kept(site: Path, trainer: str) -> None:
 def test_a_deadline_that_passed_decides_nothing(site: Path) -> None:
     write_site(site, trainer="import time; time.sleep(600)")
     with pytest.MonkeyPatch.context() as impatient:
-        impatient.setattr(importing, "DEADLINE_SECONDS", 0.2)
+        impatient.setattr(child, "DEADLINE_SECONDS", 0.2)
         verdict = check_import()
     assert verdict.imports is None and "not done after 0.2 s" in str(verdict.cause)
     verdict.stop_unless_it_imports()
@@ -111,7 +111,7 @@ def test_the_child_has_no_extension_and_leaves_nothing_here(
 def test_without_bytecode_an_import_takes_a_minute_more(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PYTHONDONTWRITEBYTECODE", "1"), ("HF_HOME", "/x")):
         monkeypatch.setenv(name, value)
-    found = importing.child_environment()
+    found = child.child_environment()
     assert found["HF_HOME"] == "/x" and "PYTHONDONTWRITEBYTECODE" not in found
     assert all(Path(place).is_absolute() for place in found["PYTHONPATH"].split(":"))
 
