@@ -30,11 +30,6 @@ def uvm_keys(machine: Machine) -> None:
     machine.environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True,use_uvm:True"
 
 
-def no_asked_codec(machine: Machine) -> None:
-    machine.without("zstandard")
-    machine.configure(dataset={"in_memory": {"compression": "zstd"}})
-
-
 def balancing(machine: Machine) -> None:
     machine.node(1, "72-143", total=480, free=400)
     machine.put("proc/sys/kernel/numa_balancing", "1\n")
@@ -109,8 +104,6 @@ CASES = [
         "newer than SimpleTuner 3.1.6; 4.10.1 needs 3.12",
     ),
     ("GH105", lambda m: m.package("simpletuner"), "fail", "Off because of it: core"),
-    ("GH106", lambda m: m.without("zstandard"), "warn", "zstd"),
-    ("GH106", no_asked_codec, "fail", "zstd"),
     ("GH107", environment(GH200_UVM_ACCESS_PATTERN="gpu_first; touch x"), "fail", "touch x"),
     ("GH107", environment(SIMPLETUNER_GH200="0"), "warn", "switched off"),
     ("GH109", importing(False, "ModuleNotFoundError: No module named 'x'"), "fail", "No module named 'x'; "),

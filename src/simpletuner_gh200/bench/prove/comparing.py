@@ -151,31 +151,24 @@ def compare(
     until = clock() + seconds
     found = Compared(arms, skipped=dict(left_out))
     taken: dict[str, float] = {}
-
-    def one(arm: Arm, number: int) -> None:
-        report(f"round {number}: {arm.title}")
-        trial = run(arm)
-        found.trials.setdefault(arm.name, []).append(trial)
-        taken[arm.name] = max(trial.seconds, taken.get(arm.name, 0.0))
-        if not trial.ok:
-            report(f"{arm.name} failed: {trial.reason}")
-
-    for arm in arms:
-        if arm.name in left_out:
-            continue
-        needed = max([longest, *taken.values()])
-        if until - clock() < needed:
-            found.skipped[arm.name] = f"{NO_TIME}: a run takes about {needed:.0f} s"
-        else:
-            one(arm, 1)
-    found.rounds = 1 if found.trials else 0
-    running = [arm for arm in arms if arm.name in found.trials and arm.name not in found.failed]
-    while running and found.rounds < most and until - clock() >= sum(taken[arm.name] for arm in running):
+    running = [arm for arm in arms if arm.name not in left_out]
+    while running and found.rounds < most:
+        if found.rounds and until - clock() < sum(taken[arm.name] for arm in running):
+            break
         turn = found.rounds % len(running)
         for arm in (*running[turn:], *running[:turn]):
-            one(arm, found.rounds + 1)
-        found.rounds += 1
-        running = [arm for arm in running if arm.name not in found.failed]
+            needed = max([longest, *taken.values()])
+            if not found.rounds and until - clock() < needed:
+                found.skipped[arm.name] = f"{NO_TIME}: a run takes about {needed:.0f} s"
+                continue
+            report(f"round {found.rounds + 1}: {arm.title}")
+            trial = run(arm)
+            found.trials.setdefault(arm.name, []).append(trial)
+            taken[arm.name] = max(trial.seconds, taken.get(arm.name, 0.0))
+            if not trial.ok:
+                report(f"{arm.name} failed: {trial.reason}")
+        running = [arm for arm in running if arm.name in found.trials and arm.name not in found.failed]
+        found.rounds += bool(found.trials)
     if found.trials and not running:
         found.notes.append(f"{found.rounds} of at most {most} rounds: every arm that was tried has failed")
     elif found.rounds < most:

@@ -10,7 +10,6 @@ from simpletuner_gh200.config.settings import our_variables, resolve
 from simpletuner_gh200.diagnostics.check import CheckResult, check, failed, passed, skipped, warned
 from simpletuner_gh200.diagnostics.context import Context
 from simpletuner_gh200.errors import ConfigError
-from simpletuner_gh200.held.codecs import PACKAGES
 from simpletuner_gh200.units import counted, format_seconds
 from simpletuner_gh200.upstream.check import check_remembered
 from simpletuner_gh200.upstream.source import folder_source, with_installed_accelerate
@@ -124,20 +123,6 @@ def simpletuner_imports(context: Context) -> CheckResult:
         fix = "see what takes long: python -X importtime -m simpletuner_gh200.seams.probe"
         return failed(f"not found out: {verdict.cause}; {versions}", fix)
     return failed(f"SimpleTuner {verdict.version}: {verdict.cause}; {versions}", setup_command(verdict.version))
-
-
-@check("GH106", "codec libraries")
-def codec_libraries(context: Context) -> CheckResult:
-    """A dataset whose compression has no library here can't be staged."""
-    missing = {codec for codec, package in PACKAGES.items() if not context.package(package)}
-    blocks = [block for _id, _folder, block in context.training.in_memory()] if context.training else []
-    wanted = {"lz4" if block.compression == "auto" else block.compression for block in blocks}
-    if missing & wanted:
-        names = ", ".join(sorted(missing & {name for name in wanted if name}))
-        return failed(f"requested, and no library here has it: {names}", "pip install 'simpletuner-gh200[codecs]'")
-    if missing:
-        return warned(f"no library for: {', '.join(sorted(missing))}", "pip install 'simpletuner-gh200[codecs]'")
-    return passed("lz4, snappy, zstd, zlib")
 
 
 @check("GH107", "environment variables")
