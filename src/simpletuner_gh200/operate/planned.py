@@ -20,7 +20,7 @@ from simpletuner_gh200.plan.text import decision_line
 from simpletuner_gh200.telemetry.reading import Recorded, read_run
 from simpletuner_gh200.units import format_bytes, format_seconds
 
-_OURS = (("optimizer", "grace"), ("ema", "grace"), ("embeds", "hbm"))
+_OURS = (("optimizer", "grace"), ("ema", "grace"))
 """Rows of a plan that make the difference between a device and torch's account of it more than a context."""
 
 

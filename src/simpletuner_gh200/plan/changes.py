@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from simpletuner_gh200.plan.deciding import Move, moves
+from simpletuner_gh200.plan.deciding import decided, moves
 from simpletuner_gh200.plan.evaluation import evaluate
 from simpletuner_gh200.plan.facts import RunFacts
 from simpletuner_gh200.plan.machines import Machine
@@ -82,11 +82,14 @@ def with_settings(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
 
 
 def changes(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> list[SettingChange]:
-    """Every option by itself, and together only what does not fit alone; what fits first, then the cheapest first."""
-    before = evaluate(facts, sizes, machine).serial
+    """Every option by itself, and together only what does not fit alone; what fits first, then the cheapest first.
+
+    ``facts`` as they are asked for, before ``memory: "auto"`` has decided.
+    """
+    before = evaluate(decided(facts, sizes, machine), sizes, machine).serial
 
     def tried(option: SettingChange) -> SettingChange:
-        found = evaluate(option.facts, sizes, machine)
+        found = evaluate(decided(option.facts, sizes, machine), sizes, machine)
         return replace(option, fits=found.fits, cost=found.serial - before)
 
     single = [tried(option) for option in options(facts, sizes, machine)]
@@ -137,49 +140,16 @@ def _covered(change: SettingChange, found: Iterable[SettingChange]) -> bool:
 def options(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> Iterator[SettingChange]:
     """Everything that may be changed by itself, and isn't so already; not tried yet."""
     apart = machine.has_device and not machine.one_pool  # a single pool has nowhere else
-    movable = {move.feature: move for move in moves(facts, machine)} if apart else {}
-    yield from _other_places(facts, machine, movable)
+    if apart and not facts.memory_auto and moves(facts, machine):
+        auto = replace(facts, memory_auto=True)
+        yield SettingChange("what the model keeps placed by one setting", {f"{_BLOCK}.memory": "auto"}, auto)
     if (not facts.checkpointing) in sizes.traces and not facts.sharded:  # a guess is no basis for advice
-        yield from _other_checkpointing(facts, machine, movable)
+        what = "no checkpointing" if facts.checkpointing else "checkpointing: blocks are computed twice"
+        other = replace(facts, checkpointing=not facts.checkpointing)
+        yield SettingChange(what, {"gradient_checkpointing": other.checkpointing}, other)
     if facts.checkpoints > 1 and "disk" in evaluate(facts, sizes, machine).overflow():
         yield SettingChange("one checkpoint kept", {"checkpoints_total_limit": 1}, replace(facts, checkpoints=1))
     yield from _other_numbers(facts)
-
-
-def _elsewhere(machine: Machine) -> str:
-    return "Grace" if machine.coherent else "CPU memory, over PCIe"
-
-
-def _other_places(facts: RunFacts, machine: Machine, movable: Mapping[str, Move]) -> Iterator[SettingChange]:
-    if (state := movable.get("state")) is not None:
-        away = replace(facts, **state.changed)
-        yield SettingChange(f"optimizer state in {_elsewhere(machine)}", state.settings, away)
-    if "weights" in movable:
-        together = [movable[name] for name in ("weights", "gradients") if name in movable]
-        settings = {key: "grace" for move in together for key in move.settings}
-        away = replace(facts, **{key: value for move in together for key, value in move.changed.items()})
-        yield SettingChange("weights and gradients in Grace" if facts.full else "weights in Grace", settings, away)
-    if (saved := movable.get("activations")) is not None and not facts.checkpointing:
-        away = replace(facts, **saved.changed)
-        yield SettingChange(f"activations in {_elsewhere(machine)}", saved.settings, away)
-    if facts.hbm_embeds:
-        yield SettingChange("no embeds in HBM", {"cache_config.hbm_limit_gb": 0}, replace(facts, hbm_embeds=0))
-
-
-def _other_checkpointing(facts: RunFacts, machine: Machine, movable: Mapping[str, Move]) -> Iterator[SettingChange]:
-    key = {"gradient_checkpointing": not facts.checkpointing}
-    if not facts.checkpointing:
-        off = {f"{_BLOCK}.activations": "off"} if facts.activations != "off" else {}
-        twice = replace(facts, checkpointing=True, activations="off")
-        yield SettingChange("checkpointing: blocks are computed twice", {**key, **off}, twice)
-        return
-    yield SettingChange("no checkpointing", key, replace(facts, checkpointing=False))
-    if (saved := movable.get("activations")) is not None:
-        yield SettingChange(
-            f"activations in {_elsewhere(machine)} instead of checkpointing",
-            {**key, **saved.settings},
-            replace(facts, checkpointing=False, **saved.changed),
-        )
 
 
 def _other_numbers(facts: RunFacts) -> Iterator[SettingChange]:

@@ -102,6 +102,11 @@ def decide(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> tuple[Memory
     return _decided(facts, sizes, machine, chosen, possible, why)
 
 
+def decided(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> RunFacts:
+    """The run as it will be, whether something was left to decide or not."""
+    return decide(facts, sizes, machine)[1] if facts.memory_auto else facts
+
+
 def _subsets(possible: tuple[Move, ...]) -> Iterator[tuple[Move, ...]]:
     return chain.from_iterable(combinations(possible, count) for count in range(len(possible) + 1))
 

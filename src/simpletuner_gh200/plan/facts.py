@@ -81,7 +81,6 @@ class RunFacts:
     unified: Mapping[str, bool] = field(default_factory=dict)
     """Kind of cache -> whether we hold it."""
     cache_limit: int | None = None
-    hbm_embeds: int = 0
 
     @property
     def bytes_per_weight(self) -> int:
@@ -155,7 +154,6 @@ def read_facts(training: Training, *, ranks: int | None = None) -> RunFacts:
         explicit=frozenset(key for key, origin in settings.origins.items() if origin != DEFAULT),
         unified=caches.served(),
         cache_limit=None if caches.memory_limit_gb is None else gib_to_bytes(caches.memory_limit_gb),
-        hbm_embeds=gib_to_bytes(caches.hbm_limit_gb or 0),
     )
 
 

@@ -17,7 +17,7 @@ from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.plan import text
 from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, in_words, with_settings
-from simpletuner_gh200.plan.deciding import MemoryDecision, decide
+from simpletuner_gh200.plan.deciding import MemoryDecision, decide, decided
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, RunFacts, read_facts, truth
 from simpletuner_gh200.plan.machines import RATES, Machine, free_disk, this_machine
@@ -43,6 +43,8 @@ class Plan:
     """Of one rank."""
     sizes: ModelSizes
     evaluated: Evaluated
+    asked: RunFacts
+    """Before ``memory: "auto"`` has decided."""
     decision: MemoryDecision | None = None
     """Of ``memory: "auto"``."""
     notes: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ class Plan:
 
     @cached_property
     def changes(self) -> list[SettingChange]:
-        return changes(self.evaluated.facts, self.sizes, self.machine)
+        return changes(self.asked, self.sizes, self.machine)
 
     @property
     def advice(self) -> SettingChange | None:
@@ -135,8 +137,9 @@ def make_plan(
     notes += [*sharding_notes(facts), *([crowded] if crowded else [])]
     if training.assumed:
         notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
+    asked = facts
     decision, facts = decide(facts, sizes, one) if facts.memory_auto else (None, facts)
-    others = on_nodes(lambda count: _placed(read_facts(training, ranks=count), sizes, one), sizes, one, job)
+    others = on_nodes(lambda count: decided(read_facts(training, ranks=count), sizes, one), sizes, one, job)
     found = buckets(facts, sizes, one)
     evaluated = evaluate(facts, sizes, one)
     pictures = pictures or (pictures_of(training) if patience is None else None)
@@ -144,11 +147,7 @@ def make_plan(
     disk = one.disk if one.disk is not None else free_disk(str(training.values.get("output_dir") or "."))
     samples = pictures.samples if pictures is not None and not sizes.data.samples else sizes.data.samples
     whole = whole_run(training, facts, evaluated.least, samples)
-    return Plan(one, sizes, evaluated, decision, tuple(notes), found, tuple(others), start, whole, disk)
-
-
-def _placed(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> RunFacts:
-    return decide(facts, sizes, machine)[1] if facts.memory_auto else facts
+    return Plan(one, sizes, evaluated, asked, decision, tuple(notes), found, tuple(others), start, whole, disk)
 
 
 def quick_plan(training: Training, machine: Machine) -> Plan:

@@ -193,7 +193,6 @@ def _caches(run: Placed) -> Iterator[Row]:
     if any(facts.unified.values()):
         buffers = min(4 * facts.batch * (sizes.latent_bytes + sizes.embed_bytes), IDLE_BUFFERS)
         yield Row("buffers", "grace", "train", buffers, "computed", "batches of the unified caches")
-        yield Row("embeds", "hbm", "train", facts.hbm_embeds, "computed", "hbm_limit_gb")
         yield Row("packs", "disk", None, both, sizes.data.cached)
 
 

@@ -10,6 +10,7 @@ from simpletuner_gh200.memory.ceilings import activations_allowance, device_head
 from simpletuner_gh200.memory.host import HostMemory
 from simpletuner_gh200.model.optimizer_table import optimizers
 from simpletuner_gh200.plan.changes import changes, cheapest, fastest, options
+from simpletuner_gh200.plan.deciding import Move, decide, moves
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.machines import MACHINES
 from simpletuner_gh200.plan.placing import place
@@ -71,11 +72,6 @@ MUTATIONS = [
     ("no checkpointing", {"checkpointing": False}, "activations/hbm"),
     ("state in Grace", CPU_FIRST, "optimizer/hbm optimizer/grace"),
     ("unified caches", {"unified": {"vae": True, "text": True}}, "caches/grace buffers/grace packs/disk"),
-    (
-        "embeds in HBM",
-        {"unified": {"text": True}, "hbm_embeds": GIB},
-        "embeds/hbm caches/grace buffers/grace packs/disk",
-    ),
     ("no validation", {"validates": False}, "weights/hbm gradients/hbm optimizer/hbm vae/hbm vae-work/hbm"),
     ("text encoded when it is needed", {"encoders_stay": True}, "text_encoder/hbm"),
     ("images encoded when they are needed", {"vae_stays": True}, "vae/hbm"),
@@ -245,16 +241,14 @@ def test_no_more_weights_leave_than_have_to():
     assert table(facts(**LEAVES), machine=MACHINES["gb10"]).placed.weights_in_grace == 0, "nowhere to go"
 
 
-def test_a_model_that_fits_in_no_other_way_is_offered_it():
+def test_a_model_that_fits_in_no_other_way_has_its_weights_moved():
     small = replace(MACHINE, hbm=30 * 10**9)
     best = cheapest(changes(facts(), sizes(), small))
-    assert best is not None
-    assert best.settings["gh200_optimizations.weights"] == best.settings["gh200_optimizations.gradients"] == "grace"
-    assert best.exact
-    for given in ({"dynamo_backend": "inductor"}, {"ramtorch": True}, {"musubi_blocks_to_swap": 4}):
-        assert "gh200_optimizations.weights" not in offered(facts(options=given))
-    assert "gh200_optimizations.gradients" not in offered(facts(full=False))
-    assert not {"gh200_optimizations.weights"} & offered(facts(), "h100")
+    assert best is not None and best.exact
+    assert best.settings == {"gh200_optimizations.memory": "auto"}
+    assert {"state", "gradients"} <= leaving(facts(), small)
+    tiny = replace(MACHINE, hbm=16 * 10**9)
+    assert "weights" in leaving(facts(), tiny)
 
 
 def test_every_row_has_a_source_and_the_least_is_without_assumptions():
@@ -316,7 +310,7 @@ def test_a_run_that_does_not_fit_gets_the_cheapest_change_that_makes_it():
     found = changes(facts(), sizes(), MACHINE)
     best = cheapest(found)
     assert best is not None
-    assert "gh200_optimizations.use_uvm" in best.settings
+    assert "gh200_optimizations.memory" in best.settings
     assert best.exact
     fitting = [change for change in found if change.fits and change.exact]
     assert best.cost == min(change.cost for change in fitting)
@@ -327,7 +321,7 @@ def test_the_fastest_setting_of_a_run_that_fits():
     roomy = MACHINES["gb200"]
     best = fastest(changes(facts(), sizes(), roomy))
     assert best is not None
-    assert best.settings["gradient_checkpointing"] is False
+    assert best.settings == {"gradient_checkpointing": False} or "gh200_optimizations.memory" in best.settings
     assert best.cost < 0
     assert fastest(changes(facts(checkpointing=False), sizes(), roomy)) is None
 
@@ -343,38 +337,43 @@ def test_a_smaller_micro_batch_keeps_every_sample_and_is_not_called_exact(batch,
     assert not [option for option in ramped if "train_batch_size" in option.settings], "accumulation is the ramp's"
 
 
-def offered(run, machine="gh200-96") -> set[str]:
-    return {key for option in options(run, sizes(), MACHINES[machine]) for key in option.settings}
+def offered(run, machine=MACHINE) -> dict[str, Move]:
+    return {move.feature: move for move in moves(run, machine)}
+
+
+def leaving(run, machine) -> set[str]:
+    decision, _after = decide(replace(run, memory_auto=True), sizes(), machine)
+    return {name for name, move in offered(run).items() if move.settings.keys() <= decision.settings.keys()}
 
 
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
-        ({"deepspeed_config": "zero2.json"}, ("use_uvm", "activations")),
-        ({"optimizer_cpu_offload_method": "torchao"}, ("use_uvm",)),
-        ({"ramtorch": True}, ("use_uvm", "activations")),
-        ({"optimizer_release_gradients": "true"}, ("use_uvm",)),
-        ({"dynamo_backend": "inductor"}, ("activations",)),
-        ({"musubi_blocks_to_swap": "4"}, ("activations",)),
+        ({"deepspeed_config": "zero2.json"}, ("state", "activations", "weights", "gradients")),
+        ({"optimizer_cpu_offload_method": "torchao"}, ("state", "weights", "gradients")),
+        ({"ramtorch": True}, ("state", "activations", "weights", "gradients")),
+        ({"optimizer_release_gradients": "true"}, ("state", "weights", "gradients")),
+        ({"dynamo_backend": "inductor"}, ("activations", "weights", "gradients")),
+        ({"musubi_blocks_to_swap": "4"}, ("activations", "weights", "gradients")),
         ({"ramtorch": "false", "optimizer_cpu_offload_method": "none", "dynamo_backend": "no"}, ()),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("checkpointing", [True, False])
-def test_what_the_run_refuses_is_not_offered(given, refused, checkpointing):
-    ours = {f"gh200_optimizations.{key}" for key in ("use_uvm", "activations")}
-    found = offered(facts(options=given, checkpointing=checkpointing)) & ours
-    assert found == ours - {f"gh200_optimizations.{key}" for key in refused}
+def test_what_the_run_refuses_is_not_moved(given, refused):
+    assert offered(facts(options=given)).keys() == {"state", "activations", "weights", "gradients"} - set(refused)
+    assert offered(facts(full=False)).keys() == {"weights", "activations"}, "the rest of a LoRA is too small"
 
 
-def test_behind_pcie_the_access_pattern_is_written_down():
-    assert "gh200_optimizations.uvm_access_pattern" in offered(facts(), "h100"), "else the run refuses use_uvm there"
-    assert "gh200_optimizations.uvm_access_pattern" not in offered(facts())
+def test_behind_pcie_the_access_pattern_is_written_down_and_weights_stay():
+    behind = offered(facts(), MACHINES["h100"])
+    assert "gh200_optimizations.uvm_access_pattern" in behind["state"].settings, "else the run refuses use_uvm there"
+    assert behind.keys() == {"state", "activations"}
+    assert "gh200_optimizations.uvm_access_pattern" not in offered(facts())["state"].settings
 
 
 def test_a_single_pool_is_never_told_to_move_bytes():
     for change in changes(facts(), sizes(), MACHINES["gb10"]):
-        assert not any("use_uvm" in key or "activations" in key for key in change.settings)
+        assert not any("gh200_optimizations" in key for key in change.settings)
 
 
 def test_parameters_without_a_gradient_have_state_only_where_it_is_made_before_the_first_step():
