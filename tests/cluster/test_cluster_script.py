@@ -123,6 +123,21 @@ def test_a_job_that_makes_room_for_an_urgent_one_comes_back(cluster, submit, par
     assert ("stopped, to go on; requeued" in job.log()) == (requeued_by == "the script")
 
 
+def test_a_preemption_with_a_grace_time_brings_the_end_forward_that_a_run_reckons_with(cluster, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    said.touch()
+    ask = "from simpletuner_gh200.seams.preemption import job_end; print(job_end())"
+    loop = f"while :; do {sys.executable} -c '{ask}' >> {said}; done"
+    options = ("--exclusive", "-N2", "--output=/dev/null", "--wrap")
+    number = cluster.submit("--partition=patient", "--time=30", *options, loop)
+    cluster.wait(number, said.read_text, "it has asked")
+    urgent = cluster.submit("--partition=urgent", *options, "srun true")
+    ends = lambda: [float(line) for line in said.read_text().splitlines()]  # noqa: E731
+    cluster.wait(number, lambda: ends()[-1] < ends()[0] - 900, "ten minutes of grace in place of half an hour")
+    cluster.run("scancel", number, urgent)
+    cluster.settle()
+
+
 def test_a_site_that_forbids_requeueing_is_told_of(cluster, submit) -> None:
     job = submit("--no-requeue")
     job.wait_until_it_trains()

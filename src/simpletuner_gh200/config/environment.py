@@ -133,10 +133,10 @@ def _first_number(names: tuple[str, ...], default: int, environment: Environment
     return next((int(found) for found in texts if found.isdigit()), default)
 
 
-def job_end(environment: Environment | None = None) -> float | None:
-    """When Slurm ends the job, by the clock; None where nobody says so."""
-    found = text("SLURM_JOB_END_TIME", environment)
-    return float(found) if found.isdigit() else None
+def slurm_job(environment: Environment | None = None) -> tuple[str, float | None]:
+    """Its number, empty outside of one, and when it was to end, by the clock, as it began: newer releases say so."""
+    end = text("SLURM_JOB_END_TIME", environment)
+    return text("SLURM_JOB_ID", environment), float(end) if end.isdigit() else None
 
 
 # -- where things are -----------------------------------------------------------------------------------

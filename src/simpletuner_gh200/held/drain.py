@@ -4,16 +4,15 @@ A process of its own for each checkpoint, at low priority. What it copied before
 copied again. While the disk refuses (full, read-only, gone), the memory keeps the checkpoint and it is tried again.
 
 Where several nodes have a part each, all copy into one draft. Each leaves a list of its files beside it when the disk
-has them; the first node's drainer waits for all lists, and gives the name.
+has them; the first node's drainer waits for all lists, gives the name and takes the lists away, for which the others
+wait.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
-import platform
 import shutil
 import stat
 import sys
@@ -32,10 +31,6 @@ FLUSH_EVERY = 64 * MIB
 """Bytes after which the disk is waited for: the page cache is not filled with what nobody reads again."""
 
 _UNKNOWN_THERE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EPERM)
-
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_LOWEST_OF_THE_USUAL = 2 << 13 | 7
-"""Not the idle class, which a busy disk never serves."""
 
 
 BEAT = 5.0
@@ -56,20 +51,13 @@ def main(arguments: list[str]) -> int:
         order = folder.order() if alone else None
         if order is None:
             return 0
-        _step_back()
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)  # Linux takes the priority of its reads and writes from it
         threading.Thread(target=_show_life, args=(folder.draft(order),), daemon=True).start()
         told = carry_out(folder, order)
         folder.conclude(order, told)
         if not told.given_up and not folder.locked(OWNER):
             folder.remove()
     return int(told.given_up)
-
-
-def _step_back() -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, _LOWEST_OF_THE_USUAL)
 
 
 def _show_life(draft: Path) -> None:
@@ -152,9 +140,13 @@ def drain(folder: MemoryFolder, order: Order, *, begun: bool = False) -> int:
         if order.part > 0:
             _list(draft, order, files)
         else:
-            _await_parts(draft, order)
+            _await(draft, order, lambda: [part for part in range(1, order.parts) if not _is_there(draft, part)])
             _rename(draft, target)
-    if order.part == 0:
+    if order.part > 0:
+        _await(draft, order, lambda: [0] if _listed(draft, order.part) is not None else [])
+        if not target.exists():
+            raise Lost("the first node has given it up")
+    else:
         shutil.rmtree(beside(draft, "old"), ignore_errors=True)
         _unlist(draft, order)
         _synced(target.parent)
@@ -176,7 +168,7 @@ def _check_place(order: Order) -> None:
 def _is_done(files: dict[str, os.stat_result], source: Path, draft: Path, order: Order, *, begun: bool) -> bool:
     """Was it carried out, and its drainer killed before it could say so?"""
     target = Path(order.target)
-    if order.part > 0 and begun and beside(draft, f"part{order.part}").exists():
+    if order.part > 0 and begun and _listed(draft, order.part) is not None:
         return True
     if not target.is_dir() or (order.parts > 1 and (draft.exists() or not begun)):
         return False
@@ -206,26 +198,35 @@ def _unlist(draft: Path, order: Order) -> None:
             beside(draft, f"part{part}").unlink(missing_ok=True)
 
 
-def _await_parts(draft: Path, order: Order) -> None:
-    """Raises Lost where nothing more comes from the other nodes."""
+def _await(draft: Path, order: Order, missing: Callable[[], list[int]]) -> None:
+    """For other nodes' drainers. Raises Lost where nothing more comes from them."""
     most, since = -1, time.monotonic()
-    while missing := [part for part in range(1, order.parts) if not _is_there(draft, part)]:
+    while waits_for := missing():
         if (written := _written(draft)) > most:
             most, since = written, time.monotonic()
         if time.monotonic() - since > order.patience:
-            which = ", ".join(str(part + 1) for part in missing)
+            nodes = ", ".join(str(part + 1) for part in waits_for)
             waited = format_seconds(order.patience)
-            raise Lost(f"nothing came for {waited} from node {which} of {order.parts}, which has a part of it")
+            raise Lost(f"nothing came for {waited} from node {nodes} of {order.parts}, each of which has a part of it")
         time.sleep(0.1)
 
 
 def _is_there(draft: Path, part: int) -> bool:
-    """By its list, as this node sees the disk."""
+    """All that its list names, as this node sees the disk."""
+    listed = _listed(draft, part)
     try:
-        listed = json.loads(beside(draft, f"part{part}").read_text(encoding="utf-8"))
-        return all((draft / name).stat().st_size == size for name, size in listed.items())
+        return listed is not None and all((draft / name).stat().st_size == size for name, size in listed.items())
     except FileNotFoundError:
         return False
+
+
+def _listed(draft: Path, part: int) -> dict[str, int] | None:
+    """Read anew: network file systems are sure of what is there only when it is opened."""
+    try:
+        found: dict[str, int] = json.loads(beside(draft, f"part{part}").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
 
 
 # -- one file after another ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simpletuner_gh200.config.environment import SWITCH, for_child, job_end, switched_off
+from simpletuner_gh200.config.environment import SWITCH, for_child, switched_off
 from simpletuner_gh200.config.files import take
 from simpletuner_gh200.config.job import LAUNCH_OPTIONS, NODES, Job
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
@@ -21,7 +21,7 @@ from simpletuner_gh200.held.settling import settle
 from simpletuner_gh200.operate import run_lock
 from simpletuner_gh200.operate.ending import Outcome
 from simpletuner_gh200.operate.supervision import watch
-from simpletuner_gh200.seams.preemption import ASKING
+from simpletuner_gh200.seams.preemption import ASKING, job_end
 from simpletuner_gh200.telemetry.redact import names_secret, redact_command, redact_text
 
 AFFINITY = "--enable_cpu_affinity"

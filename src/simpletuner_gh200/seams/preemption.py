@@ -8,17 +8,39 @@ the signal may have reached only one. The loop is left at the top of its next tu
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import datetime
 from types import FrameType
 from typing import Any
 
+from simpletuner_gh200.config.environment import for_child, slurm_job
 from simpletuner_gh200.seams.patch import Patches, wrap_method
 
 ASKING = (signal.SIGTERM, signal.SIGUSR1)
 
 TRY_AGAIN = 75
 """EX_TEMPFAIL of sysexits: nothing is wrong, start it again. Slurm's requeue can be told to read it so."""
+
+
+def job_end() -> float | None:
+    """When Slurm ends the job, by the clock; None where nobody says so.
+
+    Slurm is asked, for a preemption brings the end forward to its grace time, and an operator may move it. Where it
+    does not answer, what it said as the job began has to do.
+    """
+    number, as_it_began = slurm_job()
+    if not number:
+        return None
+    command = ["squeue", "--noheader", f"--jobs={number}", "--format=%e"]
+    try:
+        asked = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, env=for_child({"SLURM_TIME_FORMAT": "standard"})
+        )
+        return datetime.fromisoformat(asked.stdout.strip()).timestamp()
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return as_it_began
 
 
 class CheckpointWritten(KeyboardInterrupt):

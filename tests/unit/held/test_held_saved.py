@@ -502,6 +502,15 @@ def test_a_node_that_never_comes_is_named_and_nothing_half_is_left(nodes, output
     assert list(output.iterdir()) == []
 
 
+def test_a_part_stays_in_memory_until_the_checkpoint_has_its_name(nodes, output):
+    (_first, second), give, _expected = nodes
+    one = give(1, patience=0.5)
+    eventually(lambda: list(output.glob("*.part1")))
+    assert second.order() is not None and (second.path / NAME).is_dir()
+    assert one.wait(60) == 1
+    assert "from node 1 of 2" in second.told().failing and not list(output.glob("*.part1"))
+
+
 def test_the_roomiest_place_is_taken_only_where_the_first_is_too_small():
     systems = [(Path("/dev/shm"), 64), (Path("/run/user/1"), 10), (Path("/mnt"), 900)]
     assert place_for(60, systems) == (Path("/dev/shm"), 64)

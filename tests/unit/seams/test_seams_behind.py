@@ -18,7 +18,7 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.held import saved
 from simpletuner_gh200.seams.features.behind import feature as behind
-from simpletuner_gh200.seams.features.behind.afterwards import Links
+from simpletuner_gh200.seams.features.behind.afterwards import linking
 from simpletuner_gh200.seams.features.behind.draining import Draining
 from simpletuner_gh200.seams.features.behind.feature import BehindFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -258,7 +258,9 @@ def test_a_preempted_run_waits_for_the_disk_but_not_beyond_its_time(run, output,
     monkeypatch.setattr(behind, "Order", partial(saved.Order, rate=100_000.0))
     save(feature, trainer, 3)
     feature.runtime.outcome.interrupt("a signal asked for a checkpoint, and it is written", 75)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + int(behind.LAST_WORDS)))
+    monkeypatch.setenv("PATH", str(output))  # no Slurm that could be asked
     feature.after_train(trainer)
     assert "the job's time runs out before checkpoint-3 is on disk" in caplog.text
     assert feature.summary()["pending"] == str(output / "checkpoint-3")
@@ -293,7 +295,7 @@ def test_what_is_drafted_in_memory_is_linked_into_the_checkpoint_and_the_rest_is
     (memory / "temporary-3" / "ema" / "ema.pt").write_bytes(b"new")
     (memory / "checkpoint-3" / "ema" / "ema.pt").write_bytes(b"there before")
     (elsewhere / "config.json").write_bytes(b"{}")
-    links = Links(str(memory))
+    links = linking(str(memory))
     links.copytree(str(memory / "temporary-3"), str(memory / "checkpoint-3"), dirs_exist_ok=True)
     links.copy2(str(elsewhere / "config.json"), str(memory / "checkpoint-3" / "config.json"))
     assert (memory / "checkpoint-3" / "ema" / "ema.pt").samefile(memory / "temporary-3" / "ema" / "ema.pt")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from simpletuner_gh200.seams.preemption import CheckpointWritten, Preemption
+from simpletuner_gh200.seams.preemption import CheckpointWritten, Preemption, job_end
 
 
 class Trainer:
@@ -117,3 +117,23 @@ def test_signals_that_somebody_else_has_are_left_to_them():
 def test_a_release_without_the_trigger_is_left_alone():
     assert Preemption(SimpleNamespace()).install() is False
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("squeue", "end"),
+    [
+        ("date -d @1700000300 +%FT%T", 1700000300.0),  # preempted, within a grace time
+        ("echo N/A", 1700009999.0),
+        ("exit 1", 1700009999.0),
+        (None, 1700009999.0),
+    ],
+)
+def test_when_slurm_ends_the_job_is_what_it_says_now(tmp_path, monkeypatch, squeue, end):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert job_end() is None
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1700009999")
+    if squeue is not None:
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\nPATH={os.defpath}\n{squeue}\n")
+        (tmp_path / "squeue").chmod(0o755)
+    assert job_end() == end

@@ -14,7 +14,8 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import ModuleType
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from simpletuner_gh200.seams.patch import Patches, put, wrap_method
@@ -64,7 +65,7 @@ class Afterwards:
         from simpletuner.helpers.training import save_hooks
 
         self._saving = memory, output_dir
-        links = put(save_hooks, "shutil", Links(memory))
+        links = put(save_hooks, "shutil", linking(memory))
         links.install()
         try:
             yield
@@ -132,26 +133,18 @@ class Afterwards:
         return value
 
 
-class Links(ModuleType):
-    """``shutil``, for what lies in ``memory``."""
+def linking(memory: str) -> SimpleNamespace:
+    """``shutil``, but for copies of what lies in ``memory``."""
 
-    def __init__(self, memory: str) -> None:
-        super().__init__("shutil")
-        self._memory = memory + os.sep
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(shutil, name)
-
-    def copy2(self, source: str, target: str, **options: Any) -> str:
-        if not source.startswith(self._memory):
+    def link(source: str, target: str, **options: Any) -> str:
+        if not source.startswith(memory + os.sep):
             return shutil.copy2(source, target, **options)
         with suppress(FileNotFoundError):
             os.unlink(target)
         os.link(source, target)
         return target
 
-    def copytree(self, source: str, target: str, **options: Any) -> str:
-        return shutil.copytree(source, target, **{"copy_function": self.copy2, **options})
+    return SimpleNamespace(**{**vars(shutil), "copy2": link, "copytree": partial(shutil.copytree, copy_function=link)})
 
 
 def _as_now(wrapped: Callable[..., Any], trainer: Any, args: Any, kwargs: Any) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from simpletuner_gh200.config.blocks import CheckpointSettings
-from simpletuner_gh200.config.environment import job_end, local_size
+from simpletuner_gh200.config.environment import local_size
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.held.saved import MemoryFolder, Order, claim, claimed, memory_file_systems, place_for
 from simpletuner_gh200.held.settling import settle
@@ -31,7 +31,7 @@ from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.behind.afterwards import Afterwards
 from simpletuner_gh200.seams.features.behind.draining import Draining
 from simpletuner_gh200.seams.outcome import disk_full
-from simpletuner_gh200.seams.preemption import TRY_AGAIN
+from simpletuner_gh200.seams.preemption import TRY_AGAIN, job_end
 from simpletuner_gh200.units import MIB, format_bytes
 from simpletuner_gh200.upstream.checkpoints import GUARD, MANIFEST
 
