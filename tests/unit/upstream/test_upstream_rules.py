@@ -33,4 +33,4 @@ def test_a_refusal_stands_at_the_option_that_it_names(monkeypatch):
 )
 def test_no_answer_is_a_note(monkeypatch, command, words):
     problems, (note,) = asked(monkeypatch, *command)
-    assert problems == [] and "were not asked" in note and words in note
+    assert problems == [] and "were not checked" in note and words in note
