@@ -70,13 +70,6 @@ def test_report(tmp_path: Path) -> None:
     assert Path(made["report"]).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
-def test_support(tmp_path: Path) -> None:
-    told = asked("upstream", "support", "--json")
-    versions = {release["version"]: release for release in told["releases"]}
-    assert versions["4.10.1"]["executed"] and versions["3.1.6"]["off"] == {}
-    assert "ramp" in told["features"]
-
-
 CHILD = 'import sys, os; print("loud"); sys.stdout.flush(); os.system("echo louder"); sys.exit({code})'
 
 
