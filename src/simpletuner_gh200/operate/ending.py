@@ -299,11 +299,17 @@ def _caching(caching: Mapping[str, Any]) -> Iterator[Line]:
         yield "caching", f"{pictures} in {format_seconds(seconds)}, {rate}"
 
 
+def _memory(memory: Mapping[str, Any]) -> Iterator[Line]:
+    if memory.get("moved"):
+        yield "memory", f"moved to Grace when HBM ran out: {', '.join(move['what'] for move in memory['moved'])}"
+
+
 FEATURE_LINES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Line]]] = {
     "store": _datasets,
     "caching": _caching,
     "caches": _caches,
     "ramp": _ramp,
+    "memory": _memory,
     "weights": _weights,
     "gradients": _gradients,
     "activations": _activations,

@@ -18,7 +18,7 @@ from simpletuner_gh200.config.legacy import LEGACY_FLAG
 from simpletuner_gh200.config.part import TRAINING_BLOCKS
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.config.training import training_from
-from simpletuner_gh200.errors import GH200Error
+from simpletuner_gh200.errors import FeatureUnavailable, GH200Error
 from simpletuner_gh200.seams.decided import ORIGIN, read_decision
 from simpletuner_gh200.seams.feature import Feature, all_features, decide, losses
 from simpletuner_gh200.seams.grace import Grace
@@ -174,12 +174,15 @@ class Runtime:
         assert self.settings is not None
         self.settings = self.settings.placed(values, origin)
         feature = next(feature for feature in self.features if feature.name == name)
-        self.statuses |= decide((feature,), self.settings, os.environ, self._speaks_against)
-        for moment in ("start", "hooks_ready", "before_train"):
-            self._on = tuple(one for one in self.features if self.feature_on(one.name))
-            self._moments = {}
-            if self.feature_on(name):
-                getattr(feature, moment)(self.trainer)
+        try:
+            self.statuses |= decide((feature,), self.settings, os.environ, self._speaks_against)
+            for moment in ("start", "hooks_ready", "before_train"):
+                self._on = tuple(one for one in self.features if self.feature_on(one.name))
+                self._moments = {}
+                if self.feature_on(name):
+                    getattr(feature, moment)(self.trainer)
+        except FeatureUnavailable as refused:
+            self.switch_off(feature, str(refused))
         return self.feature_on(name)
 
     @property

@@ -1,88 +1,141 @@
-"""The memory room's features at their moments: when they are asked for, what they refuse, what they account for."""
+"""``memory: "auto"`` in a rank: a rehearsal leaves nothing behind, and what is lacking moves the next thing."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from simpletuner_gh200.config.settings import resolve
-from simpletuner_gh200.memory import hints
-from simpletuner_gh200.memory.driver import detect
-from simpletuner_gh200.memory.driver.interface import NullDriver
-from simpletuner_gh200.seams import bootstrap
-from simpletuner_gh200.seams.features.hints import LOOK_AGAIN, TRIES, HintsFeature
-from simpletuner_gh200.seams.runtime import Launch, Runtime
+from simpletuner_gh200.memory.ceilings import Allowance
+from simpletuner_gh200.seams.decided import ORIGIN
+from simpletuner_gh200.seams.features import memory
 
 
-def hints_feature() -> HintsFeature:
-    feature = HintsFeature()
-    feature.runtime = Runtime(Launch())
+class Trainer:
+    """One linear layer, with noise of its own."""
+
+    def __init__(self, *, fails: list[str]) -> None:
+        self.net = torch.nn.Linear(4, 4)
+        self.fails, self.drawn = fails, []
+        self.config = SimpleNamespace()
+        self.model = SimpleNamespace(model=self.net, loss=self._loss)
+        self.optimizer = SimpleNamespace(param_groups=[{"params": list(self.net.parameters())}])
+        self.accelerator = SimpleNamespace(
+            device=torch.device("cpu"),
+            num_processes=1,
+            sync_gradients=True,
+            no_sync=lambda _model: nullcontext(),
+            backward=self._backward,
+        )
+
+    def _full(self, where: str) -> None:
+        if self.fails and self.fails[0] == where:
+            self.fails.pop(0)
+            raise torch.OutOfMemoryError("planted")
+
+    def model_predict(self, prepared_batch: Any) -> torch.Tensor:
+        self.drawn.append((random.random(), numpy.random.rand(), float(torch.rand(1))))
+        self._full("forward")
+        return self.net(prepared_batch["latents"])
+
+    def _loss(self, *, prepared_batch: Any, model_output: torch.Tensor, apply_conditioning_mask: bool) -> torch.Tensor:
+        return model_output.sum()
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self._full("backward")
+
+
+class Rank:
+    """What the feature asks of a runtime."""
+
+    def __init__(self, **given: Any) -> None:
+        self.settings = resolve({"gh200_optimizations": {"memory": "auto", **given}}, {})
+        self.decision = {"then": ["state", "gradients", "weights", "activations"]}
+        self.on: list[str] = []
+        self.grace = SimpleNamespace(refusal=lambda trainer, by_name: None, open=lambda trainer: None)
+
+    def feature_on(self, name: str) -> bool:
+        return name in self.on
+
+    def switch_on(self, name: str, values: Any, origin: str) -> bool:
+        assert origin == ORIGIN
+        self.on.append(name)
+        return True
+
+
+def feature_of(rank: Rank, trainer: Trainer) -> memory.MemoryFeature:
+    feature = memory.MemoryFeature()
+    feature.runtime = rank  # type: ignore[assignment]
+    feature.before_train(trainer)
     return feature
 
 
-UNIFIED = {"cache_config": {"vae_cache_type": "unified_memory"}}
-VARIABLE = "SIMPLETUNER_GH200_ENABLE_UVM_HINTS"
+def batch(rows: int = 2) -> dict[str, Any]:
+    return {"latents": torch.ones(rows, 4)}
 
 
-@pytest.fixture
-def driver() -> Iterator[NullDriver]:
-    with detect.using(NullDriver("a test")) as null:
-        assert isinstance(null, NullDriver)
-        yield null
-    hints.set_uvm_hint_override(None)
+@pytest.mark.parametrize("fails", [[], ["forward"], ["backward"], ["backward", "forward", "backward"]], ids=str)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_rehearsal_leaves_gradients_and_random_numbers_as_they_were(fails: list[str], zeros: bool) -> None:
+    trainer, rank = Trainer(fails=list(fails)), Rank()
+    weights = list(trainer.net.parameters())
+    for weight in weights if zeros else ():
+        weight.grad = torch.zeros_like(weight)
+    state = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state()
+    feature = feature_of(rank, trainer)
+    feature.batch_prepared(trainer, batch())
+    assert rank.on == rank.decision["then"][: len(fails)]
+    assert feature.telemetry() == {"moved": len(fails), "rehearsals": len(fails) + 1}
+    assert len(set(trainer.drawn)) == 1, "each attempt draws the same"
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == state[:2]
+    assert torch.equal(torch.get_rng_state(), state[2])
+    for weight in weights:
+        assert (weight.grad is not None and not weight.grad.any()) if zeros else weight.grad is None
 
 
-@pytest.mark.parametrize(
-    ("blocks", "environment", "request_"),
-    [
-        ({}, {}, "off"),
-        ({"gh200_optimizations": {"enable_uvm_hints": True}}, {}, "requested"),
-        ({}, {VARIABLE: "1"}, "requested"),
-        (UNIFIED, {}, "auto"),
-        (UNIFIED | {"gh200_optimizations": {"enable_uvm_hints": False}}, {VARIABLE: "1"}, "off"),
-    ],
-)
-def test_hints_by_key_environment_or_unified_caches(
-    driver: NullDriver, blocks: dict[str, Any], environment: dict[str, str], request_: str
+def test_only_a_larger_batch_at_the_start_of_a_window_is_rehearsed() -> None:
+    trainer, rank = Trainer(fails=[]), Rank()
+    feature = feature_of(rank, trainer)
+    for rows, starts, rehearsals in ((2, True, 1), (2, True, 1), (3, False, 1), (3, True, 2), (1, True, 2)):
+        trainer.accelerator.sync_gradients = starts
+        feature.batch_prepared(trainer, batch(rows))
+        assert feature.telemetry()["rehearsals"] == rehearsals
+    with torch.no_grad():
+        feature.batch_prepared(trainer, batch(9))
+    assert feature.telemetry()["rehearsals"] == 2, "an evaluation"
+
+
+def test_what_was_given_or_moved_already_is_left_alone_and_the_end_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, rank = Trainer(fails=["forward"] * 9), Rank(gradients="hbm")
+    rank.on.append("state")
+    feature_of(rank, trainer).batch_prepared(trainer, batch())
+    assert rank.on == ["state", "weights", "activations"]
+    assert "nothing is left that could leave HBM: planted" in caplog.text
+
+
+def test_state_that_would_not_fit_beside_the_measured_peak_moves_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert HintsFeature().request(resolve(blocks, environment), environment) == request_
+    trainer, rank = Trainer(fails=[]), Rank()
+    rooms = [Allowance(0, "full"), Allowance(0, "full"), Allowance(5, "some")]
+    monkeypatch.setattr(memory, "room_left", lambda runtime: rooms.pop(0))
+    trainer.accelerator.device = torch.device("cuda")
+    feature = feature_of(rank, trainer)
+    feature.batch_prepared(trainer, batch())
+    assert rank.on == ["state", "gradients"] and not rooms
+    assert "optimizer's state would not fit: full" in feature.summary()["moved"][0]["why"]
 
 
-def test_an_explicit_false_reaches_direct_callers(driver: NullDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
-    settings = resolve({"gh200_optimizations": {"enable_uvm_hints": False}}, {VARIABLE: "1"})
-    feature = HintsFeature()
-    assert feature.request(settings, {VARIABLE: "1"}) == "off"
-    assert hints.gh200_uvm_enabled(), "asking, as preflight does, changes nothing"
-    feature.runtime = Runtime(Launch())
-    feature.runtime.features = (feature,)
-    feature.runtime.configure(settings)
-    assert not hints.gh200_uvm_enabled()
-
-
-def test_batches_that_cannot_be_helped_are_soon_left_alone(driver: NullDriver) -> None:
-    feature = hints_feature()
-    feature.start(None)
-    batch = {"latents": torch.zeros(4), "prompt_embeds": torch.zeros(4)}
-    for _ in range(LOOK_AGAIN):
-        assert feature.batch_prepared(None, batch) is batch
-    summary = feature.summary()
-    assert summary["batches"] == LOOK_AGAIN
-    assert summary["looked_at"] == TRIES + 1
-    assert summary["tensors_not_helped"] == 2 * (TRIES + 1)
-    feature.close()
-    assert not hints.gh200_uvm_enabled()
-
-
-def test_a_rank_keeps_its_memory_on_cpu_nodes_from_the_start(monkeypatch):
-    """Before anything of SimpleTuner's or torch's is imported: what is there by then stays where it is."""
-    asked = []
-    monkeypatch.setattr(bootstrap, "stay_on_cpu_nodes", lambda: asked.append("policy"))
-    monkeypatch.setattr(bootstrap.wrapt, "register_post_import_hook", lambda hook, module: asked.append(module))
-    bootstrap.activate()
-    try:
-        assert asked[0] == "policy", "first of all"
-        assert len(asked) > 1
-    finally:
-        bootstrap.deactivate()
+def test_nothing_is_rehearsed_where_weights_could_not_move() -> None:
+    trainer, rank = Trainer(fails=["forward"]), Rank()
+    trainer.config.ramtorch = True
+    feature = feature_of(rank, trainer)
+    feature.batch_prepared(trainer, batch())
+    assert feature.summary()["rehearsals"] == 0 and "ramtorch" in feature.summary()["not_rehearsed"]

@@ -52,6 +52,7 @@ def start_record(runtime: Runtime, trainer: Any) -> dict[str, Any]:
         },
         "training": redact(_plain(runtime.raw_config or {})),
         "command": redact_command(sys.argv),
+        "memory": dict(runtime.decision),
         **runtime.state(),
     }
 
