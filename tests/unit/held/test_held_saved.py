@@ -347,7 +347,7 @@ def test_drafts_of_this_memory_that_nobody_goes_on_with_are_cleared(memory, outp
     assert len(list(output.iterdir())) == 4, "its owner lives"
     folder.remove()
     (lost,) = settle(output, print)
-    assert f"{NAME} was on its way from the memory of {os.uname().nodename}, where nobody goes on" in lost
+    assert f"{NAME} was on its way from the memory of {os.uname().nodename}, and its writer is gone" in lost
     assert [path.name for path in output.iterdir()] == [NAME]
 
 
@@ -381,7 +381,7 @@ def test_one_that_no_longer_grows_is_left_out_said_so_and_never_comes_late(memor
     folder.leave()
     visible(monkeypatch, memory)
     (lost,) = settle(output, print)
-    assert "where nobody goes on with it" in lost
+    assert "and its writer is gone" in lost
     assert list(output.glob(".gh200-draining-*")) == []
 
     (output / NAME).mkdir()
@@ -559,7 +559,7 @@ def test_what_memory_lost_is_never_taken_for_a_whole_checkpoint(memory, output, 
         "the end of a file": lambda: os.truncate(weights, 5),
     }[gone]()
     assert folder.start_drainer().wait(60) == 1
-    assert folder.told().given_up and "gone from memory" in folder.told().failing
+    assert folder.told().given_up and "is no longer in memory" in folder.told().failing
     assert contents(output / NAME).keys() == {"model.safetensors"}, "the older one is as it was"
     assert [path.name for path in output.iterdir()] == [NAME]
     folder.remove()
