@@ -78,7 +78,8 @@ wheels: ## wheels with the C code built, x86-64 and aarch64, into dist/; the lat
 
 sweep: ## renew docs/support.md from every SimpleTuner release on the package index
 	@$(PYTHON) scripts/dev/environments.py demo >/dev/null
-	@$(BIN)/gh200 upstream support --sweep --write docs/support.md
+	@$(BIN)/python -m scripts.dev.releases
+	@$(BIN)/python scripts/dev/generate_docs.py
 
 clean: ## remove what make made
 	rm -rf .venv .venv-* .uv .cache dist build gh200-demo .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ from scripts.feature_matrix.observations import (
 )
 from scripts.feature_matrix.runs import VALIDATION, Bench, Kept, Run, need_audio, need_backend, trained_weights
 from scripts.feature_matrix.upstream_scenarios import HERE_TOO
-from simpletuner_gh200.demo.run import demo_blocks
+from simpletuner_gh200.demo.run import BLOCKS, DATASET
 from simpletuner_gh200.operate.launching import accelerator_present
 
 SCRIPT = "scripts/test_combined_features.sh"
@@ -66,10 +66,9 @@ class CombinedScenarios:
 
     @cached_property
     def _run(self) -> Run:
-        blocks, dataset = demo_blocks()
-        blocks["gh200_optimizations"].update(RAMP)
-        config = {**VALIDATION, **blocks, "attention_mechanism": need_backend(self._backend)}
-        run = self._bench.ours("combined", steps=STEPS, config=config, dataset=dataset, ask_at=ASK_AT)
+        ours = {**BLOCKS, "gh200_optimizations": {**BLOCKS["gh200_optimizations"], **RAMP}}
+        config = {**VALIDATION, **ours, "attention_mechanism": need_backend(self._backend)}
+        run = self._bench.ours("combined", steps=STEPS, config=config, dataset=DATASET, ask_at=ASK_AT)
         run.reached(STEPS)
         return run
 
