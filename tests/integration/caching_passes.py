@@ -67,6 +67,15 @@ def draw_odd(folder: Path) -> None:
         picture(30 + number, 240, 170).save(folder / f"broken{number}.jpg", quality=95)
 
 
+def draw_videos(folder: Path) -> None:
+    import imageio
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (width, height) in enumerate(((192, 192), (256, 160), (160, 256)) * 2):
+        frames = [np.asarray(picture(10 * number + frame, width, height)) for frame in range(5)]
+        imageio.mimwrite(folder / f"{number}.mp4", frames, fps=25)
+
+
 def damage(folder: Path) -> None:
     """After the scan: cut short, emptied, replaced, gone."""
     whole = (folder / "broken0.jpg").read_bytes()
@@ -116,8 +125,9 @@ def differences(stock: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def cases(folder: Path) -> dict[str, tuple[list[Images], Callable[[], None] | None, dict[str, Any]]]:
-    pictures, odd, conditions = folder / "pictures", folder / "odd", folder / "conditions"
+    pictures, odd, conditions, videos = (folder / name for name in ("pictures", "odd", "conditions", "videos"))
     draw(pictures)
+    draw_videos(videos)
     draw_odd(odd)
     draw(conditions)
 
@@ -125,7 +135,7 @@ def cases(folder: Path) -> dict[str, tuple[list[Images], Callable[[], None] | No
         return [Images(pictures, config)]
 
     follows = Images(conditions, SQUARE, name="follows", kind="conditioning", scanned=False)
-    batches = {f"batches of {size}": (of(**SQUARE), None, {"vae_batch_size": size}) for size in (1, 3, 8)}
+    batches = {f"batches of {size}": (of(**SQUARE), None, {"vae_batch_size": size}) for size in range(1, 9)}
     return {
         **batches,
         "preserved": (of(crop=False, **AREA), None, {"vae_batch_size": 2}),
@@ -133,6 +143,8 @@ def cases(folder: Path) -> dict[str, tuple[list[Images], Callable[[], None] | No
         "closest aspect": (of(crop_aspect="closest", crop_style="corner", **BUCKETS), None, {}),
         "random aspect": (of(crop_aspect="random", crop_style="centre", **BUCKETS), None, {}),
         "downsampled first": (of(maximum_image_size=150, target_downsample_size=140, **SQUARE), None, {}),
+        "faces": (of(crop_style="face", **SQUARE), None, {}),
+        "moving": ([Images(videos, {**SQUARE, "video": {"num_frames": 5}}, kind="video")], None, {"vae_batch_size": 2}),
         "odd files": ([Images(odd, SQUARE)], lambda: damage(odd), {"vae_batch_size": 5}),
         "odd files, deleted": ([Images(odd, SQUARE)], lambda: damage(odd), {"delete_problematic_images": True}),
         "conditioning": ([Images(pictures, SQUARE, conditioning=("follows",)), follows], None, {}),

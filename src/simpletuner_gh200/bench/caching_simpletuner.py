@@ -38,7 +38,7 @@ def noisy(pixels: Any) -> Any:
     """A VAE that draws from a distribution, in the order of its batches."""
     import torch
 
-    means = torch.nn.functional.avg_pool2d(pixels.float(), 8)
+    means = torch.nn.functional.avg_pool2d(pixels.float().flatten(0, -4), 8).unflatten(0, pixels.shape[:-3])
     return means + torch.randn_like(means)
 
 
@@ -188,6 +188,10 @@ class _Model:
     def get_transforms(self, dataset_type: str = "image") -> Any:
         from torchvision import transforms
 
+        if dataset_type == "video":
+            from simpletuner.helpers.models.common import VideoModelFoundation
+
+            return VideoModelFoundation.get_transforms(self, dataset_type)
         return transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.5], [0.5])])
 
     def pre_vae_encode_transform_sample(self, pixels: Any) -> Any:

@@ -98,7 +98,7 @@ def _usual_range(values: Sequence[float]) -> tuple[float, float]:
 
 def _heading(view: RunView) -> RenderableType:
     (_status, words), (_step, step), *times = view.progress()
-    facts = [f"step {step}", *(f"{text} {what}" for what, text in times)]
+    facts = [f"step {step}", *(f"caching {text}" if what == "caching" else f"{text} {what}" for what, text in times)]
     return Text(printable(words), style=_STATES[view.status().state]).append(
         "\n" + "   ".join(facts), "not bold default"
     )

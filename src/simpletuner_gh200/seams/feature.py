@@ -118,6 +118,9 @@ class Feature:
     def caching_pass(self, cache: Any) -> Callable[[Callable[[], Any]], Any] | None:
         """A VAE cache is about to encode what is missing; return what runs that, or None where it just runs."""
 
+    def caching_told(self, told: Mapping[str, Any]) -> None:
+        """How far a caching pass is, now and then while it runs."""
+
     def rebuild_cache(self, cache: Any) -> None:
         """A VAE cache is about to be rebuilt."""
 

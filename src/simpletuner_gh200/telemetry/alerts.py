@@ -107,7 +107,7 @@ def _loss(run: Recorded, _now: float) -> Iterator[Alert]:
 
 def _silence(run: Recorded, now: float) -> Iterator[Alert]:
     last = run.last("time")
-    if run.end or last is None:
+    if run.end or run.caching or last is None:
         return
     usual = median(run.latest("step_seconds", WINDOW, after=WARM_UP) or [0.0])
     if now - last > max(SILENT_SECONDS, SILENT_STEPS * usual):

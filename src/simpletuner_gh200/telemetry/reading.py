@@ -36,6 +36,8 @@ class Recorded:
     start: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
+    caching: dict[str, Any] = field(default_factory=dict)
+    """The last that was told of the caching pass before a stretch that is yet to begin."""
     unreadable: int = 0
     """Lines that are no records: torn by a full disk or a kill."""
     _curves: dict[Hashable, tuple[list[Point], int]] = field(default_factory=dict, repr=False, compare=False)
@@ -128,6 +130,11 @@ class Recorded:
             self.unreadable += 1
         elif record["kind"] == "start":
             self._begin(record)
+        elif record["kind"] == "caching":
+            self.caching = record
+            if self.end or self.start.get("pid") != record.get("pid"):
+                of_the_process = {name: record.get(name) for name in ("pid", "host", "time")}
+                self.start, self.end = {**self.start, **of_the_process}, {}
         elif record["kind"] == "end":
             self.end = record
         elif record["kind"] == "step" and isinstance(record.get("step"), int):
@@ -135,7 +142,7 @@ class Recorded:
 
     def _begin(self, record: dict[str, Any]) -> None:
         """A stretch begins; steps after the one it resumes from are done again."""
-        self.start, self.end = record, {}
+        self.start, self.end, self.caching = record, {}, {}
         resumed = record.get("step")
         if isinstance(resumed, int):
             self.steps = [step for step in self.steps if step["step"] <= resumed]

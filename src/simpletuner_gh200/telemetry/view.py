@@ -111,6 +111,8 @@ class RunView:
         behind = features.get("behind") if isinstance(features, dict) else None
         if isinstance(behind, dict):  # there is a time in which a step is saved and not on disk
             rows.append(("safe on disk", str(behind.get("safe") or "no checkpoint yet")))
+        if self.run.caching:
+            rows.append(("caching", str(self.run.caching.get("words"))))
         if status.elapsed is not None:
             rows.append(("elapsed", format_seconds(status.elapsed)))
         if status.remaining is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -43,6 +44,29 @@ def test_ranks_are_on_the_screen(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3)
     text = " ".join(shown(RunView.read(tmp_path / "gh200" / "telemetry.jsonl")).split())
     assert "3 ranks on 3 nodes: slowest is rank 2 on n2" in text and "data wait 300 ms" in text
+
+
+@pytest.mark.parametrize("before", ["nothing", "an end", "a kill"])
+def test_a_caching_pass_is_on_the_screen_until_the_run_begins(tmp_path: Path, before: str) -> None:
+    """In a folder of an earlier run as well, whose steps it goes on from."""
+    sink = JsonLines(tmp_path / "telemetry.jsonl")
+    earlier = [
+        {"kind": "start", "pid": 2**30, "host": "x", "time": 1.0},
+        healthy(5),
+        {"kind": "end", "status": "failed"},
+    ]
+    for record in earlier[: {"nothing": 0, "a kill": 2, "an end": 3}[before]]:
+        sink.write(record)
+    told = {"kind": "caching", "pid": os.getpid(), "host": platform.node(), "time": time.time(), "words": "a: 7 of 9"}
+    sink.write(told)
+    view = RunView.follow(sink.path)
+    assert "caching a: 7 of 9" in shown(view) and f"running, process {os.getpid()}" in shown(view)
+    assert "nothing to be alarmed about" in shown(view)
+    assert dict(RunView(Recorded.tail(sink.path)).progress())["caching"] == "a: 7 of 9"
+    sink.write({**told, "kind": "start", "step": 5})
+    view.refresh()
+    assert "caching" not in dict(view.progress())
+    assert view.run.step == 5
 
 
 def test_the_newest_run_is_found(tmp_path: Path) -> None:

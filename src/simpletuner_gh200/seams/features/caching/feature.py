@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ class CachingFeature(Feature):
         ceiling = pictures_allowance(limit, host_memory(), local_size())
         missing, cache.local_unprocessed_files = cache.local_unprocessed_files, share
         try:
-            now = Pass(cache, sys.modules[VAE], self._pool, ceiling)
+            now = Pass(cache, sys.modules[VAE], self._pool, ceiling, tell=partial(self.runtime.call, "caching_told"))
         except Exception as failure:
             # Nothing was touched yet; what workers can't be told of a data set is no reason to end a run.
             logger.warning("gh200: dataset %s is cached by SimpleTuner alone: %s", cache.id, failure, exc_info=failure)

@@ -73,8 +73,16 @@ class Pass:
     """``run`` calls ``process_buckets`` of one of SimpleTuner's VAE caches."""
 
     def __init__(
-        self, cache: Any, module: ModuleType, pool: WorkerPool, ceiling: int, *, seconds: float = PICTURE_SECONDS
+        self,
+        cache: Any,
+        module: ModuleType,
+        pool: WorkerPool,
+        ceiling: int,
+        *,
+        seconds: float = PICTURE_SECONDS,
+        tell: Callable[[dict[str, Any]], object] = lambda told: None,
     ) -> None:
+        """``tell``: how far it is, now and then, for whoever looks."""
         self.pictures = 0
         self.seconds = 0.0
         self.ahead: WorkAhead | None = None
@@ -84,6 +92,7 @@ class Pass:
         self._pool = pool
         self._ceiling = ceiling
         self._patience = seconds
+        self._tell = tell
         self._began = self._said = time.monotonic()
         self._buckets: list[Any] | None = None
         self._patches = Patches()
@@ -112,6 +121,7 @@ class Pass:
             if self._hands is not None:
                 self._hands.finish()
             self.seconds = time.monotonic() - self._began
+            self._tell(self.told())
 
     @property
     def most(self) -> int:
@@ -125,6 +135,10 @@ class Pass:
         left = max(self.expected - self.pictures, 0)
         done = f"{self.pictures} of {self.expected} pictures, {rate:.3g}/s, bound by {self.bound_by}"
         return f"{done}, {format_seconds(left / rate)} remaining" if left and rate else done
+
+    def told(self) -> dict[str, Any]:
+        numbers = {"dataset": self._cache.id, "pictures": self.pictures, "expected": self.expected}
+        return {**numbers, "bound_by": self.bound_by, "words": f"{self._cache.id}: {self.line()}"}
 
     @property
     def bound_by(self) -> str:
@@ -167,6 +181,7 @@ class Pass:
             self._hands = Hands(self._pool, ahead, self._job, self._patience, self._say_once)
             if self._hands.start():
                 self.ahead = ahead
+            self._tell(self.told())
         return wrapped(*args, **kwargs)
 
     def _coming(self, buckets: list[Any], files: Mapping[Any, list[str]]) -> Iterator[tuple[str, Companion]]:
@@ -200,6 +215,7 @@ class Pass:
         if time.monotonic() - self._said >= LINE_EVERY_SECONDS:
             self._said = time.monotonic()
             logger.info("gh200: dataset %s: %s", self._cache.id, self.line())
+            self._tell(self.told())
         return read, tickets
 
     def _ticket(self, path: str, piece: FileInFlight) -> Ticket:

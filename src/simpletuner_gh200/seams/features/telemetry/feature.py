@@ -12,7 +12,14 @@ from simpletuner_gh200.config.environment import TELEMETRY, flag
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.errors import ConfigError, Problem
 from simpletuner_gh200.seams.feature import Feature, Request
-from simpletuner_gh200.seams.features.telemetry.records import end_record, sources, start_record, step_record, tracked
+from simpletuner_gh200.seams.features.telemetry.records import (
+    caching_record,
+    end_record,
+    sources,
+    start_record,
+    step_record,
+    tracked,
+)
 from simpletuner_gh200.telemetry.measure import Sampler, StepClock
 from simpletuner_gh200.telemetry.reading import FILE
 from simpletuner_gh200.telemetry.sink import JsonLines
@@ -64,10 +71,18 @@ class TelemetryFeature(Feature):
 
     # -- moments ---------------------------------------------------------------------------------------
 
+    def start(self, trainer: Any) -> None:
+        self._trainer, self._sink = trainer, None
+
+    @harmless
+    def caching_told(self, told: Mapping[str, Any]) -> None:
+        self._sink = self._sink or JsonLines(_path(self._trainer))
+        self._sink.write(caching_record(told))
+
     @harmless
     def before_train(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._sink = JsonLines(_path(trainer))
+        self._sink = self._sink or JsonLines(_path(trainer))
         self._sink.write(start_record(self.runtime, trainer))
         self._sampler = Sampler(sources(trainer))
         self._sampler.start()

@@ -32,6 +32,11 @@ PREFIX = "gh200/"
 _TRACKED = ("step_seconds", "data_wait_seconds", "compute_seconds", "samples_per_second", "major_faults", "slab_bytes")
 
 
+def caching_record(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Before the run's own start: how far a caching pass of this process is."""
+    return {"kind": "caching", "time": time.time(), "pid": os.getpid(), "host": platform.node(), **told}
+
+
 def start_record(runtime: Runtime, trainer: Any) -> dict[str, Any]:
     """What the run is: versions, settings and where they came from, seams, features. Secrets are hidden."""
     settings = runtime.settings
