@@ -36,10 +36,10 @@ class Recorded:
     start: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
-    caching: dict[str, Any] = field(default_factory=dict)
-    """The last that was told of the caching pass before a stretch that is yet to begin."""
     unreadable: int = 0
     """Lines that are no records: torn by a full disk or a kill."""
+    caching: dict[str, Any] = field(default_factory=dict)
+    """The last that was told of the caching pass before a stretch that is yet to begin."""
     _curves: dict[Hashable, tuple[list[Point], int]] = field(default_factory=dict, repr=False, compare=False)
     """By what they show: the points, and how many of the steps have been looked at for them."""
     _file: BinaryIO | None = field(default=None, repr=False, compare=False)
