@@ -32,28 +32,28 @@ def _decimal(default: float | None, title: str, **limits: Any) -> Any:
 
 
 class CacheSettings(PartModel):
-    """Which of SimpleTuner's caches live in slabs, and with what budgets."""
+    """Which of SimpleTuner's caches live in memory, and with what budgets."""
 
     vae_cache_type: CacheType = _key("standard", "VAE latents")
-    """VAE latents: unified_memory serves them from slabs, standard leaves them to SimpleTuner."""
+    """VAE latents: unified_memory serves them from memory, standard leaves them to SimpleTuner's files."""
     text_cache_type: CacheType = _key("standard", "Text embeds")
-    """Text embeds, from slabs or as SimpleTuner has them."""
+    """Text embeds: from memory, or from SimpleTuner's files."""
     image_embed_cache_type: CacheType | None = _key(None, "Image embeds")
     """Image embeds; unset: as text."""
     audio_cache_type: CacheType | None = _key(None, "Audio latents")
     """Audio latents; unset: as vae."""
     distillation_cache_type: CacheType = _key("standard", "Distillation caches")
     """Distillation caches."""
-    cache_dir: str | None = _key(None, "Folder of the packs", min_length=1)
-    """Folder of the packs; unset: <output_dir>/gh200/cache."""
-    persistent_cache: bool = _key(True, "Keep packs on disk")
-    """Write and load packs; false: memory only."""
+    cache_dir: str | None = _key(None, "Folder for saved caches", min_length=1)
+    """Where caches are saved for the next start (packs); unset: <output_dir>/gh200/cache."""
+    persistent_cache: bool = _key(True, "Save caches for the next start")
+    """Write caches to disk and load them at the next start; false: memory only."""
     memory_limit_gb: float | None = _decimal(None, "Memory limit", gt=0)
     """Host budget in GiB; unset: from MemAvailable and the cgroup."""
     hbm_limit_gb: float | None = _decimal(None, "HBM for text embeds", ge=0)
     """Device copies of text embeds, GiB; not made any more: anything but 0 is refused."""
-    slab: Literal["auto", "registered", "managed", "host"] = _key("auto", "Kind of slab")
-    """How slabs are allocated; an explicit choice is obeyed or refused, managed always."""
+    slab: Literal["auto", "registered", "managed", "host"] = _key("auto", "Kind of memory")
+    """How the memory of caches is allocated; an explicit choice is used or refused, managed is always refused."""
     fill: Literal["background", "start", "lazy"] = _key("background", "When caches are filled")
     """Fill while training runs, before it starts, or only on first use."""
 
@@ -81,7 +81,7 @@ class HintSettings(PartModel):
     """Placement hints."""
 
     enable_uvm_hints: bool | None = _key(None, "Placement hints")
-    """Placement hints on batches and slabs. Overrides the environment; implied true by any cache of type
+    """Placement hints on batches and cached data. Overrides the environment; implied true by any cache of type
     unified_memory; false also returns the caches to standard."""
 
 
@@ -137,14 +137,14 @@ class WeightSettings(PartModel):
 
     weights: Literal["hbm", "grace", "auto"] = _key("hbm", "Weights of the blocks")
     """Where the weights of the denoiser's repeated blocks live: hbm leaves them to SimpleTuner, grace keeps those in
-    Grace that HBM has no room for and brings each block ahead of its use, auto does so where there is a GPU beside
+    Grace that HBM has no room for and copies each block ahead of its use, auto does so where the GPU has
     Grace memory. Without a GPU grace runs with host memory on both sides."""
     weights_hbm_budget_gb: float | None = _decimal(None, "HBM for the blocks", ge=0)
     """HBM in GiB that the blocks' weights may take, those on their way included; unset: what the first forward and
     backward leave, without a GPU none."""
     gradients: Literal["hbm", "grace", "auto"] = _key("hbm", "Gradients")
     """Where gradients live: hbm leaves them to SimpleTuner, grace moves each to Grace as soon as it is there, auto does
-    so where there is a GPU beside Grace memory, until a step has shown that HBM has room for all of them."""
+    so where the GPU has Grace memory, until a step has shown that HBM has room for all of them."""
     release_weight_files: bool | None = _key(None, "Give back pages of weights files")
     """Give back the memory that files of weights take as page cache, once they were loaded for good: behind each block
     on its way, the rest before training. Unset: where weights live in Grace."""
