@@ -125,7 +125,7 @@ def test_a_full_fine_tune_on_two_ranks(workbench, way: str) -> None:
     "precision", ["int8-quanto", "int8-torchao", pytest.param("int8-sdnq", marks=pytest.mark.one_release("4."))]
 )
 def test_a_quantised_base_comes_as_plain_tensors_or_is_refused(workbench, precision: str) -> None:
-    """torchao leaves layers as narrow as those of the tiny model as they are."""
+    """Of the tiny model's blocks torchao's wrappers hold less than what is plain, and stay."""
     quantised = {"mixed_precision": "bf16", "base_model_precision": precision, "quantize_via": "cpu"}
     workbench.configure(blocks={"gh200_optimizations": GRACE}, **quantised)
     ours = workbench.train()

@@ -69,10 +69,6 @@ class Feature:
         """Host bytes that it was promised and has not taken yet."""
         return 0
 
-    def idle_in_grace(self) -> int:
-        """Bytes that torch counts as cached on the device, and that are Grace memory of this feature's."""
-        return 0
-
     def came_to_grace(self) -> int:
         """Of what is in Grace now, bytes that were on the device when the first step was at its peak."""
         return 0

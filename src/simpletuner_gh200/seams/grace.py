@@ -19,6 +19,8 @@ from simpletuner_gh200.model.refusals import state_device_refusal, torch_refusal
 from simpletuner_gh200.units import format_bytes, gib_to_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from simpletuner_gh200.model.catching import HostPool
     from simpletuner_gh200.seams.runtime import Runtime
 
@@ -68,6 +70,13 @@ class Grace:
         logger.info("gh200: the model goes to Grace as %s%s", choice.taken, f" ({choice.why})" if choice.why else "")
         self.trial = choice.taken
         return None
+
+    def idle(self) -> int:
+        """Bytes that torch counts as cached on the device, and that are the pool's."""
+        return self.pool.share().idle if self.pool is not None else 0
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return self.pool is not None and self.pool.holds(tensor)
 
     def open(self, trainer: Any) -> GracePool | HostPool:
         """When the data is ready: what caches and datasets took is gone from the host's memory by now."""

@@ -26,3 +26,9 @@ def driver(emulator: Emulator) -> Iterator[Driver]:
     yield detect.current()
     emulator.heal()
     gc.collect()
+
+
+def idle_in_pools() -> int:
+    """Bytes that torch counts as cached, and that are pools': those of every test stay for ever."""
+    segments = (one for one in torch.cuda.memory_snapshot() if tuple(one["segment_pool_id"]) != (0, 0))
+    return sum(one["total_size"] - one["allocated_size"] for one in segments)

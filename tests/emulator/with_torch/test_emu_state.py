@@ -26,6 +26,7 @@ from simpletuner_gh200.model.streaming import StreamedOptimizer
 from simpletuner_gh200.seams.features.state.feature import StateFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from tests.emulator.emulation import Emulator
+from tests.emulator.with_torch.conftest import idle_in_pools
 
 MIB = 1 << 20
 DEVICE = torch.device("cuda", 0)
@@ -209,10 +210,9 @@ def test_when_hbm_is_full_the_reserve_helps_and_tells(roomy: Emulator) -> None:
 
 def test_an_idle_reserve_is_no_room_for_activations(driver: Driver, roomy: Emulator) -> None:
     torch.cuda.empty_cache()
-    earlier = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # pools of other tests stay for ever
     taken = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
     pool = GracePool("host", limit=1 << 40, why="a test")
-    room = DeviceRoom(driver, torch.device("cuda", 0), 0, list, lambda: pool.share().idle + earlier)
+    room = DeviceRoom(driver, torch.device("cuda", 0), 0, list, idle_in_pools)
     before = room.bytes()
     pool.open_reserve(64 * MIB)
     with pool.use():

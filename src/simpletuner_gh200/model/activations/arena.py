@@ -160,7 +160,8 @@ class DeviceRoom(Room):
         trained: Callable[[], Iterable[torch.Tensor]],
         idle_in_grace: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``idle_in_grace``: what torch counts as cached on the device without its being HBM."""
+        """``trained``: weights whose gradients are in HBM, if they have any; ``idle_in_grace``: what torch counts as
+        cached on the device without its being HBM."""
         self._driver = driver
         self._device = device
         self._reserve = reserve

@@ -27,6 +27,7 @@ from simpletuner_gh200.units import KIB, format_bytes
 
 if TYPE_CHECKING:
     from simpletuner_gh200.model.activations.offload import Offloader
+    from simpletuner_gh200.seams.grace import Grace
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -105,7 +106,8 @@ class ActivationsFeature(Feature):
         self._on_device = device.type == "cuda"
         if self._on_device:
             reserve = activations_reserve(self._settings.activation_hbm_reserve_gb, maker.caps.device_total)
-            room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer), self._idle_in_grace)
+            grace = self.runtime.grace
+            room = DeviceRoom(driver, device, reserve, lambda: _trained(trainer, grace), grace.idle)
             rates = measure_link(driver, arena, maker.ordinal)
         return Offloader(
             sides,
@@ -120,9 +122,6 @@ class ActivationsFeature(Feature):
 
     def _weights_in_slots(self) -> Any:
         return next((known for one in self.runtime.features_on if (known := one.weights_in_slots)), None)
-
-    def _idle_in_grace(self) -> int:
-        return sum(feature.idle_in_grace() for feature in self.runtime.features_on)
 
     def _switch_checkpointing(self) -> None:
         if not self._checkpointing:
@@ -272,9 +271,11 @@ def checkpointing_past(engine: Callable[[], Offloader | None]) -> Patch:
     return wrap_method(checkpointing, "checkpoint", around)
 
 
-def _trained(trainer: Any) -> Iterable[Any]:
+def _trained(trainer: Any, grace: Grace) -> Iterable[Any]:
+    """Those with a gradient that takes HBM."""
     groups = getattr(trainer.optimizer, "param_groups", ())
-    return (weight for group in groups for weight in group["params"])
+    weights = (weight for group in groups for weight in group["params"])
+    return (weight for weight in weights if weight.grad is not None and not grace.holds(weight.grad))
 
 
 FEATURE = ActivationsFeature

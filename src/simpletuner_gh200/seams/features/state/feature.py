@@ -216,9 +216,6 @@ class StateFeature(Feature):
         for caught in self._optimizers:
             caught.promote()
 
-    def idle_in_grace(self) -> int:
-        return self._pool.share().idle if self._pool is not None else 0
-
     def _streaming_of(self, caught: CaughtOptimizer) -> StreamedOptimizer | None:
         """Decided when there is state in the pool, which is after the first step or the resume."""
         if caught.name not in self._streamed and caught.tally.bytes:
