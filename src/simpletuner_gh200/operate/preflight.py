@@ -26,6 +26,7 @@ from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.memory.host import host_memory
 from simpletuner_gh200.operate.feasible import infeasible, missing_checkpoint
 from simpletuner_gh200.operate.launching import LaunchCommand, launch_command
+from simpletuner_gh200.plan.starting import pictures_of
 from simpletuner_gh200.ramp.outlook import outlook_of
 from simpletuner_gh200.seams.checkpoints import resumption
 from simpletuner_gh200.seams.feature import all_features, decide, losses
@@ -56,6 +57,12 @@ _OURS = frozenset({*TRAINING_BLOCKS, *OLDER_KEYS, LEGACY_FLAG, "datasets"})
 """Names that we take off a configuration before SimpleTuner looks at it."""
 
 Say = Callable[[str], None]
+
+
+ENCODED_TOGETHER = "text_encoder_batch_size"
+
+MANY_CAPTIONS = 500
+"""For which more than one at a time is worth a word."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,18 @@ def _broken_rules(training: Training, say: Say) -> list[str]:
     problems, notes = broken_rules(theirs, datasets, training.job.ranks, options.options, say)
     if problems:
         raise ConfigError(problems, source=training.source)
-    return notes
+    return [*notes, *captions_one_by_one(training)]
+
+
+def captions_one_by_one(training: Training) -> Iterator[str]:
+    """SimpleTuner's default. Ours to advise and not to set: it changes the rounding of embeds."""
+    given = [training.effective, *(dataset.entry for dataset in training.datasets if ENCODED_TOGETHER in dataset.entry)]
+    if any(str(entry.get(ENCODED_TOGETHER)) != "1" for entry in given):
+        return
+    pictures = pictures_of(training).samples
+    if pictures >= MANY_CAPTIONS:
+        words = f"captions of {pictures} pictures are encoded one at a time before the first step"
+        yield f"{words}; {ENCODED_TOGETHER}: 16 encodes so many at once, and changes the rounding of embeds"
 
 
 def check_rank(arguments: Sequence[str], say: Say) -> Checked:

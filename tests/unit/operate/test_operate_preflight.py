@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.cli.main import main
+from simpletuner_gh200.config.datasets import Dataset
 from simpletuner_gh200.config.environment import PLACEMENT
+from simpletuner_gh200.config.training import Training
+from simpletuner_gh200.operate.preflight import captions_one_by_one
 from simpletuner_gh200.upstream import importing
 
 pytestmark = [
@@ -281,3 +284,24 @@ def test_the_doctor_judges_a_configuration_in_the_same_words(run: Run, write: Wr
     (finding,) = [check for check in report["checks"] if check["code"] == "GH401"]
     assert finding["status"] == "fail"
     assert all(problem["message"] in finding["found"] for problem in said)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "values", "entry", "advised"),
+    [
+        (500, {"text_encoder_batch_size": 1}, {}, True),
+        (499, {"text_encoder_batch_size": 1}, {}, False),
+        (500, {"text_encoder_batch_size": "8"}, {}, False),
+        (500, {"text_encoder_batch_size": 1}, {"text_encoder_batch_size": 4}, False),
+        (500, {}, {}, False),
+    ],
+)
+def test_many_captions_one_at_a_time_are_worth_a_word(
+    tmp_path: Path, pictures: int, values: dict[str, Any], entry: dict[str, Any], advised: bool
+) -> None:
+    """Older releases have no such option, so that it has no default."""
+    for number in range(pictures):
+        (tmp_path / f"{number}.png").touch()
+    images = {"id": "a", "type": "local", "dataset_type": "image", "instance_data_dir": str(tmp_path)}
+    training = Training("x", defaults=values, datasets=(Dataset(images), Dataset({"id": "b", **entry})))
+    assert any("text_encoder_batch_size: 16" in note for note in captions_one_by_one(training)) == advised
