@@ -147,11 +147,7 @@ class WeightSettings(PartModel):
     so where the GPU has Grace memory, until a step has shown that HBM has room for all of them."""
     release_weight_files: bool | None = _key(None, "Give back pages of weights files")
     """Give back the memory that files of weights take as page cache, once they were loaded for good: behind each block
-    on its way, the rest before training. Unset: where weights live in Grace."""
-
-    @property
-    def releases_files(self) -> bool:
-        return self.weights != "hbm" if self.release_weight_files is None else self.release_weight_files
+    on its way, the rest before training. Unset: where weights live in Grace, or memory is auto."""
 
 
 class MemorySettings(PartModel):

@@ -112,8 +112,9 @@ def test_without_pages_given_back_weights_still_go_home_one_by_one(run: Any, fil
     assert all(cached >= DEPTH * SIZE for cached, _held in loading.seen)
 
 
-def test_weights_that_stay_with_simpletuner_leave_no_pages_either(run: Any, file: Path) -> None:
-    runtime, loading = run(release_weight_files=True)
+@pytest.mark.parametrize("block", [{"release_weight_files": True}, {"memory": "auto"}])
+def test_weights_that_stay_with_simpletuner_leave_no_pages_either(run: Any, file: Path, block: dict[str, Any]) -> None:
+    runtime, loading = run(**block)
     model = moved(runtime, file, torch.bfloat16)
     assert loading.seen[-1][0] <= MIB
     runtime.call("hooks_ready", runtime.trainer)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.config.blocks import WeightSettings
+from simpletuner_gh200.config.blocks import MemorySettings, WeightSettings
 from simpletuner_gh200.config.settings import Settings
 from simpletuner_gh200.memory.weight_files import give_back, give_back_mapped
 from simpletuner_gh200.seams.feature import Feature, Request
@@ -36,11 +36,9 @@ class LoadingFeature(Feature):
 
     def request(self, settings: Settings, environment: Mapping[str, str]) -> Request:
         part = settings.part(WeightSettings)
-        return "requested" if part.release_weight_files else "off" if part.weights == "hbm" else "auto"
-
-    @property
-    def _releases(self) -> bool:
-        return self.settings.part(WeightSettings).releases_files
+        if part.release_weight_files:
+            return "requested"
+        return "off" if part.weights == "hbm" and not releases(settings) else "auto"
 
     # -- moments ---------------------------------------------------------------------------------------
 
@@ -48,7 +46,7 @@ class LoadingFeature(Feature):
         import torch
 
         self._patches.install(wrap_method(torch.nn.Module, "_apply", self._applied))
-        if self._releases:
+        if releases(self.settings):
             self._file_patches.install(Patch(torch.UntypedStorage, "from_file", self._remembering))
 
     def _remembering(self, original: Any) -> Any:
@@ -103,6 +101,14 @@ class LoadingFeature(Feature):
 
     def summary(self) -> dict[str, Any]:
         return {"files": len(self._files), "given_back_behind_blocks": self._behind_blocks}
+
+
+def releases(settings: Settings) -> bool:
+    """Are files' pages to be given back?"""
+    part = settings.part(WeightSettings)
+    if part.release_weight_files is None:
+        return part.weights != "hbm" or settings.part(MemorySettings).memory == "auto"
+    return part.release_weight_files
 
 
 def denoisers(trainer: Any) -> list[torch.nn.Module]:
