@@ -3,15 +3,14 @@
 Which kind is a pure decision from capabilities, with its reason.
 
 >>> maker = SlabMaker(current(), requested="auto")
+>>> maker.choice                                        # its kind, and why
 >>> slab = maker.make(size, label="latents", shared=True)
->>> maker.records[-1]                                   # what was made, and why
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -26,7 +25,6 @@ logger = logging.getLogger("simpletuner_gh200")
 
 RequestedKind = Literal["auto", "registered", "managed", "host"]
 
-KEPT_RECORDS = 256
 
 MANAGED = (
     "managed slabs are not offered: the CPU also touches cached data, and pages that both sides touch in turn move "
@@ -38,18 +36,6 @@ MANAGED = (
 class SlabChoice:
     kind: SlabKind
     reason: str
-
-
-@dataclass(frozen=True)
-class SlabRecord:
-    """One slab as it was made: for doctor, summary and the curious. Torch's own statistics don't show slabs."""
-
-    label: str
-    size: int
-    kind: SlabKind
-    reason: str
-    binding: str
-    advice: str
 
 
 def why_not_registered(caps: Capabilities) -> str | None:
@@ -75,7 +61,7 @@ def choose_kind(requested: RequestedKind, caps: Capabilities) -> SlabChoice:
 
 
 class SlabMaker:
-    """Makes the slabs of one rank, all of one kind choice. ``records`` are its latest, closed or not."""
+    """Makes the slabs of one rank, all of one kind."""
 
     def __init__(
         self,
@@ -95,12 +81,13 @@ class SlabMaker:
         self.caps = driver.capabilities(ordinal)
         self._near = self.caps.host_node if near is None else near
         self.choice = choose_kind(requested, self.caps)
-        self.records: deque[SlabRecord] = deque(maxlen=KEPT_RECORDS)
         logger.info("gh200: slabs are %s memory: %s", self.choice.kind, self.choice.reason)
 
     def make(self, size: int, *, label: str, shared: bool = False) -> Slab:
         """A slab of exactly ``size`` bytes. ``shared`` puts it behind a memfd for other ranks."""
-        return self._finish(Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label))
+        slab = Slab.shared(size, label=label) if shared else Slab.anonymous(size, label=label)
+        self._bind(slab.region)
+        return self._register(slab)
 
     def prepare(self, fd: int, size: int) -> None:
         """Have the pages of an empty memfd taken from the right memory, whoever writes them; it is ``size`` large then.
@@ -112,42 +99,27 @@ class SlabMaker:
 
     def attach(self, fd: int, size: int, *, label: str) -> Slab:
         """Map what a rank of the node has made, and register this mapping."""
-        return self._finish(Slab.attach(fd, size, label=label), bound="by the rank that made it")
+        return self._register(Slab.attach(fd, size, label=label))
 
-    def _finish(self, slab: Slab, *, bound: str | None = None) -> Slab:
-        try:
-            bound = bound or self._bind(slab.region)
-            choice = self._register(slab)
-        except BaseException:
-            slab.close()
-            raise
-        slab.kind = choice.kind
-        record = SlabRecord(slab.label, slab.size, choice.kind, choice.reason, bound, self._advise(slab))
-        self.records.append(record)
+    def _bind(self, region: Region) -> None:
+        numa.bind(region.address, region.size, near=self._near, device_node=self.caps.device_node)
+
+    def _register(self, slab: Slab) -> Slab:
+        """Let the device know of it, for as long as its memory lives."""
+        if self.choice.kind == "registered":
+            try:
+                self.driver.register_host(slab.address, slab.size, self.ordinal)
+                slab.kind = "registered"
+                slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
+            except DriverError as refused:
+                if self.requested != "auto":
+                    raise
+                logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
+        if slab.kind == "host" or self.caps.host_page_tables:  # else it is pinned, and never moves
+            # The mapping is whole pages, whatever the slab's size: the last one is ours too.
+            page = self.caps.page_size
+            advice.prefer(self.driver, self.caps, (slab.address, -(-slab.size // page) * page), "cpu")
         return slab
-
-    def _bind(self, region: Region) -> str:
-        return numa.bind(region.address, region.size, near=self._near, device_node=self.caps.device_node)
-
-    def _register(self, slab: Slab) -> SlabChoice:
-        if self.choice.kind != "registered":
-            return self.choice
-        try:
-            self.driver.register_host(slab.address, slab.size, self.ordinal)
-        except DriverError as refused:
-            if self.requested != "auto":
-                raise
-            logger.warning("gh200: slab %r stays plain host memory: %s", slab.label, str(refused))
-            return SlabChoice("host", f"registering failed: {refused.message}")
-        slab.region.before_release(partial(_unregister, self.driver, slab.address, self.ordinal, os.getpid()))
-        return self.choice
-
-    def _advise(self, slab: Slab) -> str:
-        if slab.kind == "registered" and not self.caps.host_page_tables:
-            return "pinned memory never moves: none needed"
-        # The mapping is whole pages, whatever the slab's size: the last one is ours too.
-        page = self.caps.page_size
-        return advice.prefer(self.driver, self.caps, (slab.address, -(-slab.size // page) * page), "cpu").reason
 
 
 def _unregister(driver: Driver, address: int, ordinal: int, pid: int) -> None:

@@ -30,11 +30,11 @@ def _kind(kind: RequestedKind, bench: Bench) -> str:
     with maker.make(MIB + 1, label="selftest") as slab:
         slab.array[:] = 7
         expect(slab.size == MIB + 1 and int(slab.array[-1]) == 7, "the slab is not exactly as requested")
-        record, gone = maker.records[0], weakref.ref(slab.region)
+        made, gone = slab.kind, weakref.ref(slab.region)
     del slab
     gc.collect()
     expect(gone() is None, "its memory is still held after closing")
-    return f"{record.kind}: {record.reason}; {record.binding}"
+    return f"{made}: {maker.choice.reason}"
 
 
 # -- copies ------------------------------------------------------------------------------------------------------
