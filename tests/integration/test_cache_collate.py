@@ -74,10 +74,12 @@ def examples_over(folder, vae, text, latent, embed):
     return examples
 
 
-def batches(tmp_path, latent, embed):
-    """(plain, ours, tables' reports) of one batch."""
+def batches(tmp_path, latent, embed, join=None):
+    """(plain, ours, tables' reports) of one batch. ``join``: how the model joins embeds itself."""
     with harness._pinning_stand_in():
         vae, text = harness._caches(tmp_path)
+        if join is not None:
+            collate.StateTracker.get_model().collate_prompt_embeds = join
         examples = examples_over(tmp_path, vae, text, latent, embed)
         wanted = [Wanted("vae", "vae", vae.cache_dir, look_for_nan=True), Wanted("text", "text", text.cache_dir)]
         with opened(wanted) as caches:
@@ -103,6 +105,15 @@ def test_embeds_of_every_form_and_an_empty_caption(tmp_path, kind):
     assert same(plain, ours)
     assert reports["text"]["hits"] == 3 * harness.BATCH
     assert reports["text"]["misses"] == 0
+
+
+def test_a_model_that_joins_embeds_itself_keeps_doing_so(tmp_path):
+    def join(outputs):
+        return {"prompt_embeds": torch.cat([output["prompt_embeds"] * 2 for output in outputs])}
+
+    plain, ours, _ = batches(tmp_path, LATENTS["image"], EMBEDS["plain"], join)
+    assert same(plain, ours)
+    assert "pooled_prompt_embeds" not in ours["text_encoder_output"]
 
 
 def test_latents_of_different_shapes_fail_as_upstream_does(tmp_path):

@@ -118,6 +118,32 @@ def _stack_of(leaves: Sequence[Leaf]) -> _Stack:
     return _Stack(dtype, shape, strides, leaf.count * dtype.itemsize, by_row)
 
 
+def stacked(tensors: Sequence[torch.Tensor], pool: BufferPool, *, joined: bool) -> torch.Tensor | None:
+    """``torch.stack``, or with ``joined`` ``torch.cat`` along the first dimension, into a pooled buffer.
+
+    None where the tensors aren't contiguous CPU tensors alike in shape and dtype: then torch does it.
+    """
+    import torch
+
+    first = tensors[0]
+    plain = all(
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.dtype == first.dtype
+        and tensor.shape == first.shape
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        for tensor in tensors
+    )
+    if not plain or not first.numel() or (joined and first.dim() == 0):
+        return None
+    size = first.numel() * first.itemsize
+    buffer = pool.get(size * len(tensors))
+    copy_rows(address_of(buffer), [tensor.data_ptr() for tensor in tensors], size)
+    rows = torch.from_numpy(buffer).view(first.dtype).view(len(tensors), *first.shape)
+    return rows.flatten(0, 1) if joined else rows
+
+
 Delivery = Callable[[Sequence[Found], Sequence[Leaf]], "torch.Tensor | None"]
 """Given entries and, for each, the tensor in it: what ``torch.stack`` would give. None where it can't."""
 

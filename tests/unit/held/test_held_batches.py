@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from simpletuner_gh200.held import buffers
-from simpletuner_gh200.held.batch import DeviceDelivery, assemble, same_tensor
+from simpletuner_gh200.held.batch import DeviceDelivery, assemble, same_tensor, stacked
 from simpletuner_gh200.held.buffers import SMALLEST, BufferPool
 from simpletuner_gh200.memory.lane import Copier, Lane
 from simpletuner_gh200.seams.features.caches.batch_path import BatchPath
@@ -76,6 +76,26 @@ def test_unlike_tensors_are_not_batched(cache, held):
     assert same_tensor([one.single, other.single]) is None
     assert same_tensor([one.single, inside.single]) is None
     assert same_tensor([one.single, inside.named["latents"]]) is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "joined"), [((1, 77, 64), True), ((77, 64), False), ((64,), False), ((3, 1, 2), True)]
+)
+def test_embeds_are_joined_as_torch_does(shape, joined):
+    tensors = [torch.randn(shape) for _ in range(3)]
+    expected = torch.cat(tensors) if joined else torch.stack(tensors)
+    got = stacked(tensors, BufferPool(), joined=joined)
+    assert torch.equal(got, expected)
+    assert got.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(6)[::2], torch.zeros(3).requires_grad_()],
+    ids=["shape", "dtype", "strides", "grad"],
+)
+def test_what_is_out_of_the_ordinary_is_left_to_torch(odd):
+    assert stacked([torch.zeros(3), odd], BufferPool(), joined=False) is None
 
 
 def test_a_buffer_comes_back_when_the_last_tensor_on_it_is_gone():

@@ -66,6 +66,13 @@ def test_what_upstream_itself_refuses_is_still_refused(path):
         path.check_latent_shapes(refusing, [torch.zeros(1)])
 
 
+def test_embeds_are_left_to_upstream(path, monkeypatch, caplog):
+    monkeypatch.setattr("simpletuner_gh200.seams.features.caches.batch_path.join_embeds", failing)
+    model = SimpleNamespace(collate_prompt_embeds=lambda outputs: {})
+    assert path.collating(model).collate_prompt_embeds([{"prompt_embeds": torch.zeros(1, 2)}]) == {}
+    assert caplog.text.count("SimpleTuner does it itself") == 1
+
+
 def test_an_entry_that_fails_is_read_from_its_file(tmp_path, cache):
     file = tmp_path / "entry.pt"
     torch.save(torch.ones(3), file)

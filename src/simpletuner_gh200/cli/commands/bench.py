@@ -9,8 +9,7 @@ import typer
 from simpletuner_gh200.bench.suite import all_suites, find_suite
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
-from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen, stdout_kept_for_json
-from simpletuner_gh200.operate.preflight import check_installation
+from simpletuner_gh200.cli.terminal import screen, stdout_kept_for_json
 
 
 def bench(
@@ -35,11 +34,8 @@ def bench(
         offered = {name: found.help for name, found in all_suites().items()}
         conclude({"suites": offered}, as_json, lambda: _list(offered))
     else:
-        wanted = find_suite(suite)
-        if wanted.needs_simpletuner:
-            check_installation(say_on_a_terminal)
         with stdout_kept_for_json(as_json):
-            numbers = wanted.run(quick, samples)
+            numbers = find_suite(suite).run(quick, samples)
         conclude(numbers, as_json, lambda: _show(suite, numbers))
 
 

@@ -42,9 +42,20 @@ def _check_latent_shapes(runtime: Runtime, wrapped: Any, instance: Any, args: An
     return path.check_latent_shapes(wrapped, *args, **kwargs)
 
 
+def _compute_prompt_embeddings(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Text embeds are joined in reused memory, unless the model joins them itself."""
+
+    def ours(prompt_entries: Any, text_embed_cache: Any, model: Any) -> Any:
+        path = runtime.batch_path
+        return wrapped(prompt_entries, text_embed_cache, model if path is None else path.collating(model))
+
+    return ours(*args, **kwargs)
+
+
 SEAMS = (
     wrapping("caching.vae_rebuild", _vae_rebuild),
     wrapping("caching.vae_pass", _vae_pass),
     wrapping("collate.compute_latents", _compute_latents),
     wrapping("collate.check_latent_shapes", _check_latent_shapes),
+    wrapping("collate.compute_prompt_embeddings", _compute_prompt_embeddings),
 )

@@ -8,7 +8,8 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from simpletuner_gh200.held.batch import Delivery, same_tensor
+from simpletuner_gh200.held.batch import Delivery, same_tensor, stacked
+from simpletuner_gh200.held.buffers import BufferPool
 from simpletuner_gh200.held.cache import DAMAGED, Found, HeldCache
 from simpletuner_gh200.held.record import copying_maker
 from simpletuner_gh200.held.segment import DamagedEntry
@@ -36,8 +37,13 @@ class BatchPath:
         self._collate = collate
         self._vae_caches = vae_caches
         self._latents = latents
+        self._embeds = BufferPool()
         self._unstacked: dict[int, torch.Tensor] = {}
         """Batches that were handed out as rows, by their address, which no other tensor has while they are here."""
+
+    def collating(self, model: Any) -> Any:
+        """``model`` with upstream's default way of joining embeds done in reused memory: fresh pages cost more."""
+        return _CollatingModel(model, self._embeds)
 
     def compute_latents(self, filepaths: Sequence[str], data_backend_id: str) -> list[Any] | None:
         """The latents of a batch, in upstream's form; None where upstream has to do it."""
@@ -103,13 +109,58 @@ class BatchPath:
         """Upstream's own checks of the samples, but no second look at the bytes and no second stack."""
         import torch
 
-        first = next(iter(self._vae_caches.values())).statistics  # whose batch it was can't be told
-        batch = or_upstream("stacking latents", lambda: self.stack_of(latents), None, first.decline)
+        first = next(iter(self._vae_caches.values()), None)  # whose batch it was can't be told
+        decline = first.statistics.decline if first is not None else lambda _reason: None
+        batch = or_upstream("stacking latents", lambda: self.stack_of(latents), None, decline)
         if batch is None:
             return wrapped(latents, *rest, **options)
         # Stand-ins that pass the checks of content; those of the samples (aspect ratios) are upstream's to make.
         wrapped([torch.empty(0)] * len(latents), *rest, **options)
         return batch.to(self._collate.StateTracker.get_accelerator().device)
+
+
+class _CollatingModel:
+    """Answers like the model. A model with a ``collate_prompt_embeds`` of its own keeps it."""
+
+    def __init__(self, model: Any, pool: BufferPool) -> None:
+        self._model, self._pool = model, pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def collate_prompt_embeds(self, outputs: Any) -> Any:
+        """Empty, so that upstream does it, where that can't be done here."""
+        own = self._model.collate_prompt_embeds(outputs)
+        nothing: dict[str, torch.Tensor] = {}
+        ours = partial(join_embeds, outputs, self._pool)
+        return own if own != {} else or_upstream("joining embeds", ours, nothing, lambda _reason: None)
+
+
+_JOINED = (
+    ("prompt_embeds", "prompt_embeds"),
+    ("pooled_prompt_embeds", "pooled_prompt_embeds"),
+    ("attention_mask", "attention_masks"),
+    ("prompt_attention_mask", "attention_masks"),
+    ("attention_masks", "attention_masks"),
+    ("time_ids", "time_ids"),
+)
+"""What upstream's default collate joins, under which name; a later line replaces an earlier one."""
+
+
+def join_embeds(outputs: Sequence[Any], pool: BufferPool) -> dict[str, torch.Tensor]:
+    """As upstream's default collate does; empty, so that upstream does it, where anything is out of the ordinary."""
+    joined: dict[str, torch.Tensor] = {}
+    for key, name in _JOINED:
+        if key not in outputs[0]:
+            continue
+        tensors = [output.get(key) for output in outputs]
+        if any(tensor is None or tensor.dim() not in (1, 2, 3) for tensor in tensors):
+            return {}
+        whole = stacked(tensors, pool, joined=tensors[0].dim() == 3)
+        if whole is None:
+            return {}
+        joined[name] = whole
+    return joined
 
 
 def _count_what_is_yet_to_be_made(cache: HeldCache, paths: Sequence[str]) -> None:

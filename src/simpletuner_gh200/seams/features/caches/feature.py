@@ -187,7 +187,7 @@ class CachesFeature(Feature):
         if collate is None or not source.on:
             return None
         latents = {dataset: self._held[id(cache.cache)] for cache in found for dataset in cache.latents_of}
-        return BatchPath(collate, latents, self._delivery()) if latents else None
+        return BatchPath(collate, latents, self._delivery())
 
     def _delivery(self) -> Delivery:
         """Copies on a side stream where there is a device and prefetch is on; else batches in CPU memory."""
