@@ -68,19 +68,6 @@ def in_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in written.items())
 
 
-def with_settings(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's ``values`` with ``key`` and ``block.key`` set; nothing that was there is lost."""
-    changed = dict(values)
-    for name, value in settings.items():
-        block, _, key = name.rpartition(".")
-        if block:
-            before = changed.get(block)
-            changed[block] = {**(before if isinstance(before, Mapping) else {}), key: value}
-        else:
-            changed[name] = value
-    return changed
-
-
 def changes(facts: RunFacts, sizes: ModelSizes, machine: Machine) -> list[SettingChange]:
     """Every option by itself, and together only what does not fit alone; what fits first, then the cheapest first.
 

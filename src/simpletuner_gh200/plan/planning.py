@@ -16,7 +16,7 @@ from simpletuner_gh200.errors import GH200Error, RunFailed, UsageError
 from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.plan import text
 from simpletuner_gh200.plan.calibration import calibrated
-from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest, in_words, with_settings
+from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest
 from simpletuner_gh200.plan.deciding import MemoryDecision, decide, decided
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, RunFacts, read_facts, truth
@@ -66,11 +66,6 @@ class Plan:
     @cached_property
     def changes(self) -> list[SettingChange]:
         return changes(self.asked, self.sizes, self.machine)
-
-    @property
-    def advice(self) -> SettingChange | None:
-        """What to change: so that it fits, or so that it is faster."""
-        return fastest(self.changes) if self.fits else cheapest(self.changes)
 
     @property
     def traced_flops(self) -> float | None:
@@ -184,25 +179,6 @@ def keep(plan: Plan, output: Path) -> None:
 
 def kept(output: Path) -> Mapping[str, Any] | None:
     return read_whole(output / FILE)
-
-
-def write_copy(training: Training, settings: Mapping[str, Any]) -> Path:
-    """The configuration with ``settings``, next to it: ``config.json`` as ``config.planned.json``; returns where."""
-    path = training.located.path if training.located is not None else None
-    if path is None:
-        raise UsageError("there is no configuration file to copy", remedy="name one")
-    if path.suffix == ".env":
-        raise UsageError(
-            f"{path}: a plan can't be applied to a .env file, which holds more than we read of it",
-            remedy=f"set there by hand: {in_words(settings)}",
-        )
-    target = path.with_suffix(".planned.json")
-    try:
-        target.write_text(json.dumps(with_settings(training.values, settings), indent=2) + "\n", encoding="utf-8")
-    except OSError as refused:
-        remedy = "copy the configuration to a folder you may write"
-        raise UsageError(f"cannot write {target}: {refused.strerror}", remedy=remedy) from None
-    return target
 
 
 def too_much(values: Mapping[str, Any], machine: Machine) -> str | None:

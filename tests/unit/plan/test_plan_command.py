@@ -70,17 +70,6 @@ def test_exit_code_and_words_say_whether_it_fits(config):
     assert "fits" in run(config, "--machine", "gh200-144", code=0)
 
 
-def test_apply_writes_a_copy_and_the_copy_fits(config):
-    before = config.read_text()
-    told = json.loads(run(config, "--apply", "--json", code=1))
-    assert config.read_text() == before
-    copy = Path(told["applied"])
-    assert copy == config.with_suffix(".planned.json")
-    assert json.loads(copy.read_text())["gh200_optimizations"]["memory"] == "auto"
-    again = json.loads(run(copy, "--json", code=0))
-    assert again["fits"] is True
-
-
 def test_a_page_and_a_drawing_need_nothing_from_elsewhere(config, tmp_path):
     for name in ("plan.html", "plan.svg"):
         run(config, "-o", tmp_path / name, code=1)

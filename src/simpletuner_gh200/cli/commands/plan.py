@@ -36,7 +36,6 @@ def plan(
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks of all nodes. Default: num_processes, or 1.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of all ranks. Default: num_machines.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also draw it: .html or .svg.")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Write the advice into CONFIG.planned.json.")] = False,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Trace a step of a model that is new here.")] = True,
     pictures: Annotated[int | None, typer.Option(min=1, help="Without CONFIG: how many there are.")] = None,
     pixels: Annotated[int, typer.Option(min=64, help="Their edge, and that of what is trained on.")] = 1024,
@@ -56,8 +55,6 @@ def plan(
 
       gh200 plan config/config.json --machine gh200-144 -o plan.html
 
-      gh200 plan config/config.json --machine gh200-96 --apply
-
       gh200 plan config/config.json --machine gh200-96 --ranks 8 --nodes 2
 
       gh200 plan --pictures 1000 --pixels 1024 --model flux --machine gh200-96
@@ -68,7 +65,7 @@ def plan(
     from simpletuner_gh200.operate.preflight import check_installation
     from simpletuner_gh200.plan import question
     from simpletuner_gh200.plan.pictures import as_html, as_svg
-    from simpletuner_gh200.plan.planning import make_plan, write_copy
+    from simpletuner_gh200.plan.planning import make_plan
     from simpletuner_gh200.plan.text import unknown_model
 
     if output is not None and output.suffix.lower() not in {".svg", ".html"}:
@@ -97,16 +94,13 @@ def plan(
         raise unknown
     if output is not None:
         save(as_svg(made) if output.suffix.lower() == ".svg" else as_html(made), output)
-    applied = write_copy(training, made.advice.settings) if apply and made.advice is not None else None
 
     def show() -> None:
         _print(made, screen())
         if output:
             say(f"drawn into {output}")
-        if apply:
-            say(_applied(made, applied))
 
-    conclude({**made.to_json(), "applied": str(applied) if applied else None}, as_json, show, ok=made.fits)
+    conclude(made.to_json(), as_json, show, ok=made.fits)
 
 
 def _machine(name: str | None, output: str) -> Machine:
@@ -137,12 +131,6 @@ def _answer(found: dict[str, Plan], as_json: bool, sized: dict[str, Any]) -> Non
             paragraph(console, f"note: {note}")
 
     conclude({**sized, "machine": made.machine.name, **question.to_json(found)}, as_json, show, ok=made.fits)
-
-
-def _applied(made: Plan, path: Path | None) -> str:
-    if path is not None:
-        return f"written to {path}"
-    return f"nothing to apply: {'it is as fast as it can be' if made.fits else 'no change that we know makes it fit'}"
 
 
 def _print(made: Plan, console: Console) -> None:
