@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from scripts.dev.plan_table import VIDEOS
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.draw import charts
@@ -96,7 +97,7 @@ def fits(kind: str) -> dict[str, dict[str, Fit]]:
     """Model -> machine -> what comes of it. Of files and remembered traces of this machine nothing is taken."""
     found = {}
     for model in json.loads(PUBLISHED.read_text(encoding="utf-8"))["models"]:
-        video = VIDEO if model["family"] in ("wan", "hunyuanvideo", "kandinsky5_video", "ltxvideo2") else {}
+        video = VIDEO if model["family"] in VIDEOS else {}
         names = {"model_family": model["family"], "pretrained_model_name_or_path": model["names"][0]}
         found[model["names"][0]] = _of_one({**COMMON, **KINDS[kind], **names, **video})
     return found

@@ -93,6 +93,26 @@ run it on a GH200 here. A run's log has the rates of your machine, and `gh200 se
 """
 
 
+PUBLISHED_FLOPS, PUBLISHED_TOKENS = 600e12, 4 * 4096
+PUBLISHED_CASES = (
+    ("Qwen3-14B", 14e9, True, "about 600 TFLOPS [1]"),
+    ("GPT-OSS-20B, a mixture of experts", 20e9, False, "about 600 TFLOPS [1]"),
+    ("25 billion parameters", 25e9, True, "the largest that one superchip trains [2]"),
+)
+CASES_PREFACE = """
+## SuperOffload's published cases, by our arithmetic
+
+[SuperOffload](../does-it-help.md) steps on the CPU; ours leaves the step to the GPU, and bytes to the link. One GH200,
+one micro-batch of 4 x 4096 tokens, `adamw_bf16` streamed, weights and gradients in Grace, parameters as the names say.
+*Computing* is 6 operations per parameter and token at the published rate, without checkpointing; the blocks' weights
+(twice) and gradients cross the link beside it, and only the step comes on top. Arithmetic at the rates above: nothing
+of it was measured here, SimpleTuner trains no language models, and activations are not counted.
+
+1. DeepSpeed (GitHub, `deepspeedai/DeepSpeed`): `blogs/deepspeed-superoffload/README.md`
+2. [arXiv 2509.21271](https://arxiv.org/abs/2509.21271), abstract
+"""
+
+
 def optimizers_page() -> str:
     releases = sorted({release for facts in optimizers().values() for release in facts.releases})
     columns = ("optimizer", "bytes per parameter, bf16 / fp32 weights", "born", "passes, read / written")
@@ -106,8 +126,24 @@ def optimizers_page() -> str:
         f"| {' | '.join(columns)} |",
         "|---|---|---|---|---|---|",
         *(optimizer_row(facts) for facts in optimizers().values()),
+        "",
+        *CASES_PREFACE.strip().splitlines(),
+        "",
+        "| full fine-tune | they publish | ours: GB in Grace | computing, s | weights, s | gradients, s | step, s |",
+        "|---|---|---|---|---|---|---|",
+        *(case_row(*case) for case in PUBLISHED_CASES),
     ]
     return "\n".join(lines) + "\n"
+
+
+def case_row(name: str, parameters: float, dense: bool, published: str) -> str:
+    """With two bytes each for weights and gradients; seconds at the rates of a GH200, each thing by itself."""
+    state = optimizers()["adamw_bf16"].bytes_bf16 or 0
+    held = (2 + 2 + state) * parameters
+    computing = f"{6 * parameters * PUBLISHED_TOKENS / PUBLISHED_FLOPS:.2f}" if dense else "–"
+    brought, moved = 2 * 2 * parameters / READ, 2 * parameters / WRITTEN
+    step = seconds_streamed(round(held), READ, WRITTEN)
+    return f"| {name} | {published} | {held / 1e9:.0f} | {computing} | {brought:.2f} | {moved:.2f} | {step:.2f} |"
 
 
 def optimizer_row(facts: OptimizerFacts) -> str:

@@ -19,9 +19,10 @@ from simpletuner_gh200.plan.models import PUBLISHED
 from simpletuner_gh200.plan.models import PUBLISHED_TRACES as DATA
 from simpletuner_gh200.units import GIB
 
+VIDEOS = ("wan", "hunyuanvideo", "kandinsky5_video", "ltxvideo", "ltxvideo2", "sanavideo")
 _VIDEO = (81, 480, 832)
-SHAPES = {**dict.fromkeys(("wan", "hunyuanvideo", "kandinsky5_video", "ltxvideo2"), _VIDEO), "sd1x": (0, 512, 512)}
-TOKENS = {"sd3": 333, "sdxl": 77, "sd1x": 77, "pixart": 300}
+SHAPES = {**dict.fromkeys(VIDEOS, _VIDEO), "sd1x": (0, 512, 512), "sd2x": (0, 768, 768)}
+TOKENS = {"sd2x": 77, "sd3": 333, "sdxl": 77, "sd1x": 77, "pixart": 300}
 
 
 def questions(model: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:

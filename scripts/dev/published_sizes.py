@@ -44,7 +44,9 @@ _HIDREAM: dict[str, Any] = {
 }
 _FOUR_ENCODERS = {"text_encoder": "clip-l", "text_encoder_2": "clip-bigg", "text_encoder_3": "t5-xxl"}
 
+SDXL = "arxiv.org/abs/2307.01952"
 COMPONENTS = {
+    "clip-h": 354_000_000,
     "llama-3.1-8b": 8_030_000_000,
     "mistral-small-3.1-24b": 24_000_000_000,
     "gemma-3-12b": 12_000_000_000,
@@ -145,6 +147,24 @@ MODELS: list[tuple[str, list[str], str, dict[str, Any], dict[str, str], float, s
         *("SanaTransformer2DModel", {}, {"text_encoder": "gemma-2-2b"}, 1.6, SANA),
     ),
     (
+        *("ltxvideo", ["Lightricks/LTX-Video-0.9.5", "Lightricks/LTX-Video"], "LTXVideoTransformer3DModel", {}),
+        *({"text_encoder": "t5-xxl"}, 2, "huggingface.co/Lightricks/LTX-Video"),
+    ),
+    (
+        *("sanavideo", sana("SANA-Video_2B_480p"), "SanaVideoTransformer3DModel", {}),
+        *({"text_encoder": "gemma-2-2b"}, 2, "its name"),
+    ),
+    (
+        *("z_image_omni", ["TONGYI-Lab/Z-Image-Base", "TONGYI-Lab/Z-Image-Edit"], "ZImageTransformer2DModel", {}),
+        *({"text_encoder": "qwen3-4b", "vae": "kl-16"}, 6, "arxiv.org/abs/2511.22699"),
+    ),
+    (
+        *("sd2x", ["stabilityai/stable-diffusion-2-1", "stabilityai/stable-diffusion-2-0"], "UNet2DConditionModel"),
+        {"sample_size": 96, "cross_attention_dim": 1024, "attention_head_dim": [5, 10, 20, 20]}
+        | {"use_linear_projection": True},
+        *({"text_encoder": "clip-h", "vae": "kl-4"}, 0.865, SDXL),
+    ),
+    (
         *("wan", ["Wan-AI/Wan2.2-I2V-A14B-Diffusers"], "WanTransformer3DModel", {"in_channels": 36}),
         *({"text_encoder": "umt5-xxl", "vae": "wan"}, 14, "its name"),
     ),
@@ -162,7 +182,7 @@ def counted(family: str, names: list[str], kind: str, given: dict[str, Any], par
     return {
         "names": names,
         "family": family,
-        "part": "transformer",
+        "part": "unet" if kind.startswith("UNet") else "transformer",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "components": parts,
         "config": {"_class_name": kind, **json.loads(json.dumps(config))},

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from simpletuner_gh200.config.blocks import MemorySettings
 from simpletuner_gh200.config.environment import LIFELINE, local_rank, rank, switched_off, text
 from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.background import left_behind
@@ -67,7 +68,15 @@ def _alone() -> bool:
 def _check(arguments: Sequence[str]) -> None:
     """One rank of a node speaks for all of it."""
     if local_rank() == 0:
-        for note in check_rank(arguments, _tell):
+        checked = check_rank(arguments, _tell)
+        notes = [*checked.notes]
+        if checked.settings.part(MemorySettings).memory == "auto":
+            from simpletuner_gh200.operate import planned
+
+            found = planned.check(checked.training, refuses=False)
+            notes += found.notes
+            os.environ.update(found.environment)
+        for note in notes:
             _tell(note)
 
 

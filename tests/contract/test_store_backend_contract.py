@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
+imageio = pytest.importorskip("imageio")
 local = pytest.importorskip("simpletuner.helpers.data_backend.local", reason="needs SimpleTuner")
 
 from PIL import Image  # noqa: E402
@@ -85,6 +87,18 @@ def test_ours_reads_without_the_disk(folder: Path) -> None:
     assert ours.exists(str(folder / "a.txt"))
     assert ours.read_image(str(folder / "a.png")).size == (40, 30)
     assert torch.equal(ours.torch_load(str(folder / "t.pt"))["x"], torch.arange(6))
+
+
+def test_a_video_is_decoded_without_the_disk(folder: Path) -> None:
+    frames = np.random.default_rng(3).integers(0, 255, (5, 64, 64, 3), np.uint8)
+    imageio.mimwrite(folder / "moving.mp4", list(frames), fps=25)
+    decoded = make("upstream", folder).read_image(str(folder / "moving.mp4"))
+    assert decoded.shape == frames.shape
+    ours = make("ours", folder)
+    open_files = len(os.listdir("/proc/self/fd"))
+    os.rename(folder, folder.with_name("moved"))
+    assert np.array_equal(ours.read_image(str(folder / "moving.mp4")), decoded)
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 def test_read_as_a_file(backend: Any, folder: Path) -> None:

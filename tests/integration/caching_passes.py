@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from simpletuner_gh200.bench.caching_simpletuner import CachingBench, Images, free, noisy
+from simpletuner_gh200.bench.caching_simpletuner import CachingBench, Images, free
 from simpletuner_gh200.caching.workers import WorkerPool
 from simpletuner_gh200.seams.features.caching.feature import TARGET
 
@@ -85,6 +86,15 @@ def damage(folder: Path) -> None:
     (folder / "broken3.jpg").unlink()
 
 
+class HalfStaged:
+    """Every other file is in memory, as a data set's are where it is staged; stock does not ask."""
+
+    def view(self, path: str) -> bytes | None:
+        with suppress(OSError):
+            return Path(path).read_bytes() if sum(path.encode()) % 2 else None
+        return None
+
+
 class Comparison:
     """One case: its pictures are scanned once, and put back before each pass."""
 
@@ -108,9 +118,41 @@ class Comparison:
         bench = CachingBench(self._state, self.sets, noisy, **{**SIZES, **sizes.pop("sizes", {})})
         if during is not None:
             threading.Thread(target=during, args=(bench,), daemon=True).start()
+        for cache in bench.caches.values():
+            cache.image_data_backend.staged = HalfStaged()
         bench.run(pool, **sizes)
         self.last = bench
-        return bench.outcome()
+        return outcome_of(bench)
+
+
+def noisy(pixels: Any) -> Any:
+    """A VAE that draws from a distribution, in the order of its batches."""
+    import torch
+
+    means = torch.nn.functional.avg_pool2d(pixels.float().flatten(0, -4), 8).unflatten(0, pixels.shape[:-3])
+    return means + torch.randn_like(means)
+
+
+def outcome_of(bench: CachingBench) -> dict[str, Any]:
+    """What a pass has left: every tensor, all metadata, which files are there, where the random numbers are."""
+    import torch
+
+    found: dict[str, Any] = {"batches": list(map(list, bench.batches))}
+    for name, cache in bench.caches.items():
+        files = sorted(Path(cache.cache_dir).rglob("*.pt"))
+        found[f"{name} latents"] = {str(path.relative_to(cache.cache_dir)): digest(cache, path) for path in files}
+        metadata = cache.metadata_backend
+        found[f"{name} buckets"] = json.loads(json.dumps(metadata.aspect_ratio_bucket_indices, default=repr))
+        found[f"{name} metadata"] = {path: repr(entry) for path, entry in sorted(metadata.image_metadata.items())}
+        found[f"{name} files"] = sorted(path.name for path in Path(cache.instance_data_dir).iterdir())
+    numbers = repr(random.getstate()).encode() + torch.get_rng_state().numpy().tobytes()
+    found["random numbers"] = hashlib.sha256(numbers).hexdigest()
+    return found
+
+
+def digest(cache: Any, path: Path) -> str:
+    tensor = cache.cache_data_backend.torch_load(str(path))
+    return f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()}"
 
 
 def seed_everything() -> None:
@@ -238,7 +280,7 @@ def interrupted(folder: str) -> None:
     bench = CachingBench(case.folder / "state", case.sets, free, **SIZES)
     with closing(WorkerPool(TARGET, 2)) as pool:
         bench.run(pool, seconds=2.0)
-    outcome = bench.outcome()
+    outcome = outcome_of(bench)
     say(
         written=len(outcome["bench latents"]),
         left_out=not any("05.png" in path for paths in outcome["bench buckets"].values() for path in paths),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 
 import pytest
 
 from simpletuner_gh200 import launch
-from simpletuner_gh200.config.environment import LIFELINE, SWITCH
+from simpletuner_gh200.config.environment import LIFELINE, PLACEMENT, SWITCH
+from simpletuner_gh200.config.files import Located
+from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.errors import ConfigError, Problem
+from simpletuner_gh200.operate.preflight import Checked
 
 
 @pytest.fixture
@@ -17,9 +23,8 @@ def called(monkeypatch):
     for name in (LIFELINE, SWITCH, "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launch, "run_rank", lambda arguments, _say: found.append(("trained", *arguments)) or 0)
-    monkeypatch.setattr(
-        launch, "check_rank", lambda arguments, _say: found.append(("checked", *arguments)) or ("a note",)
-    )
+    passed = Checked(Training("x.json"), resolve({"gh200_optimizations": {"memory": "manual"}}, {}), ("a note",))
+    monkeypatch.setattr(launch, "check_rank", lambda words, _say: found.append(("checked", *words)) or passed)
     return found
 
 
@@ -38,6 +43,18 @@ def test_simpletuners_own_script_is_checked_too(called, monkeypatch, capsys):
     launch.plain()
     assert called == [("checked", "--seed=1"), launch._end_plain, "active"]
     assert capsys.readouterr().err == "gh200: a note\n"
+
+
+def test_the_first_rank_decides_where_nobody_did(called, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv(PLACEMENT, "")
+    file = tmp_path / "config.json"
+    file.write_text('{"model_family": "flux", "gh200_optimizations": {"memory": "auto"}}')
+    training = read_training(Located.at(file), {})
+    passed = Checked(training, training.raise_if_bad())
+    monkeypatch.setattr(launch, "check_rank", lambda words, _say: passed)
+    assert launch.main([]) == 0
+    assert "gh200: memory auto: there is no GPU" in capsys.readouterr().err
+    assert json.loads(os.environ[PLACEMENT])["settings"]
 
 
 @pytest.mark.parametrize("variable", [(LIFELINE, "abc"), (SWITCH, "0"), ("LOCAL_RANK", "1")], ids=lambda v: v[0])

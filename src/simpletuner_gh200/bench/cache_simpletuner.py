@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 from collections.abc import Iterator, Mapping
@@ -25,8 +24,6 @@ DATASET, TEXT = "bench", "bench-text"
 
 def measure_simpletuner(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
     """``samples`` of 512 KB latents and 4 MB text embeds; wall time of ``EPOCHS`` epochs of ``collate_fn``."""
-    if importlib.util.find_spec("simpletuner") is None:
-        return {"samples_per_s_vs_plain": None, "skipped": "SimpleTuner is not installed"}
     os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
     with _pinning_stand_in():
         vae, text = _caches(folder)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import queue
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -32,14 +29,6 @@ class Images:
     """Data sets that follow this one's geometry."""
     scanned: bool = True
     """Whether SimpleTuner looks through it for metadata of its own."""
-
-
-def noisy(pixels: Any) -> Any:
-    """A VAE that draws from a distribution, in the order of its batches."""
-    import torch
-
-    means = torch.nn.functional.avg_pool2d(pixels.float().flatten(0, -4), 8).unflatten(0, pixels.shape[:-3])
-    return means + torch.randn_like(means)
 
 
 def free(pixels: Any) -> Any:
@@ -151,27 +140,6 @@ class CachingBench:
                 self.last = Pass(cache, sys.modules[VAE], pool, ceiling, **options)
                 self.last.run(cache.process_buckets)
         return time.perf_counter() - began
-
-    def outcome(self) -> dict[str, Any]:
-        """What a pass has left: every tensor, all metadata, which files are there, where the random numbers are."""
-        import torch
-
-        found: dict[str, Any] = {"batches": list(map(list, self.batches))}
-        for name, cache in self.caches.items():
-            files = sorted(Path(cache.cache_dir).rglob("*.pt"))
-            found[f"{name} latents"] = {str(path.relative_to(cache.cache_dir)): _digest(cache, path) for path in files}
-            metadata = cache.metadata_backend
-            found[f"{name} buckets"] = json.loads(json.dumps(metadata.aspect_ratio_bucket_indices, default=repr))
-            found[f"{name} metadata"] = {path: repr(entry) for path, entry in sorted(metadata.image_metadata.items())}
-            found[f"{name} files"] = sorted(path.name for path in Path(cache.instance_data_dir).iterdir())
-        numbers = repr(random.getstate()).encode() + torch.get_rng_state().numpy().tobytes()
-        found["random numbers"] = hashlib.sha256(numbers).hexdigest()
-        return found
-
-
-def _digest(cache: Any, path: Path) -> str:
-    tensor = cache.cache_data_backend.torch_load(str(path))
-    return f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()}"
 
 
 class _Model:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from simpletuner_gh200.config.environment import NO_BYTECODE, for_child
+from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config
 from simpletuner_gh200.errors import RunFailed
 from simpletuner_gh200.memory.host import cpu_seconds
 
@@ -80,6 +82,18 @@ class RunServer:
             end = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise RunFailed(f"a run of the benchmark failed (exit code {answer['code']}): {end}")
         return Timed(answer["wall"], answer["cpu"], answer["every"], answer["end"])
+
+    def start(
+        self, project: DemoProject, name: str, marks: Sequence[str], cache_config: Mapping[str, Any] | None
+    ) -> Timed:
+        """A start of ``project``: stock where there is no ``cache_config``, else with it and the data in memory."""
+        shutil.rmtree(project.output, ignore_errors=True)
+        data: dict[str, Any] = {} if cache_config is None else {"type": "in_memory", "in_memory": {}}
+        project.datasets.write_text(json.dumps(dataset_list(project, data)), encoding="utf-8")
+        config = {**training_config(project), "checkpoint_step_interval": 1_000_000}
+        config |= {} if cache_config is None else {"cache_config": dict(cache_config)}
+        project.config.write_text(json.dumps(config), encoding="utf-8")
+        return self.run(project.config, project.folder / f"{name}.log", marks, stock=cache_config is None)
 
     def _answer(self) -> dict[str, Any]:
         assert self._server.stdout is not None

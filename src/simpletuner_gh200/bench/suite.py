@@ -26,6 +26,7 @@ class Suite:
     help: str
     measure: Callable[[bool, int | None], dict[str, Any]]
     takes_samples: bool = False
+    needs_simpletuner: bool = False
 
     def run(self, quick: bool, samples: int | None) -> dict[str, Any]:
         if samples is not None and not self.takes_samples:

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from simpletuner_gh200.memory.mapping import create_memfd
+from simpletuner_gh200.memory.mapping import memfd_of
 from simpletuner_gh200.units import MIB
 
 _LIBRARIES = ("OMP", "OPENBLAS", "MKL", "RAYON")
@@ -108,26 +108,13 @@ def _work(jobs: socket.socket, serve: Serve) -> None:
         try:
             answer, array = serve(job, content)
             if array is not None:
-                fd = _in_shared_memory(array)
+                fd = memfd_of("picture", np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         except Exception as failure:  # noqa: BLE001 - it is no reason to end, and the rank is to know of it
             send(jobs, (repr(failure), REFUSED))
             continue
         send(jobs, (answer, None if array is None else (array.dtype.str, array.shape)), fd=fd)
         if fd is not None:
             os.close(fd)
-
-
-def _in_shared_memory(array: np.ndarray[Any, Any]) -> int:
-    fd = create_memfd("picture", max(array.nbytes, 1))
-    try:
-        # Written, not mapped and copied: that would be a page fault for each page, and costs twice as much.
-        left = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        while len(left):
-            left = left[os.write(fd, left) :]
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 # -- messages, the same both ways ------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ TELEMETRY = "SIMPLETUNER_GH200_TELEMETRY"
 """Records of every step: 1 also of a run with nothing of ours on, 0 of none."""
 
 PLACEMENT = "SIMPLETUNER_GH200_PLACEMENT"
-"""Set by `gh200 train` in every process of a run with `memory: "auto"`: what was decided, as JSON."""
+"""Set before the ranks of a run with `memory: "auto"`, or in the first of a node: what was decided, as JSON."""
 
 LIFELINE = "SIMPLETUNER_GH200_LIFELINE"
 """Set by `gh200 train` in every process of a run: the random part of the name of its socket."""

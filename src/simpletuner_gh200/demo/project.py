@@ -58,10 +58,10 @@ def write_project_in_subprocess(project: DemoProject, blocks: dict[str, Any], da
     write_project(project, blocks=blocks, dataset=dataset)
 
 
-def write_model_in_subprocess(folder: Path) -> Path:
+def write_model_in_subprocess(folder: Path, channels: tuple[int, int] = (16, 32)) -> Path:
     """The tiny model, once, by a process of its own: torch and diffusers stay out of this one."""
     if not (folder / "model_index.json").is_file():
-        code = f"import sys, pathlib, {__name__} as here; here.write_tiny_sdxl(pathlib.Path(sys.argv[1]))"
+        code = f"import sys, pathlib, {__name__} as here; here.write_tiny_sdxl(pathlib.Path(sys.argv[1]), {channels})"
         made = subprocess.run([sys.executable, "-c", code, str(folder)], text=True, capture_output=True)
         if made.returncode:
             raise RunFailed(f"the tiny model could not be made:\n{made.stderr[-2000:]}")

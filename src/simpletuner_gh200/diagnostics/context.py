@@ -16,7 +16,7 @@ from simpletuner_gh200.config.allocator import TorchBuild, find_torch
 from simpletuner_gh200.config.files import Located, find_package
 from simpletuner_gh200.config.training import Training, read_training
 from simpletuner_gh200.memory.driver.interface import Capabilities, Driver
-from simpletuner_gh200.memory.host import cpu_quotas
+from simpletuner_gh200.memory.host import usable_cores
 from simpletuner_gh200.memory.mapping import PAGE
 from simpletuner_gh200.memory.numa import Call, Node, read_nodes, refused_calls
 from simpletuner_gh200.upstream.importing import ImportVerdict, check_import
@@ -158,16 +158,7 @@ class Context:
 
     @cached_property
     def cores(self) -> int:
-        """Cores this process may use: what is online, the cpuset and the cgroup's quota."""
-        listed = re.search(r"^Cpus_allowed_list:\s*(\S+)", self.read("proc/self/status") or "", re.MULTILINE)
-        online = _count_list(listed[1]) if listed else os.cpu_count() or 1
-        return max(1, min([online, *(round(quota) for quota in cpu_quotas(self.root))]))
-
-
-def _count_list(text: str) -> int:
-    """``0-3,8`` -> 5."""
-    ends = [piece.partition("-") for piece in text.split(",")]
-    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+        return usable_cores(self.root)
 
 
 def dotted(version: int) -> str:

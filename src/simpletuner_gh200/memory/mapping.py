@@ -119,6 +119,22 @@ def create_memfd(label: str, size: int = 0, seals: int = 0) -> int:
     return fd
 
 
+def memfd_of(label: str, content: Any) -> int:
+    """A new memfd with the bytes of ``content``, one at least.
+
+    Written, not mapped and copied: that would be a page fault for each page, and costs twice as much.
+    """
+    left = memoryview(content)
+    fd = create_memfd(label, max(len(left), 1))
+    try:
+        while len(left):
+            left = left[os.write(fd, left) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def seal(fd: int, seals: int = CONTENT_SEALS) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 

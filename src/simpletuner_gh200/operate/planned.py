@@ -36,18 +36,18 @@ class PlannedRun:
     """
 
 
-def check(training: Training) -> PlannedRun:
-    """Raises where the run can't fit. Writes nothing."""
+def check(training: Training, *, refuses: bool = True) -> PlannedRun:
+    """Raises where the run can't fit, if it ``refuses``. Writes nothing."""
     try:
-        return _check(training)
+        return _check(training, refuses=refuses)
     except GH200Error:
         raise
     except Exception as mistake:  # noqa: BLE001 - whatever is wrong with the plan, the run may be right
         return PlannedRun((f"`gh200 plan` failed, and the run starts without it: {type(mistake).__name__}: {mistake}",))
 
 
-def _check(training: Training) -> PlannedRun:
-    plan = planning.check_fit(training)
+def _check(training: Training, *, refuses: bool) -> PlannedRun:
+    plan = planning.check_fit(training, refuses=refuses)
     if plan is None:
         return PlannedRun()
     decided = {} if plan.decision is None else {PLACEMENT: json.dumps(plan.decision.to_json())}

@@ -126,11 +126,11 @@ def captions_one_by_one(training: Training) -> Iterator[str]:
         yield f"{words}; {ENCODED_TOGETHER}: 16 encodes so many at once, and changes the rounding of embeds"
 
 
-def check_rank(arguments: Sequence[str], say: Say) -> tuple[str, ...]:
-    """For a rank that nobody checked before, as ``accelerate launch train.py`` starts it; returns what to tell."""
+def check_rank(arguments: Sequence[str], say: Say) -> Checked:
+    """For a rank that nobody checked before, as ``accelerate launch train.py`` starts it."""
     explicit, flags = take(list(arguments), "config")
     checked = check_configuration(explicit=explicit, env_name=None, flags=flags, say=say)
-    return (*checked.notes, *check_seams(checked.settings))
+    return replace(checked, notes=(*checked.notes, *check_seams(checked.settings)))
 
 
 def check_stock(*, explicit: str | None, env_name: str | None, flags: Sequence[str], say: Say) -> Checked:

@@ -153,7 +153,9 @@ def quick_plan(training: Training, machine: Machine) -> Plan:
 # -- before a run ------------------------------------------------------------------------------------------
 
 
-def check_fit(training: Training, *, driver: Driver | None = None, root: Path = Path("/")) -> Plan | None:
+def check_fit(
+    training: Training, *, driver: Driver | None = None, root: Path = Path("/"), refuses: bool = True
+) -> Plan | None:
     """Before a run on this machine: raises where it can't fit, whatever is assumed; None where nothing can be said.
 
     Never refuses on a machine without a GPU: there somebody tries things out.
@@ -163,7 +165,7 @@ def check_fit(training: Training, *, driver: Driver | None = None, root: Path = 
     if not training.values.get("model_family"):
         return None
     plan = quick_plan(training, machine)
-    why = text.refusal(plan) if machine.has_device else None
+    why = text.refusal(plan) if machine.has_device and refuses else None
     if why is not None:
         change = cheapest(plan.changes)
         more = f"{change.text()}; `gh200 plan` has more" if change else "see `gh200 plan CONFIG` for what would fit"

@@ -11,10 +11,7 @@ from simpletuner_gh200.config.environment import PLACEMENT, text
 ORIGIN = "memory: auto"
 """Of a setting that was decided, not given: where it can't work, it is off with the reason."""
 
-_NOT_PLANNED = {
-    "why": "there was no plan, since `gh200 train` did not start this run, or --no-plan was given",
-    "then": list(PLACED),
-}
+_NOT_PLANNED = {"why": "there was no plan: it failed, or --no-plan was given", "then": list(PLACED)}
 
 
 def read_decision() -> dict[str, Any]:

@@ -111,7 +111,6 @@ class Machine:
         self.node(0, "0-71", total=480, free=400)
         self.meminfo(total=480, free=100, available=400)
         self.limits()
-        self.put("proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-71\n")
         self.put("proc/self/cgroup", "0::/\n")
         self.put("sys/fs/cgroup/cpu.max", "max 100000\n")
         self.put("proc/mounts", "shm /dev/shm tmpfs rw,nosuid,size=67108864k 0 0\n")

@@ -86,4 +86,4 @@ def test_without_a_device_every_question_stays_open() -> None:
     found = measure_machine(NullDriver("a test"))
     assert found["link"] == {"h2d": None, "d2h": None}
     assert found["pool"] == {name: {"read": None, "write": None} for name in ("host", "vmm", "managed")}
-    assert found["questions"] == {str(number): None for number in range(1, 8)}
+    assert found["questions"] == {str(number): None for number in range(1, 11)}

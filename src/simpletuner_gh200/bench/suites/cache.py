@@ -146,5 +146,8 @@ def measure_warm_start(folder: Path, count: int, repeats: int) -> dict[str, Any]
 
 
 SUITE = Suite(
-    "cache", "Unified caches: hits, batches, SimpleTuner over them, warm starts, memory held.", measure_caches
+    "cache",
+    "Unified caches: hits, batches, SimpleTuner over them, warm starts, memory held.",
+    measure_caches,
+    needs_simpletuner=True,
 )

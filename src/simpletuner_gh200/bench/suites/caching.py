@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import json
 import os
 import shutil
 import statistics
@@ -20,7 +18,7 @@ from simpletuner_gh200.bench.runs import FIRST_STEP, RunServer, Timed
 from simpletuner_gh200.bench.samples import make_photographs
 from simpletuner_gh200.bench.suite import Suite
 from simpletuner_gh200.caching.workers import WorkerPool
-from simpletuner_gh200.demo.project import DemoProject, dataset_list, training_config, write_project_in_subprocess
+from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess
 from simpletuner_gh200.memory.host import usable_cores
 
 EDGES = {"1MP": 1024, "9MP": 3000}
@@ -30,10 +28,6 @@ REPEATS = 3
 
 
 def measure_caching(quick: bool, samples: int | None) -> dict[str, Any]:
-    if importlib.util.find_spec("simpletuner") is None:
-        nothing = {"images_per_s": None, "vs_stock": None, "cpu_vs_stock": None}
-        rest = dict.fromkeys(("scaling", "first_step_vs_stock", "peak_memory_bytes"))
-        return {"passes": dict.fromkeys(EDGES, nothing), "overlap": {"vs_stock": None}, **rest}
     quiet = {"TQDM_DISABLE": "1", "SIMPLETUNER_LOG_LEVEL": "ERROR"}
     os.environ.update({name: os.environ.setdefault(name, value) for name, value in quiet.items()})
     importlib.import_module("simpletuner.helpers.caching.vae")  # else the first scan pays for it
@@ -132,23 +126,16 @@ def _cold_start(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
     write_project_in_subprocess(project, {}, {})
     make_photographs(project.images, samples, EDGES["1MP"], captions=True)
 
-    def run(server: RunServer, name: str, blocks: dict[str, Any] | None) -> Timed:
-        for made in (project.output, project.folder / "cache"):
-            shutil.rmtree(made, ignore_errors=True)
+    def run(server: RunServer, name: str, cache_config: dict[str, Any] | None) -> Timed:
+        shutil.rmtree(project.folder / "cache", ignore_errors=True)
         for index in project.images.glob("aspect_ratio_bucket_*"):
             index.unlink()
-        data = {} if blocks is None else {"type": "in_memory", "in_memory": {}}
-        project.datasets.write_text(json.dumps(dataset_list(project, data)), encoding="utf-8")
-        config = {**training_config(project), "checkpoint_step_interval": 1_000_000, **(blocks or {})}
-        project.config.write_text(json.dumps(config), encoding="utf-8")
-        return server.run(project.config, project.folder / f"{name}.log", (FIRST_STEP,), stock=blocks is None)
+        return server.start(project, name, (FIRST_STEP,), cache_config)
 
     unified = {"vae_cache_type": "unified_memory", "text_cache_type": "unified_memory", "caching": "parallel"}
     first: Callable[[Timed], float] = lambda timed: timed.wall[FIRST_STEP]  # noqa: E731 - the one number of a run
     with RunServer() as server:
-        rounds = [
-            (run(server, "stock", None), run(server, "ours", {"cache_config": unified})) for _round in range(repeats)
-        ]
+        rounds = [(run(server, "stock", None), run(server, "ours", unified)) for _round in range(repeats)]
     return {
         "first_step_vs_stock": statistics.median(first(ours) / first(stock) for stock, ours in rounds),
         "first_step_s": statistics.median(first(ours) for _stock, ours in rounds),
@@ -161,4 +148,5 @@ SUITE = Suite(
     "The caching pass against stock SimpleTuner's: decoding, overlap with the VAE, a whole cold start.",
     measure_caching,
     takes_samples=True,
+    needs_simpletuner=True,
 )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +13,12 @@ from typing import Any, NamedTuple
 from simpletuner_gh200.bench.runs import FIRST_STEP, STEP, RunServer, Timed
 from simpletuner_gh200.bench.slow_disk import SlowDisk, slow_disk
 from simpletuner_gh200.bench.suite import Suite
-from simpletuner_gh200.demo.project import DemoProject, training_config, write_project_in_subprocess
-from simpletuner_gh200.errors import RunFailed
+from simpletuner_gh200.demo.project import (
+    DemoProject,
+    training_config,
+    write_model_in_subprocess,
+    write_project_in_subprocess,
+)
 from simpletuner_gh200.units import GIB, MIB
 
 RATE = 300e6
@@ -44,9 +45,6 @@ class Loss(NamedTuple):
 
 
 def measure_checkpoints(quick: bool, _samples: int | None) -> dict[str, Any]:
-    if importlib.util.find_spec("simpletuner") is None:
-        nothing = ("stall_vs_stock", "run_vs_stock", "steps_after_vs_plain", "bytes", "drain_gb_per_s", "disk")
-        return dict.fromkeys(nothing)
     with tempfile.TemporaryDirectory(prefix="gh200-bench-") as name:
         folder = Path(name)
         with slow_disk(folder / "disk", RATE, 512 * MIB if quick else 8 * GIB) as disk:
@@ -56,12 +54,7 @@ def measure_checkpoints(quick: bool, _samples: int | None) -> dict[str, Any]:
 def _measure(folder: Path, disk: SlowDisk, quick: bool) -> dict[str, Any]:
     every, repeats = (3, 1) if quick else (EVERY, REPEATS)
     project = DemoProject(folder / "project", steps=every * CHECKPOINTS + every // 2)
-    code = "import sys; from pathlib import Path; from simpletuner_gh200.demo.project import write_tiny_sdxl;"
-    code += "write_tiny_sdxl(Path(sys.argv[1]), (int(sys.argv[2]), int(sys.argv[3])))"
-    channels = map(str, QUICK if quick else WIDE)
-    made = subprocess.run([sys.executable, "-c", code, str(project.model), *channels], capture_output=True, text=True)
-    if made.returncode:
-        raise RunFailed(f"the model could not be made:\n{made.stderr[-2000:]}")
+    write_model_in_subprocess(project.model, QUICK if quick else WIDE)
     write_project_in_subprocess(project, {}, {})
     output = disk.folder / "output"
     losses: dict[str, list[Loss]] = {"stock": [], "behind": []}
@@ -133,4 +126,5 @@ SUITE = Suite(
     "checkpoints",
     "Checkpoints behind the run: time that training loses, against stock on a disk of 300 MB/s.",
     measure_checkpoints,
+    needs_simpletuner=True,
 )

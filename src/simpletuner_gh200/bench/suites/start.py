@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import shutil
 import statistics
 import tempfile
@@ -14,8 +12,7 @@ from typing import Any
 from simpletuner_gh200.bench import filling
 from simpletuner_gh200.bench.runs import FIRST_STEP, RunServer, Timed
 from simpletuner_gh200.bench.suite import Suite, measure
-from simpletuner_gh200.demo import project as demo
-from simpletuner_gh200.demo.project import DemoProject
+from simpletuner_gh200.demo.project import DemoProject, write_project_in_subprocess, write_tiny_images
 from simpletuner_gh200.held.staging import stage
 
 SAMPLES = 2000
@@ -52,19 +49,15 @@ def measure_start(quick: bool, samples: int | None) -> dict[str, Any]:
 def _starts(folder: Path, samples: int, repeats: int) -> dict[str, Any]:
     """``start``, ``captions`` and ``staging``: what a project of so many images takes to start."""
     project = DemoProject(folder, steps=1)
-    installed = importlib.util.find_spec("simpletuner") is not None
-    if installed:
-        demo.write_project_in_subprocess(project, {}, {})
-    demo.write_tiny_images(project.images, count=samples)
-    found: dict[str, Any] = {"staging": {"files_per_s": _staging(project.images, repeats)}, "samples": samples}
-    if not installed:
-        nothing = {"vs_stock": None, "first_step_vs_stock": None}
-        return {**found, "start": dict.fromkeys(VARIANTS, nothing), "captions": {"vs_stock": None}}
+    write_project_in_subprocess(project, {}, {})
+    write_tiny_images(project.images, count=samples)
+    files_per_s = _staging(project.images, repeats)
     with RunServer() as server:
         runs = _run_all(project, server, repeats)
     stock = runs["stock"]
     return {
-        **found,
+        "staging": {"files_per_s": files_per_s},
+        "samples": samples,
         "start": {
             name: {
                 "vs_stock": ratio(runs[name], stock, data_phase),
@@ -90,14 +83,7 @@ def ratio(ours: list[Timed], stock: list[Timed], seconds: Callable[[Timed], floa
 
 def _run_all(project: DemoProject, server: RunServer, repeats: int) -> dict[str, list[Timed]]:
     def run(name: str, block: dict[str, Any] | None) -> Timed:
-        shutil.rmtree(project.output, ignore_errors=True)
-        data = {} if block is None else {"type": "in_memory", "in_memory": {}}
-        project.datasets.write_text(json.dumps(demo.dataset_list(project, data)), encoding="utf-8")
-        config = {**demo.training_config(project), "checkpoint_step_interval": 1_000_000}
-        if block is not None:
-            config["cache_config"] = {**CACHES, **block}
-        project.config.write_text(json.dumps(config), encoding="utf-8")
-        return server.run(project.config, project.folder / f"{name}.log", MARKS, stock=block is None)
+        return server.start(project, name, MARKS, None if block is None else {**CACHES, **block})
 
     run("caches", None)  # SimpleTuner fills its own caches
     packed, unpacked = str(project.folder / "packed"), project.folder / "unpacked"
@@ -123,4 +109,5 @@ SUITE = Suite(
     "Time to the first step against stock SimpleTuner; filling, packs and captions by themselves.",
     measure_start,
     takes_samples=True,
+    needs_simpletuner=True,
 )

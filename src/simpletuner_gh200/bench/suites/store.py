@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import tempfile
@@ -193,8 +192,6 @@ def _resident() -> int:
 
 def measure_simpletuner(folder: Path, count: int, repeats: int) -> dict[str, Any]:
     """Wall time of the scan of every file and of one pass of batched reading."""
-    if importlib.util.find_spec("simpletuner") is None:
-        return {"samples_per_s_vs_local": None, "skipped": "SimpleTuner is not installed"}
     os.environ.setdefault("SIMPLETUNER_LOG_LEVEL", "ERROR")
     paths = make_photographs(folder, count, EDGE)
     dataset = HeldFiles.alone(stage(folder)[0])
@@ -240,5 +237,8 @@ def _scanner(backend: Any) -> Any:
 
 
 SUITE = Suite(
-    "store", "The in-memory dataset: staging, reading, sharing, and SimpleTuner's pipeline over it.", measure_store
+    "store",
+    "The in-memory dataset: staging, reading, sharing, and SimpleTuner's pipeline over it.",
+    measure_store,
+    needs_simpletuner=True,
 )

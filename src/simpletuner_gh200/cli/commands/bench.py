@@ -9,7 +9,8 @@ import typer
 from simpletuner_gh200.bench.suite import all_suites, find_suite
 from simpletuner_gh200.cli.command import AsJson, Command, conclude
 from simpletuner_gh200.cli.tables import paragraph, show_table
-from simpletuner_gh200.cli.terminal import screen, stdout_kept_for_json
+from simpletuner_gh200.cli.terminal import say_on_a_terminal, screen, stdout_kept_for_json
+from simpletuner_gh200.operate.preflight import check_installation
 
 
 def bench(
@@ -34,8 +35,11 @@ def bench(
         offered = {name: found.help for name, found in all_suites().items()}
         conclude({"suites": offered}, as_json, lambda: _list(offered))
     else:
+        wanted = find_suite(suite)
+        if wanted.needs_simpletuner:
+            check_installation(say_on_a_terminal)
         with stdout_kept_for_json(as_json):
-            numbers = find_suite(suite).run(quick, samples)
+            numbers = wanted.run(quick, samples)
         conclude(numbers, as_json, lambda: _show(suite, numbers))
 
 

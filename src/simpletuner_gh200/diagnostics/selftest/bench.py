@@ -1,6 +1,6 @@
 """``gh200 selftest --bench``: the link, the ways to Grace memory, and what nobody here could measure without a GPU.
 
-Seven questions about model state in Grace that only hardware answers. Each answer is a dict of numbers, or None where
+Ten questions about the model in Grace that only hardware answers. Each answer is a dict of numbers, or None where
 this machine can't tell (no device, an emulated one, no CUDA torch); an error of torch's is an answer, too.
 """
 
@@ -168,8 +168,8 @@ def _pool(machine: MachineUnderTest, mechanism: Mechanism | None) -> GracePool |
     return GracePool(mechanism, limit=room, why="the self-test", ordinal=ordinal, node=machine.caps.host_node)
 
 
-def _seconds(lane: Lane, work: Callable[[], Any]) -> float:
-    """Of the best of several, by the device's clock."""
+def best_seconds(lane: Lane, work: Callable[[], Any]) -> float:
+    """Of several times, by the device's clock."""
 
     def once() -> float:
         before = lane.mark()
@@ -177,6 +177,14 @@ def _seconds(lane: Lane, work: Callable[[], Any]) -> float:
         return lane.seconds(before, lane.mark())
 
     return min([once() for _ in range(REPEATS + 1)][1:])
+
+
+def _of_blocks(number: int, machine: MachineUnderTest) -> Answer:
+    """8 to 10: what bringing weights costs."""
+    from simpletuner_gh200.diagnostics.selftest.blocks import QUESTIONS as OF_BLOCKS
+
+    pool = _pool(machine, machine.taken)
+    return None if pool is None else OF_BLOCKS[number](machine.device, pool)
 
 
 def _in_place(machine: MachineUnderTest) -> Answer:
@@ -191,8 +199,8 @@ def _in_place(machine: MachineUnderTest) -> Answer:
         grace = pool.take(torch.empty(SIZE // 4, device=machine.device))
         lane = lanes(machine.device)[0]
         rates[name] = {
-            "read": SIZE / _seconds(lane, grace.sum) / 1e9,
-            "write": SIZE / _seconds(lane, partial(grace.fill_, 1.0)) / 1e9,
+            "read": SIZE / best_seconds(lane, grace.sum) / 1e9,
+            "write": SIZE / best_seconds(lane, partial(grace.fill_, 1.0)) / 1e9,
         }
     return rates or None
 
@@ -215,7 +223,7 @@ def _optimizer_kernels(machine: MachineUnderTest) -> Answer:
         optimizer = torch.optim.AdamW(weights, **{kind: True})
         caught = CaughtOptimizer(optimizer, Keeper(pool, Placement("cpu_first", MIB)))
         caught.step(optimizer.step)
-        size, seconds = caught.tally.bytes, _seconds(lanes(machine.device)[0], optimizer.step)
+        size, seconds = caught.tally.bytes, best_seconds(lanes(machine.device)[0], optimizer.step)
         rates[kind] = {"seconds_per_gib": seconds * GIB / size, "gb_per_s_read_once": size / seconds / 1e9}
     return rates
 
@@ -240,8 +248,8 @@ def _overlap(machine: MachineUnderTest) -> Answer:
         meanwhile()
         lane.wait(ticket)
 
-    alone = _seconds(lane, copy), _seconds(lane, compute)
-    together = _seconds(lane, partial(copy, compute))
+    alone = best_seconds(lane, copy), best_seconds(lane, compute)
+    together = best_seconds(lane, partial(copy, compute))
     return {"overlap": (sum(alone) - together) / min(alone), "copy_gb_per_s": SIZE / alone[0] / 1e9}
 
 
@@ -280,6 +288,7 @@ QUESTIONS: dict[int, Callable[[MachineUnderTest], Answer]] = {
     5: _beside_torch,
     6: _when_grace_is_full,
     7: _first_touch,
+    **{number: partial(_of_blocks, number) for number in (8, 9, 10)},
 }
 
 

@@ -54,7 +54,7 @@ def page(view: RunView, *, title: str) -> str:
 
 
 def _without_secrets(run: Recorded) -> Recorded:
-    return Recorded(run.path, redact(run.start), redact(run.end), run.steps, run.unreadable)
+    return Recorded(run.path, redact(run.start), redact(run.end), run.steps, run.unreadable, redact(run.caching))
 
 
 def summary(view: RunView) -> list[tuple[str, str]]:

@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from simpletuner_gh200.seams.decoding import decode_video
+
 Pixels = np.ndarray[Any, Any]
 
 Companion = Literal["none", "to be resized", "fits"]
@@ -158,7 +160,7 @@ def _read(dataset: PassContext, path: str, content: bytes | None) -> Any:
 
     ending = os.path.splitext(path)[1].lower().strip(".")
     if ending in dataset.video_extensions:
-        return load_video(path)
+        return load_video(path) if content is None else decode_video(content)
     return load_image(path if content is None else content)
 
 

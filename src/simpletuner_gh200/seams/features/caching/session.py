@@ -361,7 +361,7 @@ class Pass:
     def _content(self, path: str) -> Any:
         """Its bytes, where they are in memory; else the worker reads the file."""
         staged = getattr(self._cache.image_data_backend, "staged", None)
-        return b"" if staged is None or self._is_video(path) else (staged.view(path) or b"")
+        return b"" if staged is None else (staged.view(path) or b"")
 
 
 def _ticket_of(path: str, read: Any) -> Ticket:

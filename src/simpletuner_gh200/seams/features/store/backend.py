@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.held.files import HeldFiles
+from simpletuner_gh200.seams.decoding import decode_image, decode_video
 from simpletuner_gh200.telemetry.redact import printable
 
 if TYPE_CHECKING:
@@ -63,10 +64,8 @@ class ServedFromMemory(Local):  # type: ignore[misc]
     def read_image(self, filepath: Any, delete_problematic_images: bool = False) -> Any:
         """As upstream's: None for what is not there, and what does not decode is deleted or raised."""
         path = os.fspath(filepath).replace("\x00", "")
-        if not self._is_still_image(path):
-            return super().read_image(path, delete_problematic_images)
-        upstream = partial(super().read_image, path, delete_problematic_images)
-        return self._decoded(path, lambda view: decode_image(bytes(view)), upstream)
+        decode, upstream = self._decoder(path), partial(super().read_image, path, delete_problematic_images)
+        return upstream() if decode is None else self._decoded(path, decode, upstream)
 
     def torch_load(self, filename: Any) -> Any:
         """As upstream's, which deletes what it can't load: so it is asked about the disk's copy only."""
@@ -111,14 +110,16 @@ class ServedFromMemory(Local):  # type: ignore[misc]
             return
         super().delete(filepath)
 
-    def _is_still_image(self, path: str) -> bool:
-        """Video and sound are decoded by libraries that want a file; they keep upstream's way, from disk."""
+    def _decoder(self, path: str) -> Callable[[memoryview], Any] | None:
+        """None for sound, which is decoded by what its name ends in, by programs of their own too: from disk."""
         from simpletuner.helpers.training import audio_file_extensions, video_file_extensions
 
         ending = os.path.splitext(path)[1].lower().strip(".")
-        if ending in video_file_extensions or ending in audio_file_extensions:
-            return False
-        return "audio" not in str(getattr(self, "dataset_type", "")).lower()
+        if "audio" in str(getattr(self, "dataset_type", "")).lower():
+            return None
+        if ending in video_file_extensions:
+            return decode_video
+        return None if ending in audio_file_extensions else decode_image
 
 
 def _is_on_disk(filepath: Any, content: memoryview) -> bool:
@@ -130,13 +131,6 @@ def _is_on_disk(filepath: Any, content: memoryview) -> bool:
         return True
     except OSError:
         return False
-
-
-def decode_image(content: bytes) -> Any:
-    """Bytes to pixels, exactly as SimpleTuner's own loader gives them."""
-    from simpletuner.helpers.image_manipulation.load import load_image
-
-    return load_image(content)
 
 
 @lru_cache(maxsize=1)
