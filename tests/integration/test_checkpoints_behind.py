@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from simpletuner_gh200.held.saved import memory_folders
+from simpletuner_gh200.telemetry.reading import FILE, Recorded
+from simpletuner_gh200.telemetry.view import RunView
 from simpletuner_gh200.upstream.checkpoints import newest_whole
 from tests.integration.flux_project import FSDP2, SWITCH, FluxWorkbench, launcher_environment
 from tests.integration.workbench import JobResult, probe
@@ -35,7 +38,16 @@ def configure(workbench: Any, blocks: dict[str, Any] | None = None, steps: int =
 def files(output: Path) -> dict[str, bytes]:
     """Of all checkpoints, and what else begins like one."""
     found = (path for folder in output.glob("checkpoint-*") for path in folder.rglob("*"))
-    return {path.relative_to(output).as_posix(): path.read_bytes() for path in found if path.is_file()}
+    return {path.relative_to(output).as_posix(): in_order(path) for path in found if path.is_file()}
+
+
+def in_order(path: Path) -> bytes:
+    """safetensors writes the two lines of its metadata in any order, which no two processes need to agree on."""
+    content = path.read_bytes()
+    if path.suffix != ".safetensors":
+        return content
+    header = 8 + int.from_bytes(content[:8], "little")
+    return json.dumps(json.loads(content[8:header]), sort_keys=True).encode() + content[header:]
 
 
 def same(ours: JobResult, stock: JobResult) -> list[str]:
@@ -54,6 +66,16 @@ def assert_behind(run: JobResult, count: int) -> None:
     assert not [folder for folder in memory_folders() if not folder.locked("owner") and folder.order() is None]
 
 
+def assert_told(run: JobResult) -> None:
+    """Monitor and report: what is safe on the disk, and what it cost."""
+    view = RunView.read(run.output / FILE)
+    first = RunView(Recorded(view.run.path, start=view.run.start, steps=view.run.steps[:1]))
+    assert dict(first.progress())["safe on disk"] == "no checkpoint yet"
+    assert dict(view.progress())["safe on disk"] in ("checkpoint-2", "checkpoint-4"), "the last step is before its own"
+    numbers = dict(view.latest())
+    assert {"lost to checkpoints", "drained to disk behind", "age of the last checkpoint on disk"} <= numbers.keys()
+
+
 @pytest.mark.parametrize("places", WORLDS)
 def test_the_disk_has_stocks_checkpoints_file_by_file_and_a_resume_trains_the_same(workbench, places):
     world, nodes = places
@@ -63,6 +85,7 @@ def test_the_disk_has_stocks_checkpoints_file_by_file_and_a_resume_trains_the_sa
     configure(workbench, BEHIND)
     ours = workbench.train(world=world, nodes=nodes)
     assert_behind(ours, STEPS // EVERY)
+    assert_told(ours)
     assert same(ours, stock) == []
     assert ours.losses == stock.losses and ours.same_lora(stock)
     told = (workbench.project.folder / "script.txt").read_text().split()

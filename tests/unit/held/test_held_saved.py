@@ -336,6 +336,15 @@ def visible(monkeypatch, *places):
     monkeypatch.setattr(saved, "memory_file_systems", lambda: [(place, 1 << 40) for place in places])
 
 
+def test_two_memories_of_one_name_are_told_apart_and_so_are_two_starts_of_a_node(tmp_path):
+    kernel = tmp_path / "proc/sys/kernel/random/boot_id"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("0d2f63d4-0000-4000-8000-000000000000\n")
+    shared, other, again = (saved.memory_id(Path(place)) for place in ("/dev/shm", tmp_path, "/dev/shm/."))
+    assert shared == again != other
+    assert saved.memory_id(Path("/dev/shm"), tmp_path) != shared, "the kernel was started anew"
+
+
 def test_drafts_of_this_memory_that_nobody_goes_on_with_are_cleared(memory, output):
     folder = MemoryFolder.make(memory)
     ours = folder.draft(order_to(output))
