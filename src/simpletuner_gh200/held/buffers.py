@@ -11,6 +11,9 @@ import threading
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import memmove
+from functools import cache
 
 import numpy as np
 
@@ -92,17 +95,69 @@ def _fresh(size: int) -> Region:
     return region
 
 
-def copy_rows(target: int, sources: Sequence[int], size: int, *, skip: int = 0) -> None:
-    """Copy ``size`` bytes from each of ``sources``, one after the other, to ``target``.
+Job = tuple[int, int, int]
+"""(destination, source, size)"""
 
-    In one call, since each gives the interpreter's lock away and takes it back. torch's own thread pool is not used: it
-    hangs in forked children and spins on busy machines. ``skip``: bytes that each begins with and that are not wanted.
+PARALLEL_FROM = 4 << 20
+"""Bytes below which handing out work costs more than it gains."""
+
+PIECE = 1 << 20
+"""Bytes that a thread takes on at a time, at most."""
+
+MOST_THREADS = 8
+
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+
+
+def copy_rows(target: int, sources: Sequence[int], size: int, *, skip: int = 0) -> None:
+    """Copy ``size`` bytes from each of ``sources``, one after the other, to ``target``; returns when all are there.
+
+    One core can't saturate the memory of a machine with many, and ``memmove`` through ctypes lets go of the lock that
+    the interpreter has. torch's own thread pool is not used: it hangs in forked children and spins on busy machines.
+
+    ``skip``: bytes that each of them begins with and that are not wanted.
     """
-    rows = array("Q", sources)
-    library().gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
+    if size * len(sources) < PARALLEL_FROM or (threads := min(MOST_THREADS, _cores())) < 2:
+        rows = array("Q", sources)
+        # In one call: each gives the interpreter's lock away and takes it back.
+        library().gh200_copy_rows(target, rows.buffer_info()[0], len(rows), size, skip)
+        return
+    # Whoever is free takes the next piece: a helper that is late, or never gets a core, is not waited for.
+    waiting = deque(
+        (target + index * size + at, source + skip + at, min(PIECE, size - at))
+        for index, source in enumerate(sources)
+        for at in range(0, size, PIECE)
+    )
+    helping: list[Future[None]] = [_helpers().submit(_copy_some, waiting) for _ in range(threads - 1)]
+    _copy_some(waiting)
+    for one in helping:
+        if not one.cancel():
+            one.result()
 
 
 def address_of(buffer: Bytes) -> int:
     """Where a buffer's bytes are; several times faster than ``buffer.ctypes.data``."""
     address: int = buffer.__array_interface__["data"][0]
     return address
+
+
+def _copy_some(waiting: deque[Job]) -> None:
+    while True:
+        try:
+            target, source, size = waiting.popleft()
+        except IndexError:
+            return
+        memmove(target, source, size)
+
+
+@cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _helpers() -> ThreadPoolExecutor:
+    """One pool per process: the threads of a parent don't exist in its child."""
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():
+        _pool = os.getpid(), ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="gh200-copy")
+    return _pool[1]
