@@ -231,7 +231,7 @@ def test_a_run_is_alive_as_long_as_its_process_is() -> None:
     killed = live(pid=dead.pid)
     assert seen(killed).state == "unseen", "records are fresh: it may be in another container"
     gone = seen(killed, now=time.time() + 600)
-    assert gone.state == "gone" and f"process {dead.pid} is gone" in gone.words
+    assert gone.state == "gone" and f"process {dead.pid} ended without recording it" in gone.words
     assert gone.elapsed == pytest.approx(50, abs=5) and gone.remaining is None
 
 
