@@ -34,7 +34,7 @@ def test_prove_ends_with_rates(
     assert found["ok"], [row for row in found["selftest"]["checks"] if row["status"] == "fail"]
     assert found["emulated"]
     assert found["link"]["h2d"] > 0 < found["link"]["d2h"]
-    assert {"1", "2", "3", "4", "5", "6", "7"} == found["questions"].keys()
+    assert {"1", "2", "3", "4", "5", "6", "7"} <= found["questions"].keys()
     assert found["pool"]["host"]["read"] is not None
     assert calibrate(found, this_machine(driver=driver)) == [], "made-up rates teach a plan nothing"
 
