@@ -17,7 +17,9 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Run = Annotated[
     Path | None,
-    typer.Argument(help="A run: its output folder, project folder or configuration. Default: the newest here."),
+    typer.Argument(
+        help="A run: its output folder, project folder or configuration. Default: the one here, a live one first."
+    ),
 ]
 Configuration = Annotated[Path, typer.Argument(help="Training configuration: JSON, TOML or ENV.")]
 

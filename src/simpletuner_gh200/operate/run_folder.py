@@ -6,6 +6,7 @@ A project is what ``gh200 init`` writes and what SimpleTuner expects: a folder w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from typing import Any
 from simpletuner_gh200.config.files import FILE_NAMES, read_training_config
 from simpletuner_gh200.errors import GH200Error, UsageError
 from simpletuner_gh200.telemetry.reading import FILE, find_telemetry
+from simpletuner_gh200.telemetry.view import RunView
 
 OURS = "gh200"
 """The folder below an output folder that the extension writes to."""
 
 _CACHES = Path(OURS, "cache")
+_LATELY = 300.0
+"""Seconds since its last record within which a run that can't be seen from here is taken for one that goes on."""
 
 
 def output_of(run: Path) -> Path:
@@ -95,7 +99,7 @@ def _is_configuration(file: Path) -> bool:
 
 
 def newest_run(below: Path, depth: int = 4) -> Path:
-    """The telemetry, somewhere below a folder, that was written last.
+    """The telemetry, somewhere below a folder, of the run that goes on; of several or none, what was written last.
 
     What lies in a run's own folder, as a baseline does, is no run by itself.
     """
@@ -105,12 +109,18 @@ def newest_run(below: Path, depth: int = 4) -> Path:
             f"no run with telemetry below {below.absolute()}",
             remedy="name the output_dir of the run, or the folder of its project",
         )
-    return max(found, key=lambda path: path.stat().st_mtime)
+    return max(found, key=lambda path: (_goes_on(path), path.stat().st_mtime))
 
 
 def _runs_below(folder: Path, depth: int) -> list[Path]:
     found = (path for level in range(depth) for path in folder.glob("*/" * level + str(FILE)))
     return [path for path in found if OURS not in path.relative_to(folder).parts[:-2]]
+
+
+def _goes_on(telemetry: Path) -> bool:
+    view = RunView.glance(telemetry.parent.parent)
+    state = view.status().state if view is not None else "gone"
+    return state == "running" or (state == "unseen" and time.time() - telemetry.stat().st_mtime < _LATELY)
 
 
 def run_name(telemetry: Path) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import time
 from pathlib import Path
 
 import pytest
 
 from simpletuner_gh200.errors import UsageError
 from simpletuner_gh200.operate.run_folder import caches_of, configuration_of, newest_run, output_of, telemetry_of
+from simpletuner_gh200.telemetry.sink import JsonLines
 
 
 @pytest.fixture
@@ -30,6 +34,16 @@ def test_a_run_by_any_of_its_names(project: Path, named: str, monkeypatch: pytes
     assert telemetry_of(project / named) == project / "results" / "gh200" / "telemetry.jsonl"
     monkeypatch.chdir(project)
     assert telemetry_of(None).absolute() == telemetry_of(project / named), "or by none"
+
+
+def test_the_run_that_goes_on_comes_before_one_that_ended_later(tmp_path: Path) -> None:
+    for name, records in (("live", [{"pid": os.getpid()}]), ("over", [{"pid": os.getpid()}, {}])):
+        sink = JsonLines(tmp_path / "output" / name / "gh200" / "telemetry.jsonl")
+        for kind, record in zip(("start", "end"), records, strict=False):
+            sink.write({"kind": kind, "time": time.time(), "host": platform.node(), **record})
+    os.utime(tmp_path / "output" / "live" / "gh200" / "telemetry.jsonl", (time.time() - 60,) * 2)
+    assert newest_run(tmp_path) == tmp_path / "output" / "live" / "gh200" / "telemetry.jsonl"
+    assert telemetry_of(tmp_path / "output") == newest_run(tmp_path), "a folder of several outputs"
 
 
 def test_a_baseline_beside_a_run_is_not_the_newest_run(project: Path) -> None:
