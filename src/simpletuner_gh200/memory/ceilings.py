@@ -66,6 +66,8 @@ LOW_SHARE = 0.03
 LOW_AT_MOST = 8 * GIB
 LOW_AT_LEAST = 256 * MIB
 """Of available host memory that a checkpoint in memory leaves to the run."""
+END_SHARE = 0.02
+"""Of a single pool: the point at which nothing responds any more is below it."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,11 @@ def pictures_allowance(limit_gb: float | None, host: HostMemory, ranks: int) -> 
 def low_mark(total: int) -> int:
     """Available memory that counts as low: 3 % of what there is, within bounds that make sense."""
     return min(LOW_AT_MOST, max(LOW_AT_LEAST, int(total * LOW_SHARE)))
+
+
+def end_mark(total: int) -> int:
+    """Available memory of a single pool below which a run ends by itself."""
+    return min(LOW_AT_MOST // 2, max(LOW_AT_LEAST // 2, int(total * END_SHARE)))
 
 
 # -- device memory -----------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ FEATURES: dict[str, FeatureInfo] = {
     "loading": FeatureInfo("models loaded block by block to where they live, their files' pages given back"),
     "weights": FeatureInfo("weights of blocks in Grace, in HBM ahead of their use"),
     "gradients": FeatureInfo("gradients in Grace"),
+    "pressure": FeatureInfo("a run ends before a machine with one memory freezes"),
     "memory": FeatureInfo("everything placed by one setting, and rehearsed"),
 }
 

@@ -11,6 +11,7 @@ from simpletuner_gh200.memory.ceilings import (
     caches_allowance,
     dataset_allowance,
     divide,
+    end_mark,
     low_mark,
     staging_must_stop,
     trial_room,
@@ -52,6 +53,11 @@ def test_in_a_pool_shared_with_the_gpu_datasets_and_caches_leave_it_half_togethe
     assert caches_allowance(None, host(60 * GIB), single_pool=True) == 10 * GIB, "after a dataset took 30"
     assert caches_allowance(None, host(40 * GIB), single_pool=True) == 0
     assert dataset_allowance(80, host(90 * GIB), single_pool=True).size == 80 * GIB, "a limit is the user's word"
+
+
+def test_a_run_ends_before_nothing_responds() -> None:
+    for total in (4 * GIB, 128 * GIB, 480 * GIB):
+        assert 128 * MIB <= end_mark(total) < low_mark(total)
 
 
 def test_caches_of_small_entries_come_first_and_what_is_over_is_room_for_all() -> None:

@@ -108,7 +108,8 @@ def _train(runtime: Runtime, wrapped: Any, instance: Any, args: Any, kwargs: Any
         outcome.interrupt(str(written), TRY_AGAIN)
         raise
     except KeyboardInterrupt:
-        outcome.interrupt_by_user()
+        if outcome.status != "failed":  # else a feature of ours had to end the run, and has said why
+            outcome.interrupt_by_user()
         raise
     except SystemExit as stopped:
         outcome.status, outcome.reason = "interrupted", f"SimpleTuner left with exit code {stopped.code}"
