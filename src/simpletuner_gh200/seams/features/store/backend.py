@@ -10,6 +10,7 @@ import io
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,25 @@ class ServedFromMemory(Local):  # type: ignore[misc]
             logger.warning("gh200: what was staged of %s does not decode; asking the disk: %s", printable(path), broken)
             self.staged.forget(path)
             return upstream()
+
+    def read_image_batch(self, filepaths: Any, delete_problematic_images: bool = False) -> tuple[list[str], list[Any]]:
+        if not isinstance(filepaths, list):
+            raise ValueError(f"read_image_batch takes a list of paths, not {type(filepaths)}")
+        threads = max(1, min(len(os.sched_getaffinity(0)), len(filepaths)))
+        with ThreadPoolExecutor(threads, thread_name_prefix="gh200-decode") as pool:
+            images = list(pool.map(lambda path: self._image_if_any(path, delete_problematic_images), filepaths))
+        read = [(path, image) for path, image in zip(filepaths, images, strict=True) if image is not None]
+        return [path for path, _ in read], [image for _, image in read]
+
+    def _image_if_any(self, path: str, delete_problematic_images: bool) -> Any:
+        try:
+            image = self.read_image(path, delete_problematic_images)
+        except Exception as error:  # noqa: BLE001 - as upstream: one that does not decode is left out of the batch
+            logger.warning("gh200: left out %s, which does not decode: %s", printable(path), error)
+            return None
+        if image is None:
+            logger.warning("gh200: left out %s, which could not be loaded", printable(path))
+        return image
 
     def write(self, filepath: Any, data: Any) -> None:
         self.staged.forget(filepath)
