@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -63,10 +64,14 @@ class StagingPlan:
     recent: list[FileBatch] | None = field(default_factory=list)
     """What was changed just before, to be read later; None when that is now, and what is still changing is left out."""
 
-    @property
-    def since(self) -> int:
-        """Files changed later than this are recent, by the clock of now."""
-        return time.time_ns() - (SETTLED_NS if self.recent is None else RECENT_NS)
+    def lately(self) -> Callable[[Any, Any], Any]:
+        """Of a file's two times, or of many files': was it changed just before now?
+
+        A time to come is no write's, but one that somebody has set: then the other one tells.
+        """
+        now = time.time_ns()
+        since = now - (SETTLED_NS if self.recent is None else RECENT_NS)
+        return lambda mtime_ns, ctime_ns: (ctime_ns > since) | ((since < mtime_ns) & (mtime_ns <= now))
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,9 @@ class BatchStager:
         paths = list(batch.paths())
         if self._reader is None or batch.sizes[0] > BATCH_BYTES:
             return paths
-        since = self._plan.since
+        lately = self._plan.lately()
         files = self._reader.read(batch.folder, batch.names, give_back=self._plan.give_back)
-        recent = np.maximum(files["mtime_ns"], files["ctime_ns"]).astype(np.int64) > since
+        recent = lately(files["mtime_ns"].astype(np.int64), files["ctime_ns"].astype(np.int64))
         if self._plan.recent is not None and recent.any():
             self._plan.recent.append(batch)
             return None
@@ -153,8 +158,8 @@ class BatchStager:
         """One file, of any size; Unstable, and nothing to be found, where it does not hold still."""
         kind = self._kind(path)
         for attempt in range(ATTEMPTS):
-            since, before = self._plan.since, os.fstat(fd)
-            if max(before.st_mtime_ns, before.st_ctime_ns) > since:
+            lately, before = self._plan.lately(), os.fstat(fd)
+            if lately(before.st_mtime_ns, before.st_ctime_ns):
                 if self._plan.recent is None:
                     raise Unstable
                 folder, slash, name = path.rpartition(b"/")

@@ -263,13 +263,31 @@ def test_a_file_that_is_half_written_is_read_when_it_was_left_alone(
     assert [problem.reason for problem in report.problems] == ["unstable"]
 
 
-def test_nobody_waits_for_files_that_nobody_touched_lately(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("dated", [None, 4 * 10**18, -(10**18)], ids=["as written", "to come", "before 1970"])
+def test_nobody_waits_for_files_that_nobody_touched_lately(tmp_path: Path, monkeypatch, dated: int | None) -> None:
+    """Whatever date an archive has given them."""
     fill(tmp_path, {"a.txt": b"old"})
+    if dated is not None:
+        os.utime(tmp_path / "a.txt", ns=(dated, dated))
     later = time.time_ns() + 2 * stager.RECENT_NS
     monkeypatch.setattr("simpletuner_gh200.held.stager.time.time_ns", lambda: later)
     monkeypatch.setattr("simpletuner_gh200.held.staging.time.sleep", lambda _seconds: pytest.fail("waited"))
     dataset, _report = staged(tmp_path)
     assert dataset.view(tmp_path / "a.txt") == b"old"
+
+
+def test_a_file_with_a_date_before_1970_that_is_written_now_is_waited_for(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path, {"a.txt": b"new old!"})
+    os.utime(tmp_path / "a.txt", ns=(-(10**18), -(10**18)))
+    sleep = time.sleep
+
+    def written_to_its_end(seconds: float) -> None:
+        (tmp_path / "a.txt").write_bytes(b"new new!")
+        sleep(seconds)
+
+    monkeypatch.setattr("simpletuner_gh200.held.staging.time.sleep", written_to_its_end)
+    dataset, _report = staged(tmp_path)
+    assert dataset.view(tmp_path / "a.txt") == b"new new!"
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["rewritten", "replaced"])
