@@ -236,7 +236,7 @@ def _check_ramp(model: RampSettings) -> list[tuple[str, str]]:
         return []
     problems = []
     if model.initial_effective_batch_size is None:
-        problems.append(("initial_effective_batch_size", "needed when enable_batch_size_rampup is true, and not set"))
+        problems.append(("initial_effective_batch_size", "not set, and the ramp begins with it"))
     if model.ramp_curve == "stepwise" and model.ramp_increment is None:
         problems.append(("ramp_increment", "needed when ramp_curve is 'stepwise', and not set"))
     return problems

@@ -97,6 +97,17 @@ def read_data(training: Training, *, latent_bytes: int, embed_bytes: int, patien
     )
 
 
+def folders_elsewhere(training: Training) -> list[str]:
+    """Notes on data sets whose files are not on this machine: a plan counts nothing of them."""
+    folders = ((dataset.where, dataset.local_folder) for dataset in _trained(training))
+    return [
+        f"{where}: {str(folder)!r} is not here: its bytes, caches and first start are not counted "
+        "(plan where it is, or ask gh200 plan --pictures N --pixels M how long a first start takes)"
+        for where, folder in folders
+        if folder is not None and not folder.is_dir()
+    ]
+
+
 def _files(folder: Path | None, until: float | None) -> Iterator[tuple[str, int]]:
     """(name, bytes) of every file below ``folder``, as far as one gets by ``until``."""
     if folder is None or not folder.is_dir():

@@ -17,6 +17,7 @@ from simpletuner_gh200.memory.driver.interface import Driver
 from simpletuner_gh200.plan import text
 from simpletuner_gh200.plan.calibration import calibrated
 from simpletuner_gh200.plan.changes import SettingChange, changes, cheapest, fastest
+from simpletuner_gh200.plan.data import folders_elsewhere
 from simpletuner_gh200.plan.deciding import MemoryDecision, decide, decided
 from simpletuner_gh200.plan.evaluation import Evaluated, evaluate
 from simpletuner_gh200.plan.facts import NOT_FOLLOWED, RunFacts, read_facts, truth
@@ -132,6 +133,7 @@ def make_plan(
     notes += [*sharding_notes(facts), *([crowded] if crowded else [])]
     if training.assumed:
         notes.append("SimpleTuner's options can't be read here: what is not set is assumed to be at its usual defaults")
+    notes += folders_elsewhere(training) if pictures is None else []
     asked = facts
     decision, facts = decide(facts, sizes, one) if facts.memory_auto else (None, facts)
     others = on_nodes(lambda count: decided(read_facts(training, ranks=count), sizes, one), sizes, one, job)

@@ -328,6 +328,11 @@ def test_how_long_the_whole_run_is(config, tmp_path):
     assert " of training, " in shown and " before its first step; " in shown
     assert "; 20 steps, 40 samples, 2 passes over the data" in shown
     assert " free here in " in shown, "the disk of the output folder, though the machine is another"
+    noted = make_plan(training_of(config, **data), MACHINES["h100"], trace=False).notes
+    assert not any("is not here: its bytes" in note for note in noted)
+    pictures.rename(tmp_path / "moved")
+    noted = make_plan(training_of(config, **data), MACHINES["h100"], trace=False).notes
+    assert any(f"{str(pictures)!r} is not here: its bytes" in note for note in noted)
 
 
 def test_an_h100_is_not_told_of_grace(config):
@@ -415,6 +420,8 @@ def test_what_does_not_fit_has_no_time():
 
 @pytest.mark.usefixtures("few_options")
 def test_a_question_needs_pictures_and_a_family_that_there_is():
-    for words, named in (((), "--pictures"), (("--pictures", 9, "--model", "nowhere"), "'nowhere'")):
+    both = ("config.json", "--pictures", 9)
+    unknown = ("--pictures", 9, "--model", "nowhere")
+    for words, named in (((), "--pictures"), (both, "together"), (unknown, "'nowhere'")):
         refused = command(*words).exception
         assert isinstance(refused, UsageError) and named in f"{refused} {refused.remedy}"

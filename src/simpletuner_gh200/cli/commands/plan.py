@@ -83,6 +83,9 @@ def plan(
         )
         _answer(found, as_json, sized)
         return
+    if pictures is not None:
+        remedy = "leave one of the two out: the data sets of a configuration say how many there are"
+        raise UsageError(f"--pictures {pictures} together with {config}", remedy=remedy)
     located = locate_training_config({}, explicit=str(config), env_name=None)
     training = read_training(located, os.environ, options=options)
     where = str(training.values.get("output_dir") or ".")
