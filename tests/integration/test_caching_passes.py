@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,14 @@ def from_empty_caches(workbench, *, ours: bool, **how: Any) -> tuple[Any, dict[s
     return run, {path.name: torch.load(gzip.open(path)) for path in sorted(latents.rglob("*.pt"))}
 
 
-def read_kinds(telemetry: Path) -> list[str]:
-    return [json.loads(line)["kind"] for line in telemetry.read_text().splitlines()]
+def read_records(telemetry: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in telemetry.read_text().splitlines()]
+
+
+def described_fields(kind: str) -> set[str]:
+    page = (ROOT / "docs" / "reference" / "telemetry.md").read_text()
+    section = page.partition(f"## `{kind}` records")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -95,6 +102,8 @@ def test_a_run_that_fills_its_caches_trains_as_stock_does(workbench, world: int)
     pictures = [summary["details"]["caching"]["pictures"] for summary in ours.summaries]
     assert pictures == list(map(len, shares))
     assert "gh200: dataset" in ours.log()
-    records = read_kinds(ours.output / FILE)
-    told = records[: records.index("start")]
-    assert set(told) == {"caching"} and len(told) >= 2 and "caching" not in records[len(told) :]
+    records = read_records(ours.output / FILE)
+    kinds = [record["kind"] for record in records]
+    told = kinds[: kinds.index("start")]
+    assert records[0].keys() == described_fields("caching")
+    assert set(told) == {"caching"} and len(told) >= 2 and "caching" not in kinds[len(told) :]
