@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_blocks_that_are_mostly_quantised_are_refused() -> None:
         runtime.call("start", trainer_with(nn.ModuleDict({"blocks": model})))
         with pytest.raises(FeatureUnavailable, match="quantised, and in Wrapped"):
             runtime.call("hooks_ready", trainer_with(nn.ModuleDict({"blocks": model})))
+
+
+def test_gradients_of_a_backward_pass_that_fails_are_at_home_as_well() -> None:
+    runtime, trainer, settled = runtime_with(gradients="grace"), trainer_with(), []
+    gradients = next(one for one in runtime.features if isinstance(one, GradientsFeature))
+    gradients._pooled = SimpleNamespace(settle=lambda: settled.append(True))  # type: ignore[assignment]
+    trainer.accelerator.backward = partial(next, iter(()))
+    gradients.hooks_ready(trainer)
+    with pytest.raises(StopIteration):
+        trainer.accelerator.backward()
+    assert settled == [True]
 
 
 def test_a_budget_of_nothing_is_said() -> None:

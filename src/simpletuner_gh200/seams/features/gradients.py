@@ -63,12 +63,14 @@ class GradientsFeature(Feature):
         self._pooled.install(weight for group in groups for weight in group["params"])
 
     def _backward(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        result = wrapped(*args, **kwargs)
-        if self._pooled is not None:
-            self._pooled.settle()
-            if self._undecided:
-                self._undecided = False
-                self._decide(self._pooled)
+        try:
+            result = wrapped(*args, **kwargs)
+        finally:  # also where memory ran out: a copy under way would come after what is put there next
+            if self._pooled is not None:
+                self._pooled.settle()
+        if self._pooled is not None and self._undecided:
+            self._undecided = False
+            self._decide(self._pooled)
         return result
 
     def _decide(self, pooled: PooledGradients) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import gc
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import MemorySettings, placed_setting
 from simpletuner_gh200.config.settings import Settings
@@ -22,6 +22,9 @@ from simpletuner_gh200.model.refusals import weights_refusal
 from simpletuner_gh200.seams.decided import ORIGIN
 from simpletuner_gh200.seams.feature import Feature, Request
 from simpletuner_gh200.seams.features.weights import room_left
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("simpletuner_gh200")
 
@@ -34,6 +37,8 @@ class MemoryFeature(Feature):
         """Bytes of the largest batch that was rehearsed."""
         self._against: str | None = "training has not begun"
         """Why nothing is rehearsed."""
+        self._awaited = False
+        """Is the next batch one to train on? Evaluations come at the end of a turn."""
         self._rehearsals = 0
         self._moved: list[dict[str, str]] = []
         """In a run, each with the reason."""
@@ -64,9 +69,15 @@ class MemoryFeature(Feature):
         if self._against is not None:
             logger.info("gh200: memory auto: batches are not rehearsed: %s", self._against)
 
+    def turn_began(self) -> None:
+        self._awaited = True
+
     def batch_prepared(self, trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         import torch
 
+        if not self._awaited:
+            return batch
+        self._awaited = False
         size = sum(tensor.nbytes for _keys, tensor in tensors_in(batch))
         if self._against is not None or size <= self._largest or not torch.is_grad_enabled():
             return batch
@@ -82,8 +93,8 @@ class MemoryFeature(Feature):
         while True:
             self._rehearsals += 1
             lacks = _first_of_all(_tried(trainer, batch) or self._too_little_left(trainer))
-            if lacks is None or not self._move_next(trainer, lacks):
-                return
+            if lacks is None or _first_of_all(self._move_next(trainer, lacks)) is None:
+                return  # where one rank could move something, all try again
 
     def _too_little_left(self, trainer: Any) -> str | None:
         """What the first step has measured, with the state that its optimizer is to make."""
@@ -94,7 +105,7 @@ class MemoryFeature(Feature):
         room = room_left(self.runtime)
         return None if room.size else f"the optimizer's state would not fit: {room.why}"
 
-    def _move_next(self, trainer: Any, lacks: str) -> bool:
+    def _move_next(self, trainer: Any, lacks: str) -> str | None:
         device = trainer.accelerator.device.type != "cpu"
         for name in self._decision.get("then", ()):
             settings = placed_setting(name, device=device)
@@ -103,9 +114,9 @@ class MemoryFeature(Feature):
             if self.runtime.switch_on(name, settings, ORIGIN):
                 logger.warning("gh200: memory auto: moved to Grace: %s (%s)", name, lacks)
                 self._moved.append({"what": name, "why": lacks})
-                return True
+                return str(name)
         logger.error("gh200: memory auto: nothing is left that could leave HBM: %s", lacks)
-        return False
+        return None
 
     # -- what it tells ---------------------------------------------------------------------------------
 
@@ -127,24 +138,19 @@ def _tried(trainer: Any, batch: Mapping[str, Any]) -> str | None:
     """Forward and backward of a micro-batch that leave nothing behind; what torch said where memory ran out."""
     import torch
 
-    accelerator, lacks = trainer.accelerator, None
-    trained = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
-    had = [weight.grad is not None for weight in trained]
-    with _same_random_numbers(), ExitStack() as alone:
-        for model in (getattr(trainer.model, name, None) for name in ("model", "controlnet")):
-            if isinstance(model, torch.nn.Module):
-                alone.enter_context(accelerator.no_sync(model))
-        try:
-            again = dict(batch)
-            prediction = trainer.model_predict(prepared_batch=again)
-            loss = trainer.model.loss(prepared_batch=again, model_output=prediction, apply_conditioning_mask=True)
-            accelerator.backward(loss)
-        except torch.OutOfMemoryError as full:
-            lacks = str(full).partition("\n")[0]
-        except Exception as failure:  # noqa: BLE001 - a batch of another kind may train all the same
-            logger.warning("gh200: memory auto: a batch could not be rehearsed: %r", failure)
-    for weight, before in zip(trained, had, strict=True):
-        if not before:
+    found = (getattr(trainer.model, name, None) for name in ("model", "controlnet"))
+    models = [model for model in found if isinstance(model, torch.nn.Module)]
+    optimizers = [trainer.optimizer, getattr(trainer, "sidecar_optimizer", None)]
+    groups = [group["params"] for one in optimizers if one is not None for group in one.param_groups]
+    found_in = (*groups, *(model.parameters() for model in models))
+    trained = {weight for weights in found_in for weight in weights if weight.requires_grad}
+    zeros = {weight for weight in trained if weight.grad is not None}
+    with _same_random_numbers(), _same_statistics(models), ExitStack() as alone:
+        for model in models:
+            alone.enter_context(_alone(trainer.accelerator, model))
+        lacks = _passed(trainer, dict(batch))
+    for weight in trained:
+        if weight not in zeros:
             weight.grad = None
         elif weight.grad is not None:  # at the start of a window it was zero
             weight.grad.zero_()
@@ -154,6 +160,49 @@ def _tried(trainer: Any, batch: Mapping[str, Any]) -> str | None:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     return lacks
+
+
+def _passed(trainer: Any, batch: dict[str, Any]) -> str | None:
+    """The pass itself. What it made is gone when it returns, so that it does not count as the next one's peak."""
+    import torch
+
+    try:
+        prediction = trainer.model_predict(prepared_batch=batch)
+        loss = trainer.model.loss(prepared_batch=batch, model_output=prediction, apply_conditioning_mask=True)
+        trainer.accelerator.backward(loss)
+    except torch.OutOfMemoryError as full:
+        return str(full).partition("\n")[0]
+    except Exception as failure:  # noqa: BLE001 - a batch of another kind may train all the same
+        logger.warning("gh200: memory auto: a batch could not be rehearsed: %r", failure)
+    return None
+
+
+@contextmanager
+def _alone(accelerator: Any, model: torch.nn.Module) -> Iterator[None]:
+    """Without a collective, gradients' or buffers': a rank may run out of memory before it gets there."""
+    synchronised = getattr(model, "require_forward_param_sync", None)
+    if synchronised is not None:  # DistributedDataParallel's, which ``no_sync`` sets only after a forward pass
+        vars(model)["require_forward_param_sync"] = False
+    try:
+        with accelerator.no_sync(model):
+            yield
+    finally:
+        if synchronised is not None:
+            vars(model)["require_forward_param_sync"] = synchronised
+
+
+@contextmanager
+def _same_statistics(models: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """What a forward pass counts in buffers, as BatchNorm does; matrices among them are constants or weights."""
+    import torch
+
+    kept = [(buffer, buffer.clone()) for model in models for buffer in model.buffers() if buffer.ndim <= 1]
+    try:
+        yield
+    finally:
+        for buffer, before in kept:
+            if not buffer.is_meta and not torch.equal(buffer, before):
+                buffer.copy_(before)
 
 
 @contextmanager
