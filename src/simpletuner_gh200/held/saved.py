@@ -19,6 +19,7 @@ for all, and each leaves a list of its files beside it (``.part1``) when they ar
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -39,11 +40,15 @@ from typing import Any
 from simpletuner_gh200.config.environment import LIFELINE, for_child
 from simpletuner_gh200.memory.host import ROOT
 from simpletuner_gh200.telemetry.sink import write_whole
+from simpletuner_gh200.units import MIB
 
 PATIENCE = 600.0
 """Seconds for which a disk may refuse before a checkpoint is given up."""
 
 OWNER, DRAINER, ORDER, TOLD = "owner", "drainer", "order.json", "told.json"
+
+SPARE = MIB // 4
+"""Bytes that ``owner`` holds for what is said of a checkpoint, however full others have made the memory meanwhile."""
 
 CLAIM = Path("gh200", "saves.json")
 """In an output folder: the run whose checkpoints it takes. A folder that was made anew has none, or another."""
@@ -108,7 +113,13 @@ class MemoryFolder:
         folder = cls(place)
         folder._own = os.open(unlocked / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(folder._own, fcntl.LOCK_EX)
-        unlocked.rename(place)
+        try:
+            os.posix_fallocate(folder._own, 0, SPARE)
+            unlocked.rename(place)
+        except OSError:
+            folder.leave()
+            shutil.rmtree(unlocked)
+            raise
         return folder
 
     _own: int | None = None
@@ -180,6 +191,8 @@ class MemoryFolder:
         self.tell(told)
         (self.path / ORDER).unlink(missing_ok=True)
         shutil.rmtree(self.path / order.source, ignore_errors=True)
+        with suppress(OSError), (self.path / OWNER).open("r+b") as owner:
+            os.posix_fallocate(owner.fileno(), 0, SPARE)
 
     def remove(self) -> None:
         self.leave()
@@ -188,6 +201,7 @@ class MemoryFolder:
     def leave(self) -> None:
         """To the drainer, which clears it when it is done."""
         if self._own is not None:
+            fcntl.flock(self._own, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
             os.close(self._own)
             self._own = None
 
@@ -220,8 +234,14 @@ class MemoryFolder:
         return found
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        partial = self.path / f".{name}.{os.getpid()}"
-        partial.write_text(json.dumps(content), encoding="utf-8")
+        partial, words = self.path / f".{name}.{os.getpid()}", json.dumps(content)
+        try:
+            partial.write_text(words, encoding="utf-8")
+        except OSError as full:
+            if full.errno != errno.ENOSPC:
+                raise
+            os.truncate(self.path / OWNER, 0)
+            partial.write_text(words, encoding="utf-8")
         partial.replace(self.path / name)
 
 

@@ -218,6 +218,37 @@ def test_a_full_disk_keeps_what_is_there_and_is_given_up_when_patience_ends(memo
     folder.remove()
 
 
+FULL_MEMORY = """
+import errno, sys
+from pathlib import Path
+from simpletuner_gh200.held import drain
+from simpletuner_gh200.held.saved import MemoryFolder, Order
+memory, output = map(Path, sys.argv[1:])
+folder = MemoryFolder.make(memory)
+for name in ("checkpoint-7", "checkpoint-8"):
+    (folder.path / name).mkdir()
+    (folder.path / name / "model.bin").write_bytes(name.encode() * 30000)
+    try:
+        with open(memory / "others", "wb", buffering=0) as other:
+            while other.write(bytes(4096)):
+                pass
+    except OSError as full:
+        assert full.errno == errno.ENOSPC
+    folder.give(Order(name, str(output / name), 0.0))
+    assert drain.main([str(folder.path)]) == 0
+    assert folder.order() is None and not folder.told().given_up
+    (memory / "others").unlink()
+"""
+
+
+def test_a_memory_that_others_have_filled_still_gets_its_checkpoints_to_the_disk(memory, output):
+    code = [sys.executable, "-c", FULL_MEMORY, memory, output]
+    ended = subprocess.run([*small_disk(memory, 2048), *code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    found = {path.name: (path / "model.bin").read_text() for path in output.iterdir()}
+    assert found == {name: name * 30000 for name in ("checkpoint-7", "checkpoint-8")}
+
+
 def test_a_disk_that_refuses_once_in_a_while_and_gets_further_is_not_given_up(memory, output, monkeypatch):
     """Patience is with a disk that takes nothing more: a large checkpoint may need longer than that."""
     folder = MemoryFolder.make(memory)
@@ -548,6 +579,15 @@ def test_locks_tell_who_lives_and_not_process_numbers(memory):
     folder.remove()
     assert list(memory.iterdir()) == []
     assert not folder.locked(OWNER)
+
+
+def test_one_that_was_left_is_nobodys_though_a_child_of_its_owner_lives(memory):
+    """Forked by a data loader, say: it has all that was open then."""
+    folder = MemoryFolder.make(memory)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[folder._own]):
+        folder.leave()
+        assert not folder.locked(OWNER)
+    folder.remove()
 
 
 # -- what memory, links and others may do to it ------------------------------------------------------------
