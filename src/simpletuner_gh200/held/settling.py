@@ -30,7 +30,7 @@ from simpletuner_gh200.held.saved import (
 )
 
 _NAME = re.compile(
-    rf"{re.escape(DRAFT)}(checkpoint-\d+(?:-rolling)?)-((.+)-([\da-f]+\.[\da-f]+)-(\d+-\d+))(?:\.old|\.part\d+)?"
+    rf"{re.escape(DRAFT)}(checkpoint-\d+(?:-rolling)?)-((.+)-([\da-f]+\.[\da-f]+)-(\d+-\d+))(?:\.old|\.part\d+(?:\.\d+)?)?"
 )
 
 QUIET = 60.0

@@ -54,7 +54,7 @@ def keep_in_checkpoints(accelerator: Any, name: str, save: Save, load: Load) -> 
 
 
 def from_main_process(accelerator: Any, ask: Callable[[], T]) -> T:
-    """What ``ask`` gives in the main process, in every rank; every rank raises what it raises there. Collective."""
+    """What ``ask`` gives in the main process, in every rank; where that or a disk fails, all fail. Collective."""
     if accelerator.num_processes == 1:
         return ask()
     from accelerate.utils import broadcast_object_list
@@ -65,6 +65,8 @@ def from_main_process(accelerator: Any, ask: Callable[[], T]) -> T:
             shared[0] = ask()
         except GH200Error as failure:
             shared[1] = failure.message, failure.remedy
+        except OSError as failure:
+            shared[1] = str(failure), None
     broadcast_object_list(shared)
     answer, failed = shared
     if failed is not None:

@@ -389,6 +389,9 @@ def test_drafts_of_this_memory_that_nobody_goes_on_with_are_cleared(memory, outp
     (lost,) = settle(output, print)
     assert f"{NAME} was on its way from the memory of {os.uname().nodename}, and its writer is gone" in lost
     assert [path.name for path in output.iterdir()] == [NAME]
+    beside(ours, "part1.4711").write_text("{")  # of a list that was not finished
+    assert settle(output, print) == []
+    assert [path.name for path in output.iterdir()] == [NAME]
 
 
 def test_a_copy_from_another_memory_is_waited_for_while_it_grows(memory, output, another_memory, monkeypatch):

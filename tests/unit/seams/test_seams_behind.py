@@ -302,3 +302,11 @@ def test_what_is_drafted_in_memory_is_linked_into_the_checkpoint_and_the_rest_is
     assert not (memory / "checkpoint-3" / "config.json").samefile(elsewhere / "config.json")
     links.rmtree(str(memory / "temporary-3"))
     assert (memory / "checkpoint-3" / "ema" / "ema.pt").read_bytes() == b"new"
+
+
+def test_an_output_folder_that_can_not_be_settled_is_an_answer_to_the_ranks_that_wait(output, monkeypatch):
+    def refuse(*_arguments, **_options):
+        raise PermissionError(errno.EACCES, "Permission denied", "draft")
+
+    monkeypatch.setattr(behind, "settle", refuse)
+    assert "Permission denied" in BehindFeature()._make_folder(Trainer(output)).refused

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simpletuner_gh200.errors import RunFailed
-from simpletuner_gh200.seams.checkpoints import keep_in_checkpoints, read_state
+from simpletuner_gh200.seams.checkpoints import from_main_process, keep_in_checkpoints, read_state
 from simpletuner_gh200.upstream.checkpoints import OURS as FILE_NAME
 
 
@@ -38,6 +38,22 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     load([], str(tmp_path))
     assert seen == [None, {"step": 3}], "a checkpoint without the file loads as empty"
     assert json.loads((tmp_path / FILE_NAME).read_text()) == {"version": 1, "ramp": {"step": 3}}
+
+
+@pytest.mark.parametrize("failure", [RunFailed("damaged"), PermissionError(13, "damaged")], ids=["ours", "a disk's"])
+def test_what_fails_in_the_main_process_is_told_to_the_ranks_that_wait(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> None:
+        raise failure
+
+    told: list[list[object]] = []
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", told.append)
+    ranks = Hooks()
+    ranks.num_processes = 2
+    with pytest.raises(RunFailed, match="damaged"):
+        from_main_process(ranks, ask)
+    assert told == [[None, (str(failure), None)]]
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

@@ -174,8 +174,11 @@ class BehindFeature(Feature):
         """This node's, once the memory that the dead have left there is free; ``first`` is the first node's."""
         output = Path(trainer.config.output_dir)
         until = None if first is None else 0.0  # what an earlier run has saved gets there before this one claims it
-        for words in settle(output, lambda words: logger.info("gh200: %s", words), until=until):
-            logger.warning("gh200: %s", words)
+        try:
+            for words in settle(output, lambda words: logger.info("gh200: %s", words), until=until):
+                logger.warning("gh200: %s", words)
+        except OSError as refused:  # the other ranks wait for an answer
+            return Place(refused=str(refused))
         self._size = checkpoint_bytes(trainer)
         place = place_for(self._size, memory_file_systems())
         if place is None:
@@ -188,7 +191,7 @@ class BehindFeature(Feature):
             if first is None:
                 claim(output, folder.run)
             self._disk = output.stat().st_dev
-        except OSError as refused:  # the other ranks wait for an answer
+        except OSError as refused:
             return Place(refused=str(refused))
         return Place(str(folder.path), folder.run)
 
