@@ -275,7 +275,7 @@ def run_of(model: nn.Module, **block: Any) -> tuple[Runtime, WeightsFeature]:
         ),
         config=SimpleNamespace(optimizer="adamw_bf16"),
         model=SimpleNamespace(model=model),
-        optimizer=SimpleNamespace(param_groups=[{"params": [getattr(model, "leaf", torch.empty(1))]}]),
+        optimizer=SimpleNamespace(param_groups=[{"params": [getattr(model, "leaf", torch.empty(1))]}], state={}),
     )
     runtime, feature = Runtime(Launch()), WeightsFeature()
     runtime.features = (LoadingFeature(), feature)

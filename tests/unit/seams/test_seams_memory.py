@@ -16,6 +16,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from simpletuner_gh200.config.settings import resolve
+from simpletuner_gh200.errors import MemoryRoomError
 from simpletuner_gh200.memory.ceilings import Allowance
 from simpletuner_gh200.seams.decided import ORIGIN
 from simpletuner_gh200.seams.features import memory
@@ -28,6 +29,7 @@ class Trainer:
         self.net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
         self.aside = torch.nn.Parameter(torch.ones(4))
         self.fails, self.drawn = fails, []
+        self.failure: Exception = torch.OutOfMemoryError("planted")
         self.made: list[weakref.ref[torch.Tensor]] = []
         self.config = SimpleNamespace()
         self.model = SimpleNamespace(model=self.net, loss=self._loss)
@@ -44,7 +46,7 @@ class Trainer:
     def _full(self, where: str) -> None:
         if self.fails and self.fails[0] == where:
             self.fails.pop(0)
-            raise torch.OutOfMemoryError("planted")
+            raise type(self.failure)(*self.failure.args)
 
     def model_predict(self, prepared_batch: Any) -> torch.Tensor:
         self.drawn.append((random.random(), numpy.random.rand(), float(torch.rand(1))))
@@ -129,6 +131,34 @@ def test_only_a_larger_batch_at_the_start_of_a_window_is_rehearsed() -> None:
     with torch.no_grad():
         prepare(feature, trainer, 9)
     assert feature.telemetry()["rehearsals"] == 2
+
+
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
+def test_memory_that_a_library_lacks_moves_something_as_well(words: str) -> None:
+    trainer, rank = Trainer(fails=["forward"]), Rank()
+    trainer.failure = RuntimeError(words)
+    prepare(feature_of(rank, trainer), trainer)
+    assert rank.on == ["state"]
+
+
+def test_only_a_failure_of_the_batch_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, rank = Trainer(fails=["forward"]), Rank()
+    trainer.failure = ValueError("another kind")
+    prepare(feature_of(rank, trainer), trainer)
+    assert not rank.on and "could not be rehearsed: ValueError('another kind')" in caplog.text
+    trainer = Trainer(fails=["forward"])
+    trainer.failure = MemoryRoomError("a feature's")
+    with pytest.raises(MemoryRoomError):
+        prepare(feature_of(rank, trainer), trainer)
+
+
+def test_the_peak_is_that_of_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, rank = Trainer(fails=["backward"]), Rank()
+    passes: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: passes.append(len(trainer.drawn)))
+    prepare(feature_of(rank, trainer), trainer)
+    assert passes == [0, 1]
 
 
 def test_what_a_failed_rehearsal_made_is_gone_before_the_peak_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:

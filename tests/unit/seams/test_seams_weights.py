@@ -14,7 +14,9 @@ from simpletuner_gh200.config.settings import resolve
 from simpletuner_gh200.errors import ConfigError, FeatureUnavailable
 from simpletuner_gh200.memory.driver import detect
 from simpletuner_gh200.memory.driver.interface import NullDriver
+from simpletuner_gh200.memory.pool.pool import Share
 from simpletuner_gh200.seams.feature import Feature
+from simpletuner_gh200.seams.features import weights
 from simpletuner_gh200.seams.features.gradients import GradientsFeature
 from simpletuner_gh200.seams.features.weights import WeightsFeature
 from simpletuner_gh200.seams.runtime import Launch, Runtime
@@ -81,6 +83,27 @@ def test_gradients_of_a_backward_pass_that_fails_are_at_home_as_well() -> None:
     with pytest.raises(StopIteration):
         trainer.accelerator.backward()
     assert settled == [True]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_state_that_is_there_is_counted_once(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.AdamW([weight])
+    for _ in range(steps):
+        weight.sum().backward()
+        optimizer.step()
+    for counted, size in (("memory_allocated", 5000), ("max_memory_allocated", 9000), ("memory_reserved", 9000)):
+        monkeypatch.setattr(torch.cuda, counted, lambda _ordinal, size=size: size)
+    monkeypatch.setattr(weights, "automatic_budget", lambda **given: given)
+    runtime = runtime_with()
+    runtime.trainer.optimizer = optimizer
+    runtime.grace.pool = SimpleNamespace(ordinal=0, share=Share)  # type: ignore[assignment]
+    room: Any
+    with detect.using(NullDriver("a test")):
+        monkeypatch.setattr(NullDriver, "memory_info", lambda _driver, _ordinal: (1000, 20000))
+        room = weights.room_left(runtime)
+    born = 0 if steps else 8000
+    assert (room["peak"], room["at_step"]) == (9000 + born, 9000 + born)
 
 
 def test_a_budget_of_nothing_is_said() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpletuner_gh200.config.blocks import MemorySettings, placed_setting
 from simpletuner_gh200.config.settings import Settings
+from simpletuner_gh200.errors import GH200Error
 from simpletuner_gh200.memory.nested import tensors_in
 from simpletuner_gh200.model.refusals import weights_refusal
 from simpletuner_gh200.seams.decided import ORIGIN
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger("simpletuner_gh200")
+
+_FULL = ("out of memory", "_ALLOC_FAILED")
+"""Of errors of CUDA and its libraries, which take their own memory past torch's allocator."""
 
 
 class MemoryFeature(Feature):
@@ -145,6 +149,8 @@ def _tried(trainer: Any, batch: Mapping[str, Any]) -> str | None:
     found_in = (*groups, *(model.parameters() for model in models))
     trained = {weight for weights in found_in for weight in weights if weight.requires_grad}
     zeros = {weight for weight in trained if weight.grad is not None}
+    if torch.cuda.is_initialized():  # the peak of loading and caching is none of training's
+        torch.cuda.reset_peak_memory_stats()
     with _same_random_numbers(), _same_statistics(models), ExitStack() as alone:
         for model in models:
             alone.enter_context(_alone(trainer.accelerator, model))
@@ -158,7 +164,6 @@ def _tried(trainer: Any, batch: Mapping[str, Any]) -> str | None:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
     return lacks
 
 
@@ -170,9 +175,12 @@ def _passed(trainer: Any, batch: dict[str, Any]) -> str | None:
         prediction = trainer.model_predict(prepared_batch=batch)
         loss = trainer.model.loss(prepared_batch=batch, model_output=prediction, apply_conditioning_mask=True)
         trainer.accelerator.backward(loss)
-    except torch.OutOfMemoryError as full:
-        return str(full).partition("\n")[0]
+    except GH200Error:  # a feature has to end the run
+        raise
     except Exception as failure:  # noqa: BLE001 - a batch of another kind may train all the same
+        said = str(failure).partition("\n")[0]
+        if isinstance(failure, torch.OutOfMemoryError) or any(words in said for words in _FULL):
+            return said
         logger.warning("gh200: memory auto: a batch could not be rehearsed: %r", failure)
     return None
 

@@ -216,7 +216,8 @@ def room_left(runtime: Runtime) -> Allowance:
     facts = optimizers().get(str(getattr(trainer.config, "optimizer", "")))
     each = facts.bytes_per_parameter(kind) if facts is not None else None
     born = 2 * size if each is None else round(each * count)
-    in_hbm = 0 if runtime.settings is not None and runtime.settings.part(StateSettings).use_uvm else born
+    there = bool(trainer.optimizer.state)  # from a checkpoint or from steps before: it is in what was measured
+    in_hbm = 0 if there or (runtime.settings is not None and runtime.settings.part(StateSettings).use_uvm) else born
     now = max(torch.cuda.memory_allocated(ordinal) - in_grace.allocated, 0)
     return automatic_budget(
         total=total,
