@@ -141,6 +141,7 @@ def drain(folder: MemoryFolder, order: Order, *, begun: bool = False) -> int:
             _list(draft, order, files)
         else:
             _await(draft, order, lambda: [part for part in range(1, order.parts) if not _is_there(draft, part)])
+            _check_still(order, draft, files)
             _rename(draft, target)
     if order.part > 0:
         _await(draft, order, lambda: [0] if _listed(draft, order.part) is not None else [])
@@ -163,6 +164,14 @@ def _check_place(order: Order) -> None:
         if nearest.stat().st_dev == order.disk:
             raise Late(f"{output} is no longer the folder of the run that saved it")
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(output))
+
+
+def _check_still(order: Order, draft: Path, files: dict[str, os.stat_result]) -> None:
+    """Whoever took this drainer for dead, while it stood still, has cleared the draft; what is missing comes again."""
+    _check_place(order)
+    for name, found in files.items():
+        if stat.S_ISREG(found.st_mode) and (draft / name).stat().st_size != found.st_size:
+            raise OSError(f"{draft / name} was changed by somebody else")
 
 
 def _is_done(files: dict[str, os.stat_result], source: Path, draft: Path, order: Order, *, begun: bool) -> bool:

@@ -116,9 +116,9 @@ def _of_elsewhere(draft: Draft, say: Callable[[str], None], until: float | None)
         if followed is not None:
             return followed
     goes = draft.path.is_dir()
-    _clear(draft)
-    if goes:
+    if goes:  # before it is cleared: a writer that only stood still begins no other
         disclaim(draft.path.parent, draft.run)
+    _clear(draft)
     whose = f"{draft.name} was on its way from the memory of {draft.node}"
     return [f"{whose}, and its writer is gone: its partial copy on disk is deleted"] if goes else []
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from simpletuner_gh200.held import drain as drain_module
 from simpletuner_gh200.held import saved, settling
 from simpletuner_gh200.held.drain import carry_out, drain
 from simpletuner_gh200.held.saved import DRAINER, OWNER, MemoryFolder, Order, beside, claim, place_for
@@ -269,6 +270,29 @@ def test_a_disk_that_refuses_once_in_a_while_and_gets_further_is_not_given_up(me
     folder.remove()
 
 
+@pytest.mark.parametrize("disclaimed", [False, True])
+def test_a_draft_that_somebody_cleared_meanwhile_is_never_given_the_name(memory, output, monkeypatch, disclaimed):
+    """By whoever took its writer for dead, which only stood still: clearing stops at what was written just then."""
+    folder = MemoryFolder.make(memory)
+    expected = filled(folder)
+    claim(output, folder.run)
+    synced, cleared = drain_module._synced, []
+
+    def clear_then_sync(place):
+        if not cleared:
+            cleared.append((folder.draft(order) / "model.safetensors").unlink())
+            if disclaimed:
+                saved.disclaim(output, folder.run)
+        synced(place)
+
+    monkeypatch.setattr(drain_module, "_synced", clear_then_sync)
+    order = order_to(output, run=folder.run, disk=output.stat().st_dev, patience=0.3)
+    told = carry_out(folder, order)
+    assert told.given_up == disclaimed and (not disclaimed or "no longer the folder of the run" in told.failing)
+    assert contents(output / NAME) == ({} if disclaimed else expected)
+    folder.remove()
+
+
 def test_what_is_given_up_leaves_no_memory_and_says_why(memory, output):
     output.rmdir()
     folder = MemoryFolder.make(memory)
@@ -423,8 +447,10 @@ def test_one_that_no_longer_grows_is_left_out_said_so_and_never_comes_late(memor
     drainer.wait()
     folder.leave()
     visible(monkeypatch, memory)
+    clear, claims = settling._clear, []
+    monkeypatch.setattr(settling, "_clear", lambda draft: (claims.append(saved.claimed(output)), clear(draft)))
     (lost,) = settle(output, print)
-    assert "and its writer is gone" in lost
+    assert "and its writer is gone" in lost and claims == [None], "a writer that only stood still can't begin anew"
     assert list(output.glob(".gh200-draining-*")) == []
 
     (output / NAME).mkdir()
