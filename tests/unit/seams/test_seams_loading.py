@@ -16,6 +16,7 @@ from simpletuner_gh200.memory.driver.interface import NullDriver
 from simpletuner_gh200.memory.weight_files import give_back, give_back_mapped
 from simpletuner_gh200.seams.features.loading import LoadingFeature
 from simpletuner_gh200.seams.features.weights import WeightsFeature
+from simpletuner_gh200.seams.patch import wrap_method
 from simpletuner_gh200.seams.runtime import Runtime
 from tests.page_cache import cached_bytes, settled
 from tests.unit.seams.test_seams_weights import runtime_with
@@ -132,6 +133,25 @@ def test_weights_that_somebody_else_looks_at_keep_their_pages(run: Any, file: Pa
     model.to(torch.bfloat16)
     assert loading.seen[0][0] >= SIZE
     assert all(map(torch.equal, kept, before))
+
+
+def test_what_was_written_to_mapped_weights_stays_written(run: Any, file: Path) -> None:
+    """Pages of a private mapping that were changed are nowhere else: only those of a block that has moved may go."""
+    runtime, loading = run(weights="grace")
+    model = runtime.trainer.model.model = loaded(file)
+    changed = {name: value.add_(1).clone() for name, value in model.state_dict().items()}
+    applied, seen = loading._applied, []
+
+    def compared(*given: Any) -> Any:
+        result = applied(*given)
+        seen.append(all(torch.equal(value, changed[name].to(value)) for name, value in model.state_dict().items()))
+        return result
+
+    loading._patches.remove()
+    loading._patches.install(wrap_method(nn.Module, "_apply", compared))
+    model.to("cpu")
+    assert seen and all(seen), "also of the blocks that wait, whose pages are those of the same mapping"
+    assert loading.summary()["given_back_behind_blocks"] > 0.9 * DEPTH * SIZE
 
 
 def test_only_private_mappings_of_the_files_named_are_given_back(file: Path, tmp_path: Path) -> None:
