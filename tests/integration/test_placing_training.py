@@ -7,8 +7,10 @@ import pytest
 from simpletuner_gh200.config.files import Located
 from simpletuner_gh200.config.training import read_training
 from simpletuner_gh200.operate import planned
+from simpletuner_gh200.telemetry.reading import read_run
 from tests.integration.test_weights_training import FULL
 from tests.integration.workbench import JobResult, probe
+from tests.telemetry_page import undescribed
 
 SMALL = {"uvm_min_tensor_kb": 0, "activation_min_tensor_kb": 0}
 AUTO = {"gh200_optimizations": {"memory": "auto", **SMALL}}
@@ -49,6 +51,7 @@ def test_what_the_launcher_decided_is_what_every_rank_does(workbench, world: int
     assert len(found["memory"]["settings"]) == len(decided)
     at_work(found, decided)
     assert "memory auto: there is no GPU" in run.log()
+    assert [undescribed(record) for record in read_run(run.output).steps] == [[]] * run.summaries[0]["global_step"]
 
 
 @pytest.mark.parametrize(("world", "kind"), [(1, FULL), pytest.param(2, {}, marks=pytest.mark.one_release("4."))])

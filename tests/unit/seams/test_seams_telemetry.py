@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,26 +20,9 @@ from simpletuner_gh200.seams.loop import LoopWatch
 from simpletuner_gh200.seams.runtime import Launch, Runtime
 from simpletuner_gh200.telemetry.reading import read_run
 from simpletuner_gh200.upstream.features import ON
+from tests.telemetry_page import undescribed
 
 VALUES = {"train_loss": 0.5, "learning_rate": 1e-4}
-
-
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "telemetry.md"
-
-
-def undescribed(record: Mapping[str, Any]) -> list[str]:
-    """The paths in a record that the reference page has no row for; a ``*`` there stands for any name."""
-    section = PAGE.read_text().partition(f"## `{record['kind']}` records")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
-    return [path for path in paths(record) if not any(fnmatchcase(path, row) for row in rows)]
-
-
-def paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from paths(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}"
 
 
 class Talkative(Feature):
