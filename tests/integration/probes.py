@@ -164,10 +164,13 @@ def slow_queues(record: Record) -> None:
 def breaking_images(record: Record) -> None:
     """Images break between SimpleTuner's own look at them and the staging, which goes on while training runs."""
 
+    broken = b"no image any more"
+
     def stage(original, self, batch):
-        for path in map(os.fsdecode, batch.paths()):
-            if path.endswith(".png"):
-                Path(path).write_bytes(b"no image any more")
+        for file in map(Path, map(os.fsdecode, batch.paths())):
+            # Once: what is written again and again is left to the disk.
+            if file.suffix == ".png" and file.read_bytes() != broken:
+                file.write_bytes(broken)
         original(self, batch)
 
     while_staging(stage)
