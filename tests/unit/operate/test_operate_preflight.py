@@ -183,7 +183,7 @@ def test_everything_that_is_wrong_comes_at_once(write: Write, run: Run) -> None:
         "--sed=1",
     )
     assert shown.count("\n  - ") == 11, shown
-    for place in ("initial_effective_batch_size: needed", "ramp_curve: 'cubic'"):
+    for place in ("initial_effective_batch_size: not set", "ramp_curve: 'cubic'"):
         assert f"gh200_optimizations.{place}" in shown
 
 
